@@ -1,0 +1,49 @@
+# Everything runs from a virtual environment that these targets make for themselves.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CODE := airflow_provider_statecheck tests dags scripts benchmarks
+
+.PHONY: help demo test soak check fmt bench bench-quick clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+
+$(READY): pyproject.toml constraints.txt scripts/preflight
+	@sh scripts/preflight $(PYTHON)
+	@echo "Setting up $(VENV) (a few minutes at the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
+	@$(BIN)/python scripts/demo.py
+
+test: $(READY) ## Run the tests
+	@$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+
+soak: $(READY) ## Run the long tests
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+check: $(READY) ## Lint, format, types, layers, spelling
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/codespell
+
+fmt: $(READY) ## Format the code
+	@$(BIN)/ruff check --fix --quiet $(CODE) || true
+	@$(BIN)/ruff format $(CODE)
+
+bench: $(READY) ## Measure against the peers; ONLY=S1,D1 for a part
+	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
+
+bench-quick: $(READY) ## The same with small sizes
+	@$(BIN)/python -m benchmarks.run --quick $(if $(ONLY),--only $(ONLY))
+
+clean: ## Remove what these targets made
+	@rm -rf $(VENV) .demo .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -1,0 +1,1 @@
+"""What a checkpoint is and how it lives. Standard library only."""

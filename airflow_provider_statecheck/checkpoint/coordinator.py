@@ -1,0 +1,312 @@
+"""
+The checkpoint coordinator: it keeps nothing in memory.
+
+Each call begins a transaction of its job with a write, applies one transition to the rows, commits, and answers with the
+effects that the rows then allow. There is no daemon and no timer: expiry is judged at each call from the rows' times.
+The model is Apache Flink's ``CheckpointCoordinator``.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import timedelta
+
+from airflow_provider_statecheck.checkpoint import registration, transitions
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fence import require_current, require_running
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
+from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness, UnknownLiveness
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AcknowledgeResult,
+    AttemptGrant,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.validation import require_valid
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    ConcurrentAttemptError,
+    InvalidConfigurationError,
+)
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointCoordinator:
+    """
+    Decides when a snapshot is a completed checkpoint and what a new attempt restores.
+
+    It is a ``CheckpointCoordinatorGateway`` itself: in process, no more is needed.
+
+    :param store: The rows.
+    :param liveness: Who knows whether another task still runs.
+    """
+
+    def __init__(self, store: JobStore, liveness: TaskLiveness | None = None) -> None:
+        self._store = store
+        self._liveness = liveness or UnknownLiveness()
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """
+        Fence all earlier attempts of the operator and say what to restore.
+
+        :raises InvalidConfigurationError: for a setting out of range.
+        :raises ConcurrentAttemptError: if another task that still runs holds the operator.
+        :raises NoRestorableCheckpointError: if there was state and none of it is left.
+        """
+        require_valid(request)
+        self._refuse_rival(request)
+        with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
+            grant = registration.register(tx, request)
+        log.info(
+            "Job %s operator %s: attempt %s registered for %s (%s)",
+            request.job_name,
+            request.uid,
+            grant.attempt.epoch,
+            request.owner.label,
+            grant.start_reason,
+        )
+        return grant
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """
+        Record what was restored; candidates that could not be no longer count towards retention.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises CheckpointNotFoundError: if the checkpoint is not a completed one of this operator.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            restored = _require_restorable(tx, attempt, request.checkpoint_id)
+            for skipped in request.skipped:
+                row = _require_restorable(tx, attempt, skipped.checkpoint_id)
+                tx.update_checkpoint(
+                    replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED
+                )
+            if restored.unusable_reason is not None:
+                tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
+            tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """
+        Draw the id of a new checkpoint; the same request key gives the same one.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            transitions.expire(tx, attempt.operator_id)
+            known = tx.checkpoint_by_request(request.request_key)
+            checkpoint = known or _new_checkpoint(tx, attempt, request.request_key)
+            if known is None:
+                tx.add_checkpoint(checkpoint)
+        return PendingCheckpoint(
+            checkpoint_id=checkpoint.checkpoint_id,
+            location=checkpoint.location,
+            triggered_at=checkpoint.triggered_at,
+            expires_at=checkpoint.expires_at,
+        )
+
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+        """
+        Complete a checkpoint, abort older pending ones, subsume what falls out of retention.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            transitions.expire(tx, attempt.operator_id)
+            reply = _acknowledge(tx, attempt, request)
+        if reply.result is AcknowledgeResult.SUCCESS:
+            log.info(
+                "Checkpoint %s of attempt %s completed: %s bytes new, %s in all",
+                request.checkpoint_id,
+                attempt.epoch,
+                request.state_size_bytes,
+                request.full_size_bytes,
+            )
+        return reply
+
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
+        """
+        Abort a pending checkpoint of this attempt; any other is left as it is.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
+            if checkpoint is not None and checkpoint.status is CheckpointStatus.PENDING:
+                transitions.abort(tx, checkpoint, request.reason, request.message)
+            return transitions.effects_of(tx, attempt.operator_id)
+
+    def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
+        """
+        Abort a pending checkpoint from outside the stage.
+
+        :return: Whether it was pending.
+        """
+        with self._store.transaction(job_id) as tx:
+            checkpoint = tx.checkpoint(checkpoint_id)
+            if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
+                return False
+            transitions.abort(tx, checkpoint, reason, message)
+            return True
+
+    def expire(self, job_id: JobId) -> None:
+        """Abort every pending checkpoint of a job whose time is over."""
+        operators = self._store.describe(job_id).operators
+        with self._store.transaction(job_id) as tx:
+            for operator in operators:
+                transitions.expire(tx, operator.operator_id)
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """
+        Record that the bytes of subsumed or aborted checkpoints are gone.
+
+        :raises StaleAttemptError: if it was an attempt that deleted and a newer one has registered.
+        """
+        with self._store.transaction(request.job_id) as tx:
+            if request.attempt is not None:
+                require_current(tx, request.attempt)
+            for checkpoint_id in request.checkpoint_ids:
+                transitions.discarded(tx, checkpoint_id)
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """
+        Close an attempt: its pending checkpoints are aborted and its pins end.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
+        if request.status not in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
+            raise InvalidConfigurationError(
+                f"Expected an attempt to end as finished or failed, found {request.status!r}."
+            )
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            if attempt.status is AttemptStatus.RUNNING:
+                reason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND
+                transitions.abort_pending(tx, attempt.operator_id, reason)
+                tx.save_attempt(
+                    replace(attempt, status=request.status, ended_at=tx.now, message=request.message[:2000])
+                )
+            return transitions.effects_of(tx, attempt.operator_id)
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self._store.jobs()
+
+    def describe(self, job_id: JobId) -> JobView:
+        """
+        Return all that is kept of a job.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        return self._store.describe(job_id)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest completed checkpoint of an operator, ``None`` if it has none."""
+        rows = self._store.describe(job_id).of_operator(operator_id)
+        completed = [c for c in rows if c.is_restorable]
+        return completed[-1] if completed else None
+
+    def _refuse_rival(self, request: RegisterAttempt) -> None:
+        # Asked before the transaction: nothing foreign may run while a row is locked.
+        rival = self._running_attempt(request)
+        if rival is None or rival.owner.logical_task == request.owner.logical_task:
+            return
+        if self._liveness.is_running(rival.owner):
+            raise ConcurrentAttemptError(
+                f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {rival.owner.label}; "
+                f"{request.owner.label} was refused. Give one of the two tasks another uid.",
+                uid=request.uid,
+            )
+
+    def _running_attempt(self, request: RegisterAttempt) -> AttemptRecord | None:
+        try:
+            view = self._store.describe(job_id_of(request.job_name))
+        except CheckpointNotFoundError:
+            return None
+        operator_id = operator_id_of(request.uid)
+        mine = [a for a in view.attempts if a.operator_id == operator_id and a.status is AttemptStatus.RUNNING]
+        return mine[-1] if mine else None
+
+
+def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: str) -> CheckpointRecord:
+    checkpoint_id = tx.draw_checkpoint_id()
+    return CheckpointRecord(
+        job_id=attempt.job_id,
+        checkpoint_id=checkpoint_id,
+        operator_id=attempt.operator_id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        status=CheckpointStatus.PENDING,
+        request_key=request_key,
+        location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
+        triggered_at=tx.now,
+        expires_at=tx.now + timedelta(seconds=attempt.checkpoint_timeout_seconds),
+    )
+
+
+def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+    checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
+    result = _outcome(checkpoint)
+    if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
+        checkpoint = transitions.complete(tx, checkpoint, request)
+        _make_newest(tx, attempt, request.checkpoint_id)
+    return AcknowledgeReply(
+        result=result, effects=transitions.effects_of(tx, attempt.operator_id), checkpoint=checkpoint
+    )
+
+
+def _outcome(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
+    if checkpoint is None:
+        return AcknowledgeResult.UNKNOWN
+    if checkpoint.status is CheckpointStatus.PENDING:
+        return AcknowledgeResult.SUCCESS
+    if checkpoint.status is CheckpointStatus.ABORTED:
+        return AcknowledgeResult.DISCARDED
+    return AcknowledgeResult.DUPLICATE
+
+
+def _make_newest(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> None:
+    reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
+    transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: c.checkpoint_id < checkpoint_id)
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained)
+
+
+def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord | None:
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or (checkpoint.operator_id, checkpoint.epoch) != (attempt.operator_id, attempt.epoch):
+        return None
+    return checkpoint
+
+
+def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord:
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or checkpoint.operator_id != attempt.operator_id or not checkpoint.is_restorable:
+        raise CheckpointNotFoundError(
+            f"Expected checkpoint {checkpoint_id} to be a completed one of this operator in job {tx.job.name!r}, "
+            f"found {checkpoint.status.value if checkpoint else 'none'}; restore from a candidate of the grant.",
+            checkpoint_id=checkpoint_id,
+        )
+    return checkpoint

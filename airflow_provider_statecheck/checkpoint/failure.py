@@ -1,0 +1,76 @@
+"""Why a checkpoint was not taken: Flink's reasons, with their text and whether they happen before any task saw it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CheckpointFailureReason(StrEnum):
+    """The reason of an aborted or refused checkpoint."""
+
+    PERIODIC_SCHEDULER_SHUTDOWN = "periodic_scheduler_shutdown"
+    TOO_MANY_CHECKPOINT_REQUESTS = "too_many_checkpoint_requests"
+    TOO_MANY_CONCURRENT_CHECKPOINTS = "too_many_concurrent_checkpoints"
+    MINIMUM_TIME_BETWEEN_CHECKPOINTS = "minimum_time_between_checkpoints"
+    NOT_ALL_REQUIRED_TASKS_RUNNING = "not_all_required_tasks_running"
+    IO_EXCEPTION = "io_exception"
+    BLOCKING_OUTPUT_EXIST = "blocking_output_exist"
+    TRIGGER_CHECKPOINT_FAILURE = "trigger_checkpoint_failure"
+    CHECKPOINT_EXPIRED = "checkpoint_expired"
+    CHECKPOINT_SUBSUMED = "checkpoint_subsumed"
+    CHECKPOINT_DECLINED = "checkpoint_declined"
+    CHECKPOINT_DECLINED_TIME_OUT = "checkpoint_declined_time_out"
+    CHECKPOINT_DECLINED_TASK_NOT_READY = "checkpoint_declined_task_not_ready"
+    CHECKPOINT_DECLINED_TASK_CLOSING = "checkpoint_declined_task_closing"
+    CHECKPOINT_DECLINED_TASK_NOT_CHECKPOINTING = "checkpoint_declined_task_not_checkpointing"
+    CHECKPOINT_DECLINED_SUBSUMED = "checkpoint_declined_subsumed"
+    CHECKPOINT_DECLINED_ALIGNMENT_LIMIT_EXCEEDED = "checkpoint_declined_alignment_limit_exceeded"
+    CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "checkpoint_declined_on_cancellation_barrier"
+    CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "checkpoint_declined_input_end_of_stream"
+    CHECKPOINT_ASYNC_EXCEPTION = "checkpoint_async_exception"
+    TASK_CHECKPOINT_FAILURE = "task_checkpoint_failure"
+    TASK_FAILURE_DURING_CHECKPOINT = "task_failure_during_checkpoint"
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "unknown_task_checkpoint_notification_failure"
+    FINALIZE_CHECKPOINT_FAILURE = "finalize_checkpoint_failure"
+    CHECKPOINT_COORDINATOR_SHUTDOWN = "checkpoint_coordinator_shutdown"
+    CHECKPOINT_COORDINATOR_SUSPEND = "checkpoint_coordinator_suspend"
+    JOB_FAILURE = "job_failure"
+    JOB_FAILOVER_REGION = "job_failover_region"
+
+    @property
+    def is_pre_flight(self) -> bool:
+        """Tell whether the failure came before any task saw the checkpoint."""
+        return self in _PRE_FLIGHT
+
+    @property
+    def is_tolerated_silently(self) -> bool:
+        """Tell whether the failure counts nothing towards the tolerable number of failures."""
+        return self not in _COUNTED
+
+    @property
+    def message(self) -> str:
+        """Return the reason as words."""
+        return self.value.replace("_", " ").capitalize()
+
+
+_PRE_FLIGHT = frozenset(
+    {
+        CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN,
+        CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS,
+        CheckpointFailureReason.TOO_MANY_CONCURRENT_CHECKPOINTS,
+        CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS,
+        CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING,
+        CheckpointFailureReason.IO_EXCEPTION,
+        CheckpointFailureReason.BLOCKING_OUTPUT_EXIST,
+    }
+)
+_COUNTED = frozenset(
+    {
+        CheckpointFailureReason.IO_EXCEPTION,
+        CheckpointFailureReason.CHECKPOINT_EXPIRED,
+        CheckpointFailureReason.CHECKPOINT_DECLINED_TIME_OUT,
+        CheckpointFailureReason.CHECKPOINT_DECLINED,
+        CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+        CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+    }
+)

@@ -1,0 +1,74 @@
+"""How a stage reaches its coordinator, whatever lies between them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AttemptGrant,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+
+
+class CheckpointCoordinatorGateway(Protocol):
+    """
+    The coordinator as a stage sees it.
+
+    One attempt calls :meth:`register` once, :meth:`confirm_restore` if it restored, then any number of
+    :meth:`trigger` followed by :meth:`acknowledge` or :meth:`decline`, :meth:`confirm_discards` after it carried out
+    what a reply asked for, and :meth:`finish` at the end.
+    Every call may be repeated after a lost reply: it takes effect once and answers with what is open *now*.
+    Every call of an attempt that a newer one replaced raises ``StaleAttemptError`` and changes nothing.
+    """
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """Fence all earlier attempts of the operator and say what to restore."""
+        ...
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """Record what was restored and which candidates could not be."""
+        ...
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """Draw the id of a new checkpoint."""
+        ...
+
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+        """Complete a checkpoint whose bytes are all on storage."""
+        ...
+
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
+        """Abort a checkpoint that will not be completed."""
+        ...
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that bytes are gone."""
+        ...
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """Close the attempt; its pins end."""
+        ...
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        ...
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        ...
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest completed checkpoint of an operator."""
+        ...

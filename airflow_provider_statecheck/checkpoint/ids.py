@@ -1,0 +1,53 @@
+"""Identities: a job and an operator are known by their names, never by a position or a process."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import NewType
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+JobId = NewType("JobId", str)
+OperatorId = NewType("OperatorId", str)
+
+TEST_NAMESPACE = "test/"
+_MAX_NAME = 500
+
+
+def job_id_of(name: str) -> JobId:
+    """
+    Derive the 32 hex characters that identify a job.
+
+    :param name: The job's name, at most 500 characters.
+    :raises InvalidConfigurationError: for an empty or too long name.
+    """
+    return JobId(_digest("job", name))
+
+
+def operator_id_of(uid: str) -> OperatorId:
+    """
+    Derive the 32 hex characters that identify an operator within its job.
+
+    :param uid: The operator's uid, at most 500 characters.
+    :raises InvalidConfigurationError: for an empty or too long uid.
+    """
+    return OperatorId(_digest("uid", uid))
+
+
+def is_test_job(name: str) -> bool:
+    """Tell whether the job lives in the namespace of test runs, apart from every real job."""
+    return name.startswith(TEST_NAMESPACE)
+
+
+def new_key() -> str:
+    """Make a key by which the coordinator recognises a repeated request."""
+    return uuid.uuid4().hex
+
+
+def _digest(what: str, name: str) -> str:
+    if not name.strip() or len(name) > _MAX_NAME:
+        raise InvalidConfigurationError(
+            f"Expected a {what} of 1 to {_MAX_NAME} characters, found {len(name)} in {name[:40]!r}; choose another name."
+        )
+    return hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -1,0 +1,166 @@
+"""What a stage and the coordinator say to each other; plain values that also travel as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord, OnClear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRef:
+    """The identity under which an attempt speaks; a lower epoch than the operator's is refused."""
+
+    job_id: JobId
+    operator_id: OperatorId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterAttempt:
+    """Ask for an epoch and for what to restore."""
+
+    job_name: str
+    uid: str
+    attempt_key: str
+    """Made by the client; the same key gives the same grant."""
+    owner: AttemptOwner
+    storage_base: str
+    on_clear: OnClear = OnClear.RESUME_UNCHANGED
+    num_retained: int = 2
+    checkpoint_timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEffects:
+    """What the rows allow and nobody has confirmed yet; the caller that has the storage carries it out."""
+
+    discards: tuple[CheckpointRecord, ...] = ()
+    """Checkpoints whose bytes are to be deleted, oldest first."""
+    retained: tuple[CheckpointRecord, ...] = ()
+    """Checkpoints whose bytes must stay: completed ones and pinned ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptGrant:
+    """The answer to a registration."""
+
+    attempt: AttemptRef
+    generation: int
+    is_restore: bool
+    verify_fingerprints: bool
+    """Whether a step whose code changed is computed anew."""
+    start_reason: str
+    candidates: tuple[CheckpointRecord, ...]
+    """Checkpoints to restore from, newest first; empty for a fresh start."""
+    effects: OpenEffects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedCheckpoint:
+    """A candidate that could not be used."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmRestore:
+    """Say which candidate was restored and which newer ones could not be."""
+
+    attempt: AttemptRef
+    checkpoint_id: int
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerCheckpoint:
+    """Ask for a checkpoint id."""
+
+    attempt: AttemptRef
+    request_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCheckpoint:
+    """A checkpoint that waits for its acknowledgement."""
+
+    checkpoint_id: int
+    location: str
+    triggered_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeCheckpoint:
+    """Say that all bytes of a checkpoint and, last, its ``_metadata`` are on storage."""
+
+    attempt: AttemptRef
+    checkpoint_id: int
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    state_size_bytes: int = 0
+    full_size_bytes: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class AcknowledgeResult(StrEnum):
+    """What became of an acknowledgement."""
+
+    SUCCESS = "success"
+    """The checkpoint is completed by this message."""
+    DUPLICATE = "duplicate"
+    """It was completed by an earlier copy of this message."""
+    DISCARDED = "discarded"
+    """It was aborted before; the message came too late."""
+    UNKNOWN = "unknown"
+    """No such checkpoint of this attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeReply:
+    """The answer to an acknowledgement."""
+
+    result: AcknowledgeResult
+    effects: OpenEffects
+    checkpoint: CheckpointRecord | None = None
+
+    @property
+    def is_completed(self) -> bool:
+        """Tell whether the checkpoint is complete after this message."""
+        return self.result in (AcknowledgeResult.SUCCESS, AcknowledgeResult.DUPLICATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclineCheckpoint:
+    """Say that a checkpoint will not be completed."""
+
+    attempt: AttemptRef
+    checkpoint_id: int
+    reason: CheckpointFailureReason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmDiscards:
+    """Say that the bytes of some checkpoints are gone."""
+
+    job_id: JobId
+    checkpoint_ids: tuple[int, ...]
+    attempt: AttemptRef | None = None
+    """Who deleted; ``None`` for maintenance, which acts for no attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishAttempt:
+    """Say that an attempt has ended."""
+
+    attempt: AttemptRef
+    status: AttemptStatus
+    """``FINISHED`` or ``FAILED``."""
+    message: str = ""

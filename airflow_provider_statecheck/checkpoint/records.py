@@ -1,0 +1,157 @@
+"""What the store keeps of a job: four kinds of immutable records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+
+
+class CheckpointStatus(StrEnum):
+    """The life of a checkpoint; it leaves ``PENDING`` exactly once."""
+
+    PENDING = "pending"
+    """Triggered; its bytes may be incomplete."""
+    COMPLETED = "completed"
+    """Acknowledged and retained; a restore may start from it."""
+    SUBSUMED = "subsumed"
+    """A later one took its place; nothing restores from it any more."""
+    ABORTED = "aborted"
+    """It was never complete."""
+
+
+class AttemptStatus(StrEnum):
+    """The life of one try of a stage."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    """The stage came to its end."""
+    FAILED = "failed"
+    """The stage ended with an error that it could still report."""
+    FENCED = "fenced"
+    """A newer attempt took over while this one had not ended."""
+
+
+class OnClear(StrEnum):
+    """What a task does that was cleared, in contrast to one that Airflow retries."""
+
+    RESUME_UNCHANGED = "resume_unchanged"
+    """Keep the steps whose code did not change; after a success start over."""
+    RESUME = "resume"
+    """Keep every step, changed or not."""
+    RESTART = "restart"
+    """Start over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptOwner:
+    """Who runs an attempt, as far as retries, clears and rivals must be told apart."""
+
+    logical_task: str
+    """The task without its run and try: ``dag_id/task_id`` and map key, or a script's name."""
+    run_key: str
+    """The logical date, else the run id."""
+    run_id: str
+    clear_marker: str
+    """Changes when the task is cleared, stays the same when it is retried."""
+    label: str
+    """For people: what to look for in the Airflow UI."""
+    airflow: tuple[tuple[str, str], ...] = ()
+    """Airflow's coordinates of the task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``), empty outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """The unit of recovery."""
+
+    job_id: JobId
+    name: str
+    version: int
+    """Grows with each transition; its update is what makes writers of one job wait for each other."""
+    next_checkpoint_id: int
+    seen_at: datetime
+    """The latest time that a transition of this job saw; time never runs backwards within a job."""
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRecord:
+    """A stateful step of a job and its fence."""
+
+    job_id: JobId
+    operator_id: OperatorId
+    uid: str
+    epoch: int
+    """The epoch of the newest attempt; nothing of a lower one may change anything."""
+    generation: int
+    """Grows with each fresh start; only checkpoints of the current generation are restored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One try of a stage."""
+
+    job_id: JobId
+    operator_id: OperatorId
+    epoch: int
+    attempt_key: str
+    generation: int
+    status: AttemptStatus
+    owner: AttemptOwner
+    start_reason: str
+    restored_from: int | None
+    """The checkpoint that the attempt started from; pinned until the attempt ends."""
+    storage_base: str
+    num_retained: int
+    checkpoint_timeout_seconds: float
+    registered_at: datetime
+    ended_at: datetime | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """One checkpoint of one operator."""
+
+    job_id: JobId
+    checkpoint_id: int
+    operator_id: OperatorId
+    epoch: int
+    generation: int
+    status: CheckpointStatus
+    request_key: str
+    location: str
+    """The directory that belongs to this checkpoint alone."""
+    triggered_at: datetime
+    expires_at: datetime
+    completed_at: datetime | None = None
+    ended_at: datetime | None = None
+    """When it was subsumed or aborted."""
+    discarded_at: datetime | None = None
+    """When its bytes were confirmed to be gone."""
+    metadata_uri: str | None = None
+    metadata_size: int = 0
+    metadata_sha256: str = ""
+    state_size_bytes: int = 0
+    """Bytes that are new in this checkpoint."""
+    full_size_bytes: int = 0
+    """Bytes that a restore from this checkpoint may read."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many of each kind it holds, for people."""
+    failure_reason: str | None = None
+    failure_message: str = ""
+    unusable_reason: str | None = None
+    """Why a restore could not use it; it no longer counts towards retention."""
+
+    @property
+    def is_restorable(self) -> bool:
+        """Tell whether a restore may start from it."""
+        return self.status is CheckpointStatus.COMPLETED
+
+    @property
+    def awaits_discard(self) -> bool:
+        """Tell whether its bytes are to be deleted and nobody has confirmed that they are."""
+        ended = self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED)
+        return ended and self.discarded_at is None

@@ -1,0 +1,24 @@
+"""Which completed checkpoints of one operator a new one subsumes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+
+
+def subsumed_by_retention(completed: Sequence[CheckpointRecord], num_retained: int) -> list[CheckpointRecord]:
+    """
+    Return the checkpoints that fall out of retention.
+
+    A checkpoint that a restore could not use takes no place from a usable one, so that a fall-back always has as many
+    usable ones as were asked for; it goes when the oldest retained one is newer.
+
+    :param completed: All completed checkpoints of one operator, oldest first.
+    :param num_retained: How many usable ones to keep, at least 1.
+    """
+    usable = [c for c in completed if c.unusable_reason is None]
+    if len(usable) <= num_retained:
+        return []
+    oldest_retained = usable[-num_retained].checkpoint_id
+    return [c for c in completed if c.checkpoint_id < oldest_retained]

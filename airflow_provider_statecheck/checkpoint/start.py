@@ -1,0 +1,65 @@
+"""Whether an attempt restores or starts afresh: clear is not retry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_statecheck.checkpoint.ids import is_test_job
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnClear
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecision:
+    """How an attempt starts, and why."""
+
+    is_restore: bool
+    reason: str
+    verify_fingerprints: bool = True
+
+
+def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
+    """
+    Decide how an attempt starts.
+
+    :param previous: The newest attempt of the same operator before this one.
+    :param request: The registration.
+    """
+    if previous is None:
+        return StartDecision(False, "first attempt")
+    if _is_rerun_of_old_date(previous, request):
+        return StartDecision(False, "a new run under the logical date of an earlier one")
+    if not _is_same_run(previous, request):
+        return StartDecision(True, "the job's state goes on in a new run")
+    if previous.owner.clear_marker != request.owner.clear_marker:
+        return _after_clear(previous.status, request.on_clear)
+    return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
+
+
+_ENDED = {
+    AttemptStatus.RUNNING: "never said that it ended",
+    AttemptStatus.FINISHED: "finished",
+    AttemptStatus.FAILED: "failed",
+    AttemptStatus.FENCED: "was fenced",
+}
+
+
+def _after_clear(status: AttemptStatus, on_clear: OnClear) -> StartDecision:
+    if on_clear is OnClear.RESTART:
+        return StartDecision(False, "cleared, and on_clear is restart")
+    if on_clear is OnClear.RESUME:
+        return StartDecision(True, "cleared, and on_clear is resume", verify_fingerprints=False)
+    if status is AttemptStatus.FINISHED:
+        return StartDecision(False, "cleared after success")
+    return StartDecision(True, "cleared before it finished")
+
+
+def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    return previous.owner.run_key == request.owner.run_key
+
+
+def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    # A test run gets a new run id each time; there the logical date alone is the run, so that a second call resumes.
+    if is_test_job(request.job_name):
+        return False
+    return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id

@@ -1,0 +1,118 @@
+"""What the coordinator needs of a database."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+    OperatorRecord,
+)
+
+
+class JobTransaction(Protocol):
+    """
+    One transition of one job.
+
+    It began with a write to the job's row, so no other writer of this job is between its read and its commit.
+    Leaving the context without an error commits; an error rolls everything back.
+    """
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of this transition, never before that of an earlier one of this job."""
+        ...
+
+    @property
+    def job(self) -> JobRecord:
+        """Return the job's row."""
+        ...
+
+    def draw_checkpoint_id(self) -> int:
+        """Return the next id of the job, 1 at first, never given out twice."""
+        ...
+
+    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
+        """Return an operator of the job."""
+        ...
+
+    def save_operator(self, record: OperatorRecord) -> None:
+        """Insert or replace an operator."""
+        ...
+
+    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
+        """Return an attempt by its epoch."""
+        ...
+
+    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
+        """Return an attempt by the key its client made."""
+        ...
+
+    def save_attempt(self, record: AttemptRecord) -> None:
+        """Insert or replace an attempt."""
+        ...
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of the job."""
+        ...
+
+    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        """Return a checkpoint by the key its client made."""
+        ...
+
+    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
+        """Return the checkpoints of an operator that are pending, completed or await their discard, oldest first."""
+        ...
+
+    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
+        """Tell whether a generation ever completed a checkpoint, retained or not."""
+        ...
+
+    def add_checkpoint(self, record: CheckpointRecord) -> None:
+        """Insert a checkpoint."""
+        ...
+
+    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        """
+        Replace a checkpoint if its status is still the expected one.
+
+        :raises CoordinatorError: if it is not; the transaction must be given up.
+        """
+        ...
+
+
+class JobStore(Protocol):
+    """
+    The rows of all jobs.
+
+    Reads outside a transaction see committed rows only.
+    """
+
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> AbstractContextManager[JobTransaction]:
+        """
+        Begin a transition of a job.
+
+        :param create_as: Name under which to create the job if there is none.
+        :raises CheckpointNotFoundError: if there is no such job and none is to be created.
+        :raises CommitStateUnknownError: on leaving, if the commit may or may not have taken effect.
+        """
+        ...
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        ...
+
+    def describe(self, job_id: JobId) -> JobView:
+        """
+        Return all rows of a job.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        ...

@@ -1,0 +1,86 @@
+"""The single steps that a checkpoint's row can take, each from exactly one status."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from airflow_provider_statecheck.checkpoint.effects import open_effects
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
+
+log = logging.getLogger(__name__)
+
+
+def complete(tx: JobTransaction, pending: CheckpointRecord, message: AcknowledgeCheckpoint) -> CheckpointRecord:
+    """Make a pending checkpoint the one to restore from."""
+    completed = replace(
+        pending,
+        status=CheckpointStatus.COMPLETED,
+        completed_at=tx.now,
+        metadata_uri=message.metadata_uri,
+        metadata_size=message.metadata_size,
+        metadata_sha256=message.metadata_sha256,
+        state_size_bytes=message.state_size_bytes,
+        full_size_bytes=message.full_size_bytes,
+        counts=dict(message.counts),
+    )
+    tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
+    return completed
+
+
+def abort(tx: JobTransaction, pending: CheckpointRecord, reason: CheckpointFailureReason, message: str = "") -> None:
+    """End a pending checkpoint without completing it."""
+    aborted = replace(
+        pending,
+        status=CheckpointStatus.ABORTED,
+        ended_at=tx.now,
+        failure_reason=reason.value,
+        failure_message=message or reason.message,
+    )
+    tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
+    log.info("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
+
+
+def abort_pending(
+    tx: JobTransaction,
+    operator_id: OperatorId,
+    reason: CheckpointFailureReason,
+    where: Callable[[CheckpointRecord], bool] = lambda _: True,
+) -> None:
+    """End the pending checkpoints of an operator for which ``where`` holds."""
+    for checkpoint in tx.open_checkpoints(operator_id):
+        if checkpoint.status is CheckpointStatus.PENDING and where(checkpoint):
+            abort(tx, checkpoint, reason)
+
+
+def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
+    """End the pending checkpoints of an operator whose time is over."""
+    abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: c.expires_at <= tx.now)
+
+
+def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int) -> None:
+    """Take the completed checkpoints that fall out of retention away from restore."""
+    rows = [c for c in tx.open_checkpoints(operator_id) if c.status is CheckpointStatus.COMPLETED]
+    for checkpoint in subsumed_by_retention(rows, num_retained):
+        subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
+        tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+
+
+def discarded(tx: JobTransaction, checkpoint_id: int) -> None:
+    """Record that the bytes of an ended checkpoint are gone; any other checkpoint is left as it is."""
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is not None and checkpoint.awaits_discard:
+        tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
+
+
+def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
+    """Return what is open for an operator after this transition."""
+    operator = tx.operator(operator_id)
+    attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
+    return open_effects(tx.open_checkpoints(operator_id), attempt)

@@ -1,0 +1,35 @@
+"""Ranges of what a stage may ask for; one place for the coordinator and for settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+
+def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
+    """
+    Refuse a setting that is out of range.
+
+    :raises InvalidConfigurationError: naming the key, the value and what is expected.
+    """
+    if not is_valid(value):
+        raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
+
+
+def require_valid(request: RegisterAttempt) -> None:
+    """
+    Check the settings of a registration.
+
+    :raises InvalidConfigurationError: for the first one that is out of range.
+    """
+    require("num_retained", request.num_retained, lambda n: n >= 1, "at least 1")
+    require(
+        "checkpoint_timeout_seconds",
+        request.checkpoint_timeout_seconds,
+        lambda s: s >= 0.01,
+        "at least 0.01 seconds",
+    )
+    require("checkpoint_dir", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints")

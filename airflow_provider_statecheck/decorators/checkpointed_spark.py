@@ -1,0 +1,60 @@
+"""``@task.checkpointed_spark``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS
+from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
+
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.operators.stage_callable import CHECKPOINT_PARAMETER, with_optional_parameters
+
+if TYPE_CHECKING:
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+
+class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkOperator):
+    """The operator behind ``@task.checkpointed_spark``."""
+
+    custom_operator_name = "@task.checkpointed_spark"
+
+    def __init__(
+        self,
+        *,
+        python_callable: Callable[..., Any],
+        op_args: Sequence[Any] | None = None,
+        op_kwargs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            kwargs_to_upstream={
+                "python_callable": python_callable,
+                "op_args": op_args,
+                "op_kwargs": op_kwargs,
+            },
+            python_callable=with_optional_parameters(python_callable, CHECKPOINT_PARAMETER, *SPARK_CONTEXT_KEYS),
+            op_args=op_args,
+            op_kwargs=op_kwargs,
+            **kwargs,
+        )
+
+
+def checkpointed_spark_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """
+    Make a PySpark function a checkpointed task.
+
+    :param python_callable: The function; it takes ``spark`` and ``checkpoint``.
+    :param multiple_outputs: Whether a returned mapping is pushed to XCom by its keys.
+    :param kwargs: Arguments of
+        :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`.
+    """
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=CheckpointedSparkDecoratedOperator,
+        **kwargs,
+    )

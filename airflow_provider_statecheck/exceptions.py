@@ -1,0 +1,175 @@
+"""
+Every error that this package raises on purpose, in one tree.
+
+::
+
+    StateCheckError                     base; class attributes ``retryable`` and ``code``
+      InvalidConfigurationError         also ValueError
+      EnvironmentNotReadyError          Java, pyspark, tables or a path is missing; nothing was started
+      CheckpointError
+        CheckpointNotFoundError         also LookupError
+        CheckpointDeclinedError         ``reason`` says why no checkpoint was taken
+        CheckpointExpiredError
+        IncompatibleCheckpointError     format or operator does not fit
+        NoRestorableCheckpointError     there were checkpoints, none of them can be read
+      CoordinatorError
+        StaleAttemptError               a newer attempt owns the operator; the caller must stop
+        ConcurrentAttemptError          another live task uses the same uid in this job
+        CoordinatorUnavailableError     retryable
+        CommitStateUnknownError         the reply was lost; clean up nothing
+      StorageError
+        CorruptStateError               checksum or length differs
+      StateError
+        UnknownStateError               also LookupError
+        DuplicateNameError              a name is used twice in one scope
+        UnsupportedStateError           a value or a DataFrame that cannot be saved faithfully
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+def _rebuild(cls: type[StateCheckError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StateCheckError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+class StateCheckError(Exception):
+    """
+    Base of all errors of this package.
+
+    :param message: What was expected, what was found and what to do.
+    :param attributes: Facts that a program may want; each becomes an attribute of the error.
+    """
+
+    retryable: ClassVar[bool] = False
+    code: ClassVar[str] = "statecheck"
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark and multiprocessing pickle errors; keyword arguments of __init__ would be lost by the default.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class InvalidConfigurationError(StateCheckError, ValueError):
+    """A setting or argument is out of its range."""
+
+    code = "invalid_configuration"
+
+
+class EnvironmentNotReadyError(StateCheckError):
+    """Something that must be there before work starts is missing or does not fit."""
+
+    code = "environment_not_ready"
+
+
+class CheckpointError(StateCheckError):
+    """Something about one checkpoint."""
+
+    code = "checkpoint"
+
+
+class CheckpointNotFoundError(CheckpointError, LookupError):
+    """No checkpoint under that id or pointer."""
+
+    code = "checkpoint_not_found"
+
+
+class CheckpointDeclinedError(CheckpointError):
+    """The coordinator or a task refused to take the checkpoint."""
+
+    code = "checkpoint_declined"
+
+
+class CheckpointExpiredError(CheckpointError):
+    """The checkpoint was not complete within its timeout."""
+
+    code = "checkpoint_expired"
+
+
+class IncompatibleCheckpointError(CheckpointError):
+    """The checkpoint's format or operator does not fit."""
+
+    code = "incompatible_checkpoint"
+
+
+class NoRestorableCheckpointError(CheckpointError):
+    """The operator has had completed checkpoints, but none of them can be restored."""
+
+    code = "no_restorable_checkpoint"
+
+
+class CoordinatorError(StateCheckError):
+    """The coordinator refused or could not be reached."""
+
+    code = "coordinator"
+
+
+class StaleAttemptError(CoordinatorError):
+    """A newer attempt owns the operator; the caller must stop and touch nothing."""
+
+    code = "stale_attempt"
+
+
+class ConcurrentAttemptError(CoordinatorError):
+    """Another live task uses the same uid in the same job."""
+
+    code = "concurrent_attempt"
+
+
+class CoordinatorUnavailableError(CoordinatorError):
+    """The coordinator's store did not answer; nothing was changed."""
+
+    retryable = True
+    code = "coordinator_unavailable"
+
+
+class CommitStateUnknownError(CoordinatorError):
+    """A commit may or may not have taken effect; nothing may be deleted."""
+
+    retryable = True
+    code = "commit_state_unknown"
+
+
+class StorageError(StateCheckError):
+    """Checkpoint storage failed."""
+
+    retryable = True
+    code = "storage"
+
+
+class CorruptStateError(StorageError):
+    """Bytes on storage differ in length or checksum from what was recorded."""
+
+    retryable = False
+    code = "corrupt_state"
+
+
+class StateError(StateCheckError):
+    """Something about the state of a stage."""
+
+    code = "state"
+
+
+class UnknownStateError(StateError, LookupError):
+    """No state under that name."""
+
+    code = "unknown_state"
+
+
+class DuplicateNameError(StateError):
+    """A name was used twice in one scope."""
+
+    code = "duplicate_name"
+
+
+class UnsupportedStateError(StateError):
+    """A value or DataFrame that could not be restored equal to what was saved."""
+
+    code = "unsupported_state"

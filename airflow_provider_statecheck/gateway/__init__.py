@@ -1,0 +1,1 @@
+"""The ways from a stage to its coordinator."""

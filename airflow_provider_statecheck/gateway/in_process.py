@@ -1,0 +1,39 @@
+"""
+The coordinator in the caller's own process.
+
+The stores are named by dotted path and loaded when they are asked for, so that a Spark cluster, which reaches its
+coordinator in another way, needs no SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, cast
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+
+_STORES = "airflow_provider_statecheck.metadata.sql_store"
+_ENGINES = "airflow_provider_statecheck.metadata.engines"
+
+
+def open_gateway(metadata: str) -> RetryingGateway:
+    """
+    Reach a coordinator whose rows are in a database of one's own; its tables are made where missing.
+
+    :param metadata: A SQLAlchemy URL such as ``sqlite:///state.db``.
+    """
+    return gateway_on_engine(importlib.import_module(_ENGINES).open_engine(metadata))
+
+
+def gateway_on_engine(engine: Any, liveness: TaskLiveness | None = None) -> RetryingGateway:
+    """
+    Reach a coordinator whose rows are in a database that already has the tables.
+
+    :param engine: A SQLAlchemy engine.
+    :param liveness: Who knows whether another task still runs.
+    """
+    store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
+    return RetryingGateway(CheckpointCoordinator(store, liveness))

@@ -1,0 +1,104 @@
+"""Every call of the coordinator may be repeated, so a passing fault of its database or a lost reply is waited out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AttemptGrant,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+from airflow_provider_statecheck.exceptions import CoordinatorError
+
+log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
+
+DEFAULT_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
+
+
+class RetryingGateway:
+    """
+    A gateway that repeats calls which failed in a retryable way.
+
+    :param gateway: The gateway that does the work.
+    :param pauses_seconds: How long to wait before each repetition; their number is the number of repetitions.
+    :param sleep: How to wait.
+    """
+
+    def __init__(
+        self,
+        gateway: CheckpointCoordinatorGateway,
+        pauses_seconds: tuple[float, ...] = DEFAULT_PAUSES_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._gateway = gateway
+        self._pauses = pauses_seconds
+        self._sleep = sleep
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """Fence all earlier attempts of the operator and say what to restore."""
+        return self._repeat(lambda: self._gateway.register(request))
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """Record what was restored."""
+        self._repeat(lambda: self._gateway.confirm_restore(request))
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """Draw the id of a new checkpoint."""
+        return self._repeat(lambda: self._gateway.trigger(request))
+
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+        """Complete a checkpoint."""
+        return self._repeat(lambda: self._gateway.acknowledge(request))
+
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
+        """Abort a checkpoint."""
+        return self._repeat(lambda: self._gateway.decline(request))
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that bytes are gone."""
+        self._repeat(lambda: self._gateway.confirm_discards(request))
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """Close the attempt."""
+        return self._repeat(lambda: self._gateway.finish(request))
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs."""
+        return self._repeat(self._gateway.jobs)
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        return self._repeat(lambda: self._gateway.describe(job_id))
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest completed checkpoint of an operator."""
+        return self._repeat(lambda: self._gateway.latest(job_id, operator_id))
+
+    def _repeat(self, call: Callable[[], Reply]) -> Reply:
+        for pause in self._pauses:
+            try:
+                return call()
+            except CoordinatorError as error:
+                if not error.retryable:
+                    raise
+                log.warning("The coordinator's call is repeated in %s s: %s", pause, error)
+                self._sleep(pause)
+        return call()

@@ -1,0 +1,87 @@
+"""What Airflow is told about this provider; imports nothing, for every Airflow process reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INTEGRATION = "Statecheck"
+_ADDED = "0.1.0"
+
+
+def _option(description: str, kind: str, default: str | None, example: str | None = None) -> dict[str, Any]:
+    return {
+        "description": description,
+        "version_added": _ADDED,
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's declaration."""
+    return {
+        "package-name": "airflow-provider-statecheck",
+        "name": _INTEGRATION,
+        "description": "Checkpointed batch pipelines: a failed Spark task goes on from its last completed checkpoint.",
+        "integrations": [
+            {
+                "integration-name": _INTEGRATION,
+                "tags": ["service"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_provider_statecheck.operators.pyspark"],
+            }
+        ],
+        "hooks": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_provider_statecheck.hooks.statecheck"],
+            }
+        ],
+        "task-decorators": [
+            {
+                "name": "checkpointed_spark",
+                "class-name": "airflow_provider_statecheck.decorators.checkpointed_spark.checkpointed_spark_task",
+            }
+        ],
+        "plugins": [
+            {
+                "name": "statecheck",
+                "plugin-class": "airflow_provider_statecheck.plugins.statecheck.StatecheckPlugin",
+            }
+        ],
+        "db-managers": ["airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"],
+        "config": {
+            "statecheck": {
+                "description": "Checkpoints of Spark tasks; an operator's argument of the same name comes first.",
+                "options": _OPTIONS,
+            }
+        },
+    }
+
+
+_OPTIONS = {
+    "checkpoint_dir": _option(
+        "Where checkpoints are kept: any fsspec URI. Required unless each operator gives its own.",
+        "string",
+        None,
+        "s3://lake/checkpoints",
+    ),
+    "num_retained": _option("How many completed checkpoints of an operator to keep, at least 1.", "integer", "2"),
+    "checkpoint_timeout_seconds": _option(
+        "How long a checkpoint may take from its id to its acknowledgement.", "float", "600.0"
+    ),
+    "tolerable_failed_checkpoints": _option(
+        "How many checkpoints may fail in a row before the task fails, -1 for any number.", "integer", "-1"
+    ),
+    "on_clear": _option(
+        "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success it "
+        "starts over), resume keeps every step, restart keeps none.",
+        "string",
+        "resume_unchanged",
+    ),
+}

@@ -1,0 +1,1 @@
+"""Reaching the coordinator from Airflow."""

@@ -1,0 +1,77 @@
+"""The hook: jobs and checkpoints as Airflow code sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow.sdk import BaseHook
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.hooks.transport import airflow_gateway
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+    from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+
+
+class StatecheckHook(BaseHook):
+    """
+    Ask the checkpoint coordinator.
+
+    Jobs are named as the operators name them: the user's own name, else ``dag_id/<logical date or run id>``; what a test
+    run wrote is under ``test/``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gateway: CheckpointCoordinatorGateway | None = None
+
+    @override
+    def get_conn(self) -> CheckpointCoordinatorGateway:
+        """
+        Return the way to the coordinator.
+
+        :raises EnvironmentNotReadyError: where Airflow's database cannot be reached.
+        """
+        if self._gateway is None:
+            self._gateway = airflow_gateway()
+        return self._gateway
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self.get_conn().jobs()
+
+    def checkpoints(self, job: str, uid: str | None = None) -> tuple[CheckpointRecord, ...]:
+        """
+        Return the checkpoints of a job, oldest first, ended ones included.
+
+        :param job: Name of the job.
+        :param uid: Only those of this operator.
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        view = self.get_conn().describe(job_id_of(job))
+        return view.checkpoints if uid is None else view.of_operator(operator_id_of(uid))
+
+    def latest(self, job: str, uid: str) -> CheckpointRecord | None:
+        """
+        Return the newest completed checkpoint of an operator, ``None`` if it has none.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        return self.get_conn().latest(job_id_of(job), operator_id_of(uid))
+
+    def restore_pointer(self, job: str, uid: str) -> str:
+        """
+        Return the URI of the directory that a restore of an operator would start from.
+
+        :raises CheckpointNotFoundError: if there is no such job or it has no completed checkpoint.
+        """
+        latest = self.latest(job, uid)
+        if latest is None:
+            raise CheckpointNotFoundError(
+                f"Operator {uid!r} of job {job!r} has no completed checkpoint; let the stage complete one first.",
+                uid=uid,
+            )
+        return latest.location

@@ -1,0 +1,43 @@
+"""Runs the migrations in Airflow's database, on this package's tables only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow import settings
+from alembic import context
+
+from airflow_provider_statecheck.metadata.db_manager import VERSION_TABLE
+from airflow_provider_statecheck.metadata.models import Base
+
+_OPTIONS: dict[str, Any] = {
+    "target_metadata": Base.metadata,
+    "version_table": VERSION_TABLE,
+    "render_as_batch": True,
+    "compare_type": True,
+    "transaction_per_migration": True,
+    "include_object": lambda thing, name, kind, reflected, other: (
+        kind != "table" or name in Base.metadata.tables
+    ),
+}
+
+
+def run_offline() -> None:
+    """Print the statements instead of running them."""
+    context.configure(url=settings.SQL_ALCHEMY_CONN, literal_binds=True, **_OPTIONS)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def run_online() -> None:
+    """Run the statements."""
+    with settings.get_engine().connect() as connection:
+        context.configure(connection=connection, **_OPTIONS)
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+if context.is_offline_mode():
+    run_offline()
+else:
+    run_online()

@@ -1,0 +1,107 @@
+"""
+The tables ``statecheck_*``.
+
+They have their own ``MetaData`` and no foreign key to a table of Airflow's: such a key would stop ``airflow db reset``
+and would let a deleted Dag run take its checkpoints with it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Float, Index, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from airflow_provider_statecheck.metadata.types import UtcDateTime
+
+_HEX = 32
+
+NAMING_CONVENTION = {
+    "ix": "idx_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Registry of this package's own tables."""
+
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+
+
+class Job(Base):
+    """The unit of recovery; the update of its version is what serialises the writers of one job."""
+
+    __tablename__ = "statecheck_job"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    name: Mapped[str] = mapped_column(String(500), nullable=False)
+    version: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    next_checkpoint_id: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+
+
+class Operator(Base):
+    """A stateful step of a job and its fence."""
+
+    __tablename__ = "statecheck_operator"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    uid: Mapped[str] = mapped_column(String(500), nullable=False)
+    epoch: Mapped[int] = mapped_column(Integer, nullable=False)
+    generation: Mapped[int] = mapped_column(Integer, nullable=False)
+
+
+class Attempt(Base):
+    """One try of a stage."""
+
+    __tablename__ = "statecheck_attempt"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    epoch: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    attempt_key: Mapped[str] = mapped_column(String(_HEX), nullable=False, unique=True)
+    generation: Mapped[int] = mapped_column(Integer, nullable=False)
+    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    owner: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    start_reason: Mapped[str] = mapped_column(Text, nullable=False)
+    restored_from: Mapped[int | None] = mapped_column(BigInteger)
+    storage_base: Mapped[str] = mapped_column(Text, nullable=False)
+    num_retained: Mapped[int] = mapped_column(Integer, nullable=False)
+    checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
+    registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    message: Mapped[str] = mapped_column(Text, nullable=False)
+
+
+class Checkpoint(Base):
+    """One checkpoint of one operator; its state is on storage, never here."""
+
+    __tablename__ = "statecheck_checkpoint"
+    __table_args__ = (Index(None, "job_id", "operator_id", "status"),)
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    checkpoint_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
+    epoch: Mapped[int] = mapped_column(Integer, nullable=False)
+    generation: Mapped[int] = mapped_column(Integer, nullable=False)
+    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    request_key: Mapped[str] = mapped_column(String(_HEX), nullable=False, unique=True)
+    location: Mapped[str] = mapped_column(Text, nullable=False)
+    triggered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    discarded_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    metadata_uri: Mapped[str | None] = mapped_column(Text)
+    metadata_size: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    metadata_sha256: Mapped[str] = mapped_column(String(64), nullable=False)
+    state_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    full_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    counts: Mapped[dict[str, int]] = mapped_column(JSON, nullable=False)
+    failure_reason: Mapped[str | None] = mapped_column(String(64))
+    failure_message: Mapped[str] = mapped_column(Text, nullable=False)
+    unusable_reason: Mapped[str | None] = mapped_column(Text)

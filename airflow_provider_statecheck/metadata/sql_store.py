@@ -1,0 +1,226 @@
+"""The rows of all jobs in a database: SQLite, PostgreSQL, and SQL that MySQL takes too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+
+from sqlalchemy import case, exists, select, update
+from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+from airflow_provider_statecheck.metadata import mapping
+from airflow_provider_statecheck.metadata.models import Attempt, Checkpoint, Job, Operator
+from airflow_provider_statecheck.metadata.outcomes import committing, executing
+
+
+class SqlJobTransaction:
+    """One transition of one job, inside a session that already holds the job's row."""
+
+    def __init__(self, session: Session, job: Job) -> None:
+        self._session = session
+        self._job = job
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of this transition."""
+        return self._job.seen_at
+
+    @property
+    def job(self) -> JobRecord:
+        """Return the job's row."""
+        return mapping.job_record(self._job)
+
+    def draw_checkpoint_id(self) -> int:
+        """Return the next id of the job."""
+        drawn = self._job.next_checkpoint_id
+        self._job.next_checkpoint_id = drawn + 1
+        return drawn
+
+    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
+        """Return an operator of the job."""
+        row = self._session.get(Operator, (self._job.job_id, operator_id))
+        return None if row is None else mapping.operator_record(row)
+
+    def save_operator(self, record: OperatorRecord) -> None:
+        """Insert or replace an operator."""
+        self._session.merge(Operator(**mapping.columns_of(record)))
+        self._session.flush()
+
+    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
+        """Return an attempt by its epoch."""
+        row = self._session.get(Attempt, (self._job.job_id, operator_id, epoch))
+        return None if row is None else mapping.attempt_record(row)
+
+    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
+        """Return an attempt by the key its client made."""
+        query = select(Attempt).where(Attempt.job_id == self._job.job_id, Attempt.attempt_key == attempt_key)
+        row = self._session.scalars(query).one_or_none()
+        return None if row is None else mapping.attempt_record(row)
+
+    def save_attempt(self, record: AttemptRecord) -> None:
+        """Insert or replace an attempt."""
+        self._session.merge(Attempt(**mapping.columns_of(record)))
+        self._session.flush()
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of the job."""
+        row = self._session.get(Checkpoint, (self._job.job_id, checkpoint_id))
+        return None if row is None else mapping.checkpoint_record(row)
+
+    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        """Return a checkpoint by the key its client made."""
+        query = select(Checkpoint).where(
+            Checkpoint.job_id == self._job.job_id, Checkpoint.request_key == request_key
+        )
+        row = self._session.scalars(query).one_or_none()
+        return None if row is None else mapping.checkpoint_record(row)
+
+    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
+        """Return the checkpoints of an operator that are pending, completed or await their discard."""
+        query = (
+            select(Checkpoint)
+            .where(
+                Checkpoint.job_id == self._job.job_id,
+                Checkpoint.operator_id == operator_id,
+                Checkpoint.discarded_at.is_(None),
+            )
+            .order_by(Checkpoint.checkpoint_id)
+        )
+        return [mapping.checkpoint_record(row) for row in self._session.scalars(query)]
+
+    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
+        """Tell whether a generation ever completed a checkpoint."""
+        query = exists().where(
+            Checkpoint.job_id == self._job.job_id,
+            Checkpoint.operator_id == operator_id,
+            Checkpoint.generation == generation,
+            Checkpoint.completed_at.is_not(None),
+        )
+        return bool(self._session.scalar(select(query)))
+
+    def add_checkpoint(self, record: CheckpointRecord) -> None:
+        """Insert a checkpoint."""
+        self._session.add(Checkpoint(**mapping.columns_of(record)))
+        self._session.flush()
+
+    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        """Replace a checkpoint if its status is still the expected one."""
+        statement = (
+            update(Checkpoint)
+            .where(
+                Checkpoint.job_id == record.job_id,
+                Checkpoint.checkpoint_id == record.checkpoint_id,
+                Checkpoint.epoch == record.epoch,
+                Checkpoint.status == expected.value,
+            )
+            .values(**mapping.columns_of(record))
+        )
+        if _rows_changed(self._session, statement) != 1:
+            raise CoordinatorError(
+                f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, "
+                f"but another writer changed it; load it again.",
+                checkpoint_id=record.checkpoint_id,
+            )
+
+
+class SqlJobStore:
+    """
+    Rows in the tables ``statecheck_*``.
+
+    :param engine: The database; its tables exist.
+    :param clock: Where time comes from.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._clock = clock or SystemClock()
+
+    @contextmanager
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[SqlJobTransaction]:
+        """Begin a transition of a job with a write to its row, so that no other writer is between read and commit."""
+        if create_as is not None:
+            self._ensure_job(job_id, create_as)
+        with Session(self._engine) as session:
+            with executing():
+                transaction = self._begin(session, job_id)
+                yield transaction
+                session.flush()
+            with committing():
+                session.commit()
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        with executing(), Session(self._engine) as session:
+            rows = session.scalars(select(Job).order_by(Job.seen_at.desc()))
+            return tuple(mapping.job_record(row) for row in rows)
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all rows of a job."""
+        with executing(), Session(self._engine) as session:
+            job = session.get(Job, job_id)
+            if job is None:
+                raise _no_such_job(job_id)
+            return _view(session, job)
+
+    def _begin(self, session: Session, job_id: JobId) -> SqlJobTransaction:
+        now = self._clock.now()
+        seen_at = case((Job.seen_at > now, Job.seen_at), else_=now)
+        statement = (
+            update(Job).where(Job.job_id == job_id).values(version=Job.version + 1, seen_at=seen_at)
+        ).execution_options(synchronize_session=False)
+        if _rows_changed(session, statement) != 1:
+            raise _no_such_job(job_id)
+        return SqlJobTransaction(session, session.get_one(Job, job_id))
+
+    def _ensure_job(self, job_id: JobId, name: str) -> None:
+        with executing(), Session(self._engine) as session:
+            if session.get(Job, job_id) is not None:
+                return
+            now = self._clock.now()
+            session.add(
+                Job(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
+            )
+            try:
+                session.commit()
+            except IntegrityError:
+                # Another process created it in between; that row is as good as ours.
+                session.rollback()
+
+
+def _view(session: Session, job: Job) -> JobView:
+    operators = session.scalars(select(Operator).where(Operator.job_id == job.job_id).order_by(Operator.uid))
+    attempts = session.scalars(
+        select(Attempt).where(Attempt.job_id == job.job_id).order_by(Attempt.operator_id, Attempt.epoch)
+    )
+    checkpoints = session.scalars(
+        select(Checkpoint).where(Checkpoint.job_id == job.job_id).order_by(Checkpoint.checkpoint_id)
+    )
+    return JobView(
+        job=mapping.job_record(job),
+        operators=tuple(mapping.operator_record(row) for row in operators),
+        attempts=tuple(mapping.attempt_record(row) for row in attempts),
+        checkpoints=tuple(mapping.checkpoint_record(row) for row in checkpoints),
+    )
+
+
+def _rows_changed(session: Session, statement: object) -> int:
+    result = session.execute(statement)  # type: ignore[call-overload]
+    return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)

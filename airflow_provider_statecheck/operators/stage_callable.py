@@ -1,0 +1,111 @@
+"""Runs a Python callable as a checkpointed stage; stands between Spark's operator and Airflow's Python operator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk.exceptions import AirflowException
+from typing_extensions import override
+
+from airflow_provider_statecheck.configuration import StatecheckSettings
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
+
+CHECKPOINT_PARAMETER = "checkpoint"
+_GRACE_SECONDS = 3.0
+
+
+class StageTerminatedError(AirflowException):
+    """The task was told to end while its stage was running."""
+
+
+class StageCallable(PythonOperator):
+    """
+    Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
+
+    Subclassed beside ``PySparkOperator``, which makes the session and calls on to here.
+    """
+
+    job: str | None
+    uid: str | None
+    map_key: str | None
+    settings: dict[str, Any]
+
+    _stage_context: Mapping[str, Any] | None = None
+    _is_stage_running = False
+
+    @override
+    def execute_callable(self) -> Any:
+        """Register an attempt, restore, run the function, and close the attempt."""
+        from airflow_provider_statecheck.spark.context import StageContext
+        from airflow_provider_statecheck.spark.driver_thread import run_interruptibly
+
+        spark = self.op_kwargs["spark"]
+        with StageContext(spark, self._open_attempt()) as checkpoint:
+            self._give(checkpoint)
+            self._is_stage_running = True
+            try:
+                return run_interruptibly(spark, super().execute_callable, grace_seconds=_GRACE_SECONDS)
+            finally:
+                self._is_stage_running = False
+
+    @override
+    def on_kill(self) -> None:
+        """
+        End the stage: the main thread wakes with an error, cancels Spark's jobs and closes the attempt.
+
+        Airflow calls this inside its signal handler, where py4j must not be used, and again after a timeout, when
+        nothing is left to do.
+        """
+        if self._is_stage_running:
+            self._is_stage_running = False
+            raise StageTerminatedError("The task was told to end; its stage is closed and a retry goes on from there.")
+
+    def _give(self, checkpoint: Any) -> None:
+        if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
+            self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
+
+    def _open_attempt(self) -> StageAttempt:
+        from airflow_provider_statecheck.checkpoint.ids import new_key
+        from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+        from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open
+        from airflow_provider_statecheck.spark.attempt import StageAttempt
+        from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+        context, settings = self._context(), StatecheckSettings.from_airflow(**self.settings)
+        storage = CheckpointStorage.open(settings.checkpoint_dir)
+        registration = RegisterAttempt(
+            job_name=job_name_of(context, self.job, is_test=is_orm_open()),
+            uid=uid_of(context, self.uid, self.map_key),
+            attempt_key=new_key(),
+            owner=owner_of(context, self.map_key),
+            storage_base=storage.base_uri,
+            on_clear=settings.on_clear,
+            num_retained=settings.num_retained,
+            checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
+        )
+        return StageAttempt(
+            airflow_gateway(),
+            storage,
+            registration,
+            tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
+        )
+
+    def _context(self) -> Mapping[str, Any]:
+        if self._stage_context is None:
+            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
+        return self._stage_context
+
+
+def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """Let Airflow bind the function's arguments although some are given only when it runs."""
+    signature = inspect.signature(function)
+    parameters = [p.replace(default=None) if p.name in names else p for p in signature.parameters.values()]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,255 @@
+"""
+One attempt of a stage as its driver lives it: register, restore, take checkpoints, clean up, finish.
+
+It knows storage and the coordinator, nothing of Spark. The order of the writes is the safety of the whole:
+bytes before rows, ``_metadata`` last of the bytes, rows before deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Set as AbstractSet
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AttemptGrant,
+    ConfirmDiscards,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.exceptions import (
+    CheckpointDeclinedError,
+    CoordinatorError,
+    StaleAttemptError,
+    StateCheckError,
+    StorageError,
+)
+from airflow_provider_statecheck.spark.failures import FailedCheckpoints
+from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
+from airflow_provider_statecheck.storage.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.storage.document import (
+    CheckpointDocument,
+    FileStateHandle,
+    InlineStateHandle,
+    SnapshotHandle,
+)
+from airflow_provider_statecheck.storage.documents import DocumentCache
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.sweep import sweep
+
+log = logging.getLogger(__name__)
+
+INLINE_STATE_BYTES = 20 * 1024
+
+
+class StageAttempt:
+    """
+    One registered try of a stage.
+
+    :param gateway: The way to the coordinator.
+    :param storage: Where the bytes go.
+    :param registration: Who asks, under which job and uid, with which settings.
+    :param tolerable_failed_checkpoints: How many checkpoints in a row may fail before the stage fails; ``-1`` for any
+        number.
+    """
+
+    def __init__(
+        self,
+        gateway: CheckpointCoordinatorGateway,
+        storage: CheckpointStorage,
+        registration: RegisterAttempt,
+        *,
+        tolerable_failed_checkpoints: int = -1,
+    ) -> None:
+        self._gateway = gateway
+        self.storage = storage
+        self.registration = registration
+        self._documents = DocumentCache(storage)
+        self._cleaner = CheckpointsCleaner(storage, self._documents)
+        self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
+        self.grant: AttemptGrant = gateway.register(registration)
+        self.latest: CheckpointRecord | None = None
+
+    def restore(self) -> RestoredStage | None:
+        """
+        Load the newest checkpoint that can be read, and tell the coordinator which one it was.
+
+        :return: ``None`` for a fresh start.
+        :raises NoRestorableCheckpointError: if there are checkpoints and none can be read.
+        """
+        if not self.grant.is_restore:
+            self._discard(self.grant.effects, frozenset())
+            return None
+        restored = restore_latest(self.storage, self.grant)
+        self._gateway.confirm_restore(restored.confirmation(self.grant.attempt))
+        self._documents.remember(restored.document)
+        self.latest = restored.checkpoint
+        self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
+        return restored
+
+    def take_checkpoint(
+        self, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], *, new_bytes: int, pinned: AbstractSet[str]
+    ) -> CheckpointRecord | None:
+        """
+        Take one checkpoint of the stage.
+
+        :param snapshots: All live snapshots; their bytes are on storage.
+        :param state: The rest of the state as JSON.
+        :param new_bytes: How many bytes are new since the last checkpoint.
+        :param pinned: URIs of snapshots that must stay although no checkpoint may name them.
+        :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        """
+        try:
+            completed = self._take(snapshots, state, new_bytes, pinned)
+        except StaleAttemptError:
+            raise
+        except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
+            self._failures.failed(error)
+            return None
+        self._failures.succeeded()
+        return completed
+
+    def finish(self, status: AttemptStatus, message: str = "") -> None:
+        """
+        Close the attempt and carry out what its pins held back; after a success orphans are swept too.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        effects = self._gateway.finish(
+            FinishAttempt(attempt=self.grant.attempt, status=status, message=message)
+        )
+        self._discard(effects, frozenset())
+        if status is AttemptStatus.FINISHED:
+            self._sweep()
+
+    def _take(
+        self, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], new_bytes: int, pinned: AbstractSet[str]
+    ) -> CheckpointRecord:
+        request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key())
+        pending = self._gateway.trigger(request)
+        try:
+            message = self._write(pending, snapshots, state, new_bytes)
+        except StateCheckError as error:
+            self._decline(pending, error)
+            raise
+        return self._acknowledge(message, pinned)
+
+    def _write(
+        self, pending: PendingCheckpoint, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], new_bytes: int
+    ) -> AcknowledgeCheckpoint:
+        state_handle, state_bytes = self._write_state(pending, state)
+        document = self._document(pending, snapshots, state_handle)
+        data = encode_metadata(document)
+        uri = f"{pending.location}/{METADATA_FILE}"
+        # Last of the bytes: a directory with this file in it is whole.
+        self.storage.write_bytes(uri, data)
+        self._documents.remember(document)
+        return AcknowledgeCheckpoint(
+            attempt=self.grant.attempt,
+            checkpoint_id=pending.checkpoint_id,
+            metadata_uri=uri,
+            metadata_size=len(data),
+            metadata_sha256=hashlib.sha256(data).hexdigest(),
+            state_size_bytes=new_bytes + state_bytes,
+            full_size_bytes=state_bytes + sum(handle.size_bytes for handle in snapshots),
+            counts={"snapshots": len(snapshots)},
+        )
+
+    def _write_state(
+        self, pending: PendingCheckpoint, state: dict[str, Any]
+    ) -> tuple[InlineStateHandle | FileStateHandle, int]:
+        data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
+        if len(data) <= INLINE_STATE_BYTES:
+            return InlineStateHandle(value=state), len(data)
+        uri = f"{pending.location}/{epoch_name(self.grant.attempt.epoch)}"
+        self.storage.write_bytes(uri, data)
+        digest = hashlib.sha256(data).hexdigest()
+        return FileStateHandle(uri=uri, size=len(data), sha256=digest), len(data)
+
+    def _document(
+        self,
+        pending: PendingCheckpoint,
+        snapshots: tuple[SnapshotHandle, ...],
+        state: InlineStateHandle | FileStateHandle,
+    ) -> CheckpointDocument:
+        return CheckpointDocument(
+            job_id=self.grant.attempt.job_id,
+            job_name=self.registration.job_name,
+            operator_id=self.grant.attempt.operator_id,
+            uid=self.registration.uid,
+            checkpoint_id=pending.checkpoint_id,
+            epoch=self.grant.attempt.epoch,
+            generation=self.grant.generation,
+            snapshots=snapshots,
+            state=state,
+            created_at=datetime.now(UTC).isoformat(),
+        )
+
+    def _acknowledge(self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]) -> CheckpointRecord:
+        reply = self._gateway.acknowledge(message)
+        self._discard(reply.effects, pinned)
+        if not reply.is_completed or reply.checkpoint is None:
+            raise CheckpointDeclinedError(
+                f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
+                f"checkpoint_timeout_seconds if its bytes need longer to be written.",
+                reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
+            )
+        self.latest = reply.checkpoint
+        log.info(
+            "Checkpoint %s completed: %s snapshots, %s bytes new, %s bytes in all",
+            message.checkpoint_id,
+            message.counts["snapshots"],
+            message.state_size_bytes,
+            message.full_size_bytes,
+        )
+        return reply.checkpoint
+
+    def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
+        message = DeclineCheckpoint(
+            attempt=self.grant.attempt,
+            checkpoint_id=pending.checkpoint_id,
+            reason=CheckpointFailureReason.IO_EXCEPTION,
+            message=str(error),
+        )
+        try:
+            self._gateway.decline(message)
+        except CoordinatorError as declining:
+            # It expires by itself; the error that matters is the one which is being raised.
+            log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
+
+    def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> None:
+        gone = self._cleaner.discard(effects, pinned)
+        if not gone:
+            return
+        attempt = self.grant.attempt
+        try:
+            self._gateway.confirm_discards(
+                ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt)
+            )
+        except StaleAttemptError:
+            raise
+        except CoordinatorError as error:
+            # Deleting again is harmless: the effect stays open and the next reply carries it.
+            log.warning("Discarded checkpoints %s could not be confirmed: %s", gone, error)
+
+    def _sweep(self) -> None:
+        try:
+            sweep(self.storage, self._gateway.describe(self.grant.attempt.job_id))
+        except (StorageError, CoordinatorError) as error:
+            log.warning("Orphans were not swept, a later sweep finds them: %s", error)

@@ -1,0 +1,109 @@
+"""Which checkpoint a try starts from: the newest whose bytes are all there and unchanged."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptGrant,
+    AttemptRef,
+    ConfirmRestore,
+    SkippedCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
+from airflow_provider_statecheck.spark.dataframes import SnapshotManifest, verify_files
+from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
+from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+log = logging.getLogger(__name__)
+
+DATA_DIRECTORY = "data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredStage:
+    """What a try starts from."""
+
+    checkpoint: CheckpointRecord
+    document: CheckpointDocument
+    manifests: dict[str, SnapshotManifest]
+    """By the URI of the snapshot."""
+    state: dict[str, Any]
+    skipped: tuple[SkippedCheckpoint, ...]
+
+    def confirmation(self, attempt: AttemptRef) -> ConfirmRestore:
+        """Return what to tell the coordinator."""
+        return ConfirmRestore(
+            attempt=attempt, checkpoint_id=self.checkpoint.checkpoint_id, skipped=self.skipped
+        )
+
+
+def restore_latest(storage: CheckpointStorage, grant: AttemptGrant) -> RestoredStage:
+    """
+    Load the newest candidate that verifies.
+
+    A storage that does not answer is no reason to fall back: only bytes that are there and wrong, or known to be
+    missing, are.
+
+    :raises NoRestorableCheckpointError: if none verifies.
+    :raises StorageError: if the storage does not answer.
+    """
+    skipped: list[SkippedCheckpoint] = []
+    for candidate in grant.candidates:
+        try:
+            return _load(storage, candidate, tuple(skipped))
+        except UNREADABLE as error:
+            log.error(  # noqa: TRY400 - the reason is in the text, a trace would hide it
+                "Checkpoint %s cannot be restored, falling back to the one before: %s", candidate.checkpoint_id, error
+            )
+            skipped.append(SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
+    raise _none_left(grant, skipped)
+
+
+def _load(
+    storage: CheckpointStorage, candidate: CheckpointRecord, skipped: tuple[SkippedCheckpoint, ...]
+) -> RestoredStage:
+    document = load_document(storage, candidate)
+    manifests = {handle.uri: _verified_manifest(storage, handle) for handle in document.snapshots}
+    return RestoredStage(
+        checkpoint=candidate,
+        document=document,
+        manifests=manifests,
+        state=_load_state(storage, document),
+        skipped=skipped,
+    )
+
+
+def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
+    data = storage.read_verified(
+        f"{handle.uri}/{MANIFEST_FILE}", size=handle.manifest_size, sha256=handle.manifest_sha256
+    )
+    manifest = SnapshotManifest.decode(data)
+    verify_files(storage, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
+    return manifest
+
+
+def _load_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
+    handle = document.state
+    if isinstance(handle, InlineStateHandle):
+        return handle.value
+    data = storage.read_verified(handle.uri, size=handle.size, sha256=handle.sha256)
+    state = json.loads(data)
+    if not isinstance(state, dict):
+        raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(state).__name__}.")
+    return state
+
+
+def _none_left(grant: AttemptGrant, skipped: list[SkippedCheckpoint]) -> NoRestorableCheckpointError:
+    reasons = "; ".join(f"checkpoint {s.checkpoint_id}: {s.reason}" for s in skipped)
+    return NoRestorableCheckpointError(
+        f"The stage is to be restored ({grant.start_reason}), but no completed checkpoint can be read: {reasons}. "
+        f"Bring the files back, or clear the task with on_clear='restart' to start over.",
+        checkpoint_ids=tuple(s.checkpoint_id for s in skipped),
+    )

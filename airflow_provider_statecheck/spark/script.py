@@ -1,0 +1,56 @@
+"""A try outside Airflow: a notebook or a script, with a database of its own."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
+from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+
+def open_attempt(
+    *,
+    job: str,
+    checkpoint_dir: str,
+    metadata: str,
+    uid: str,
+    run: str,
+    on_clear: OnClear,
+    num_retained: int,
+    checkpoint_timeout_seconds: float,
+    tolerable_failed_checkpoints: int,
+    storage_options: dict[str, Any],
+) -> StageAttempt:
+    """Register a try of a script; for the arguments see :meth:`StageContext.open`."""
+    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    registration = RegisterAttempt(
+        job_name=job,
+        uid=uid,
+        attempt_key=new_key(),
+        owner=_owner(job, run),
+        storage_base=storage.base_uri,
+        on_clear=on_clear,
+        num_retained=num_retained,
+        checkpoint_timeout_seconds=checkpoint_timeout_seconds,
+    )
+    gateway = open_gateway(metadata)
+    return StageAttempt(
+        gateway, storage, registration, tolerable_failed_checkpoints=tolerable_failed_checkpoints
+    )
+
+
+def _owner(job: str, run: str) -> AttemptOwner:
+    # A person who starts a script again means what a person means who clears a task, so each start counts as a clear.
+    return AttemptOwner(
+        logical_task=f"script/{job}",
+        run_key=run,
+        run_id=run,
+        clear_marker=new_key(),
+        label=f"process {os.getpid()} on {platform.node()}",
+    )

@@ -1,0 +1,60 @@
+"""What one checkpoint holds, as it is written to ``_metadata``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHandle:
+    """One DataFrame snapshot, which several checkpoints may name."""
+
+    name: str
+    scope: tuple[tuple[str, str], ...] = ()
+    """The loops and items around it, outermost first."""
+    uri: str
+    manifest_size: int
+    manifest_sha256: str
+    size_bytes: int
+    rows: int | None
+    files: int
+    fingerprint: str
+    """Of the code and the snapshots that it was built from."""
+    epoch: int
+    """Of the attempt that wrote it."""
+    seconds: float
+    """What computing and writing it took."""
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineStateHandle:
+    """State small enough to travel in the metadata itself."""
+
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStateHandle:
+    """State in a file of its own."""
+
+    uri: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDocument:
+    """All that a restore needs to know; no code, nothing to unpickle."""
+
+    job_id: str
+    job_name: str
+    operator_id: str
+    uid: str
+    checkpoint_id: int
+    epoch: int
+    generation: int
+    snapshots: tuple[SnapshotHandle, ...]
+    state: InlineStateHandle | FileStateHandle
+    created_at: str

@@ -1,0 +1,459 @@
+"""
+The contract of a checkpoint coordinator, as a suite that every form of it passes.
+
+Subclass :class:`CoordinatorContract` and give the fixtures ``clock`` and ``gateway``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeResult,
+    AttemptGrant,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    SkippedCheckpoint,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+    StaleAttemptError,
+)
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import (
+    complete_checkpoint,
+    make_acknowledgement,
+    make_owner,
+    make_registration,
+)
+
+JOB = job_id_of("sales")
+OPERATOR = operator_id_of("aggregate")
+
+
+def _statuses(gateway: CheckpointCoordinatorGateway) -> dict[int, CheckpointStatus]:
+    return {c.checkpoint_id: c.status for c in gateway.describe(JOB).checkpoints}
+
+
+def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: AttemptStatus) -> None:
+    gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
+
+
+class CoordinatorContract:
+    """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that the coordinator uses."""
+        return ManualClock()
+
+    # --- register
+
+    def test_first_attempt_starts_fresh_with_epoch_and_generation_one(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        grant = gateway.register(make_registration())
+        assert (grant.attempt.epoch, grant.generation, grant.is_restore) == (1, 1, False)
+
+    def test_registration_repeated_with_one_key_gives_the_same_epoch(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        request = make_registration()
+        first = gateway.register(request)
+        complete_checkpoint(gateway, first.attempt)
+        again = gateway.register(request)
+        assert again.attempt == first.attempt
+        assert not again.is_restore
+
+    def test_registration_of_a_replaced_attempt_repeated_is_stale(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        request = make_registration()
+        gateway.register(request)
+        gateway.register(make_registration())
+        with pytest.raises(StaleAttemptError):
+            gateway.register(request)
+
+    def test_retry_restores_the_newest_completed_checkpoint(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        complete_checkpoint(gateway, first.attempt)
+        retry = gateway.register(make_registration())
+        assert retry.is_restore
+        assert [c.checkpoint_id for c in retry.candidates] == [2, 1]
+        assert retry.generation == first.generation
+
+    def test_retry_without_any_completed_checkpoint_is_a_fresh_start_in_a_new_generation(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        gateway.register(make_registration())
+        retry = gateway.register(make_registration())
+        assert (retry.is_restore, retry.generation) == (False, 2)
+
+    def test_pending_checkpoint_of_the_fenced_attempt_is_aborted_and_awaits_its_discard(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration())
+        gateway.trigger(TriggerCheckpoint(attempt=first.attempt, request_key=new_key()))
+        retry = gateway.register(make_registration())
+        assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
+        assert [c.checkpoint_id for c in retry.effects.discards] == [1]
+
+    def test_fenced_attempt_is_recorded_as_fenced(self, gateway: CheckpointCoordinatorGateway) -> None:
+        gateway.register(make_registration())
+        gateway.register(make_registration())
+        assert [a.status for a in gateway.describe(JOB).attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
+
+    def test_settings_out_of_range_are_refused_before_anything_is_written(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        with pytest.raises(InvalidConfigurationError, match="num_retained"):
+            gateway.register(make_registration(num_retained=0))
+        with pytest.raises(CheckpointNotFoundError):
+            gateway.describe(JOB)
+
+    # --- clear and retry
+
+    @pytest.mark.parametrize("ended", [AttemptStatus.FAILED, None], ids=["failed", "died"])
+    def test_clear_after_failure_restores_and_compares_fingerprints(
+        self, gateway: CheckpointCoordinatorGateway, ended: AttemptStatus | None
+    ) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        if ended is not None:
+            _finish(gateway, first, ended)
+        cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
+        assert (cleared.is_restore, cleared.verify_fingerprints) == (True, True)
+
+    def test_clear_after_success_restarts_in_a_new_generation(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        _finish(gateway, first, AttemptStatus.FINISHED)
+        cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
+        assert (cleared.is_restore, cleared.generation) == (False, 2)
+
+    def test_retry_after_a_success_that_airflow_never_saw_restores(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        _finish(gateway, first, AttemptStatus.FINISHED)
+        assert gateway.register(make_registration()).is_restore
+
+    def test_on_clear_resume_keeps_changed_steps_even_after_success(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        _finish(gateway, first, AttemptStatus.FINISHED)
+        owner = make_owner(clear_marker="5/0")
+        cleared = gateway.register(make_registration(owner=owner, on_clear=OnClear.RESUME))
+        assert (cleared.is_restore, cleared.verify_fingerprints) == (True, False)
+
+    def test_on_clear_restart_starts_over_after_a_clear_but_not_after_a_retry(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration(on_clear=OnClear.RESTART))
+        complete_checkpoint(gateway, first.attempt)
+        assert gateway.register(make_registration(on_clear=OnClear.RESTART)).is_restore
+        owner = make_owner(clear_marker="5/0")
+        assert not gateway.register(make_registration(owner=owner, on_clear=OnClear.RESTART)).is_restore
+
+    def test_new_run_under_an_old_logical_date_restarts(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        again = gateway.register(make_registration(owner=make_owner(run_id="manual__2")))
+        assert (again.is_restore, again.generation) == (False, 2)
+
+    def test_new_run_under_an_old_logical_date_resumes_in_the_test_namespace(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        name = "test/sales"
+        first = gateway.register(make_registration(job_name=name))
+        complete_checkpoint(gateway, first.attempt)
+        again = gateway.register(make_registration(job_name=name, owner=make_owner(run_id="temporary__2")))
+        assert again.is_restore
+
+    def test_a_named_job_goes_on_in_the_next_run(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        _finish(gateway, first, AttemptStatus.FINISHED)
+        tomorrow = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
+        assert gateway.register(make_registration(owner=tomorrow)).is_restore
+
+    def test_a_restart_that_dies_before_its_first_checkpoint_does_not_fall_back_to_the_old_generation(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        _finish(gateway, first, AttemptStatus.FINISHED)
+        owner = make_owner(clear_marker="5/0")
+        gateway.register(make_registration(owner=owner))
+        retry = gateway.register(make_registration(owner=owner))
+        assert not retry.is_restore
+
+    # --- trigger, acknowledge, decline
+
+    def test_ids_start_at_one_and_are_never_used_again(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        trigger = TriggerCheckpoint(attempt=first.attempt, request_key=new_key())
+        assert gateway.trigger(trigger).checkpoint_id == 1
+        second = gateway.register(make_registration())
+        assert gateway.trigger(replace(trigger, attempt=second.attempt, request_key=new_key())).checkpoint_id == 2
+
+    def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        request = TriggerCheckpoint(attempt=attempt, request_key=new_key())
+        assert gateway.trigger(request) == gateway.trigger(request)
+        assert len(gateway.describe(JOB).checkpoints) == 1
+
+    def test_acknowledgement_completes_and_keeps_what_it_said(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        message = make_acknowledgement(attempt, pending.checkpoint_id, state_size_bytes=7, full_size_bytes=9)
+        reply = gateway.acknowledge(message)
+        latest = gateway.latest(JOB, OPERATOR)
+        assert reply.result is AcknowledgeResult.SUCCESS
+        assert latest is not None
+        assert (latest.metadata_uri, latest.state_size_bytes, latest.full_size_bytes, latest.counts) == (
+            message.metadata_uri,
+            7,
+            9,
+            {"snapshots": 1},
+        )
+
+    def test_repeated_acknowledgement_answers_with_the_open_effects(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration(num_retained=1)).attempt
+        complete_checkpoint(gateway, attempt)
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        message = make_acknowledgement(attempt, pending.checkpoint_id)
+        first, again = gateway.acknowledge(message), gateway.acknowledge(message)
+        assert again.result is AcknowledgeResult.DUPLICATE
+        assert again.effects == first.effects
+        assert [c.checkpoint_id for c in again.effects.discards] == [1]
+
+    def test_acknowledgement_of_an_unknown_checkpoint_changes_nothing(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        assert gateway.acknowledge(make_acknowledgement(attempt, 99)).result is AcknowledgeResult.UNKNOWN
+        assert gateway.latest(JOB, OPERATOR) is None
+
+    def test_acknowledgement_after_the_timeout_is_discarded(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        clock.advance(11)
+        reply = gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id))
+        row = gateway.describe(JOB).checkpoints[0]
+        assert reply.result is AcknowledgeResult.DISCARDED
+        assert row.failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED
+        assert [c.checkpoint_id for c in reply.effects.discards] == [1]
+
+    def test_time_within_a_job_never_runs_backwards(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        clock.advance(100)
+        first = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        clock.advance(-50)
+        second = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        assert second.triggered_at == first.triggered_at
+
+    def test_completion_aborts_older_pending_checkpoints_of_the_operator(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        complete_checkpoint(gateway, attempt)
+        rows = gateway.describe(JOB).checkpoints
+        assert [r.status for r in rows] == [CheckpointStatus.ABORTED, CheckpointStatus.COMPLETED]
+        assert rows[0].failure_reason == CheckpointFailureReason.CHECKPOINT_SUBSUMED
+
+    def test_decline_aborts_once_and_keeps_its_reason(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        reason = CheckpointFailureReason.IO_EXCEPTION
+        message = DeclineCheckpoint(
+            attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message="disk full"
+        )
+        gateway.decline(message)
+        gateway.decline(replace(message, reason=CheckpointFailureReason.CHECKPOINT_DECLINED))
+        row = gateway.describe(JOB).checkpoints[0]
+        assert (row.failure_reason, row.failure_message) == (reason, "disk full")
+
+    def test_decline_of_a_completed_checkpoint_changes_nothing(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        complete_checkpoint(gateway, attempt)
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=1, reason=reason))
+        assert _statuses(gateway) == {1: CheckpointStatus.COMPLETED}
+
+    # --- retention, effects, pins
+
+    def test_the_newest_two_are_retained_by_default(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        for _ in range(3):
+            reply = complete_checkpoint(gateway, attempt)
+        assert _statuses(gateway) == {
+            1: CheckpointStatus.SUBSUMED,
+            2: CheckpointStatus.COMPLETED,
+            3: CheckpointStatus.COMPLETED,
+        }
+        assert [c.checkpoint_id for c in reply.effects.discards] == [1]
+        assert [c.checkpoint_id for c in reply.effects.retained] == [2, 3]
+
+    def test_a_confirmed_discard_is_no_longer_open(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration(num_retained=1)).attempt
+        for _ in range(2):
+            complete_checkpoint(gateway, attempt)
+        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        assert complete_checkpoint(gateway, attempt).effects.discards[0].checkpoint_id == 2
+
+    def test_a_discard_of_a_retained_checkpoint_cannot_be_confirmed(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        complete_checkpoint(gateway, attempt)
+        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1, 99), attempt=attempt))
+        latest = gateway.latest(JOB, OPERATOR)
+        assert latest is not None
+        assert latest.discarded_at is None
+
+    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
+        retry = gateway.register(make_registration(num_retained=1))
+        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1))
+        reply = complete_checkpoint(gateway, retry.attempt)
+        assert _statuses(gateway)[1] is CheckpointStatus.SUBSUMED
+        assert reply.effects.discards == ()
+        assert [c.checkpoint_id for c in reply.effects.retained] == [1, 2]
+        effects = gateway.finish(FinishAttempt(attempt=retry.attempt, status=AttemptStatus.FINISHED))
+        assert [c.checkpoint_id for c in effects.discards] == [1]
+
+    def test_an_unusable_checkpoint_takes_no_place_in_retention(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        for _ in range(2):
+            complete_checkpoint(gateway, first.attempt)
+        retry = gateway.register(make_registration())
+        skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
+        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        complete_checkpoint(gateway, retry.attempt)
+        assert _statuses(gateway) == dict.fromkeys((1, 2, 3), CheckpointStatus.COMPLETED)
+        complete_checkpoint(gateway, retry.attempt)
+        assert [i for i, s in _statuses(gateway).items() if s is CheckpointStatus.SUBSUMED] == [1, 2]
+
+    def test_a_checkpoint_that_can_be_read_again_counts_again(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        for _ in range(2):
+            complete_checkpoint(gateway, first.attempt)
+        retry = gateway.register(make_registration())
+        skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
+        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        again = gateway.register(make_registration())
+        assert [c.checkpoint_id for c in again.candidates] == [2, 1]
+        gateway.confirm_restore(ConfirmRestore(attempt=again.attempt, checkpoint_id=2))
+        assert [c.unusable_reason for c in gateway.describe(JOB).checkpoints] == [None, None]
+
+    def test_restore_of_something_that_is_not_a_completed_checkpoint_is_refused(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        with pytest.raises(CheckpointNotFoundError, match="pending"):
+            gateway.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=1))
+
+    def test_two_operators_of_one_job_never_subsume_each_other(self, gateway: CheckpointCoordinatorGateway) -> None:
+        slow = gateway.register(make_registration(uid="slow", num_retained=1))
+        fast = gateway.register(make_registration(uid="fast", num_retained=1))
+        slow_reply = complete_checkpoint(gateway, slow.attempt)
+        for _ in range(5):
+            fast_reply = complete_checkpoint(gateway, fast.attempt)
+        assert gateway.latest(JOB, slow.attempt.operator_id) == slow_reply.checkpoint
+        assert gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
+        assert 1 not in {c.checkpoint_id for c in fast_reply.effects.discards}
+
+    # --- the end of an attempt
+
+    def test_finish_aborts_what_is_pending_and_may_be_repeated(self, gateway: CheckpointCoordinatorGateway) -> None:
+        grant = gateway.register(make_registration())
+        gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
+        message = FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, message="boom")
+        assert gateway.finish(message) == gateway.finish(message)
+        attempt = gateway.describe(JOB).attempts[0]
+        assert (attempt.status, attempt.message) == (AttemptStatus.FAILED, "boom")
+        assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
+
+    def test_an_attempt_cannot_end_as_running(self, gateway: CheckpointCoordinatorGateway) -> None:
+        grant = gateway.register(make_registration())
+        with pytest.raises(InvalidConfigurationError):
+            gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.RUNNING))
+
+    def test_an_ended_attempt_takes_no_more_checkpoints(self, gateway: CheckpointCoordinatorGateway) -> None:
+        grant = gateway.register(make_registration())
+        _finish(gateway, grant, AttemptStatus.FINISHED)
+        with pytest.raises(StaleAttemptError, match="already ended"):
+            gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
+
+    # --- the fence
+
+    def test_a_zombie_changes_nothing(self, gateway: CheckpointCoordinatorGateway) -> None:
+        zombie = gateway.register(make_registration(num_retained=1)).attempt
+        for _ in range(2):
+            complete_checkpoint(gateway, zombie)
+        pending = gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key()))
+        gateway.register(make_registration(num_retained=1))
+        before = gateway.describe(JOB)
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        calls = [
+            lambda: gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key())),
+            lambda: gateway.acknowledge(make_acknowledgement(zombie, pending.checkpoint_id)),
+            lambda: gateway.acknowledge(make_acknowledgement(zombie, 2)),
+            lambda: gateway.decline(DeclineCheckpoint(attempt=zombie, checkpoint_id=2, reason=reason)),
+            lambda: gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=zombie)),
+            lambda: gateway.confirm_restore(ConfirmRestore(attempt=zombie, checkpoint_id=2)),
+            lambda: gateway.finish(FinishAttempt(attempt=zombie, status=AttemptStatus.FINISHED)),
+        ]
+        for call in calls:
+            with pytest.raises(StaleAttemptError, match="replaced by attempt 2"):
+                call()
+        after = gateway.describe(JOB)
+        assert (after.attempts, after.checkpoints, after.operators) == (
+            before.attempts,
+            before.checkpoints,
+            before.operators,
+        )
+
+    def test_an_attempt_that_never_registered_is_refused(self, gateway: CheckpointCoordinatorGateway) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        with pytest.raises(StaleAttemptError, match="not registered"):
+            gateway.trigger(TriggerCheckpoint(attempt=replace(attempt, epoch=7), request_key=new_key()))
+
+    def test_a_lost_history_is_an_error_and_never_an_empty_start(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        self.lose_completed_checkpoints(gateway)
+        with pytest.raises(NoRestorableCheckpointError, match="restart"):
+            gateway.register(make_registration())
+
+    def lose_completed_checkpoints(self, gateway: CheckpointCoordinatorGateway) -> None:
+        """Subsume every completed checkpoint behind the coordinator's back; subclasses know where the rows are."""
+        pytest.skip("this form of the coordinator does not let a test reach its rows")

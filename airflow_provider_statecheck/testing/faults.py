@@ -1,0 +1,111 @@
+"""
+Faults by number: every call on storage and gateway is a point at which a stage can be made to fail.
+
+A run without a fault counts the points; then each can be tried in turn. Nobody has to list them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError, StorageError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+STORAGE_CALLS = (
+    "write_bytes",
+    "read_bytes",
+    "read_range",
+    "read_verified",
+    "list_files",
+    "list_directories",
+    "delete_file",
+    "delete_directory",
+)
+GATEWAY_CALLS = (
+    "register",
+    "confirm_restore",
+    "trigger",
+    "acknowledge",
+    "decline",
+    "confirm_discards",
+    "finish",
+    "describe",
+)
+
+
+class FaultMode(StrEnum):
+    """How a call fails."""
+
+    ERROR = "error"
+    """It raises and has no effect."""
+    KILL = "kill"
+    """The process dies before the effect."""
+    REPLY_LOST = "reply_lost"
+    """It has its effect and raises."""
+    KILL_AFTER = "kill_after"
+    """The process dies right after the effect."""
+
+
+@dataclass(slots=True)
+class FaultPlan:
+    """
+    Counts calls and makes one of them fail.
+
+    :param point: Number of the call, from 1; ``None`` for a run without a fault.
+    :param mode: How it fails.
+    """
+
+    point: int | None = None
+    mode: FaultMode = FaultMode.ERROR
+    calls: list[str] = field(default_factory=list)
+    """The name of each call so far."""
+
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[StateCheckError]) -> Any:
+        """Make a call, or fail as planned."""
+        self.calls.append(name)
+        if len(self.calls) != self.point:
+            return call()
+        if self.mode is FaultMode.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.mode is FaultMode.ERROR:
+            raise error(f"Injected fault before {name}, call {self.point}.")
+        call()
+        if self.mode is FaultMode.KILL_AFTER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise error(f"Injected fault after {name}, call {self.point}.")
+
+
+class _Counted:
+    """Passes everything on to another object, the named calls by way of a plan."""
+
+    def __init__(self, target: Any, plan: FaultPlan, names: tuple[str, ...], error: type[StateCheckError]) -> None:
+        self._target = target
+        self._plan = plan
+        self._names = names
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._target, name)
+        if name not in self._names:
+            return attribute
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            return self._plan.carry_out(name, lambda: attribute(*args, **kwargs), self._error)
+
+        return counted
+
+
+def faulty_storage(storage: CheckpointStorage, plan: FaultPlan) -> Any:
+    """Return a storage whose calls the plan counts; what it raises is a ``StorageError``."""
+    return _Counted(storage, plan, STORAGE_CALLS, StorageError)
+
+
+def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> Any:
+    """Return a gateway whose calls the plan counts; what it raises is a ``CommitStateUnknownError``."""
+    return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)

@@ -1,0 +1,162 @@
+"""The rows of all jobs in memory: the simplest store that keeps the contract, assumed to be right in comparisons."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+
+
+@dataclass
+class _Rows:
+    job: JobRecord
+    operators: dict[OperatorId, OperatorRecord] = field(default_factory=dict)
+    attempts: dict[tuple[OperatorId, int], AttemptRecord] = field(default_factory=dict)
+    checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+
+
+class InMemoryJobTransaction:
+    """A transition on a private copy of the rows, which replaces them at commit."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of this transition."""
+        return self._rows.job.seen_at
+
+    @property
+    def job(self) -> JobRecord:
+        """Return the job's row."""
+        return self._rows.job
+
+    def draw_checkpoint_id(self) -> int:
+        """Return the next id of the job."""
+        drawn = self._rows.job.next_checkpoint_id
+        self._rows.job = replace(self._rows.job, next_checkpoint_id=drawn + 1)
+        return drawn
+
+    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
+        """Return an operator of the job."""
+        return self._rows.operators.get(operator_id)
+
+    def save_operator(self, record: OperatorRecord) -> None:
+        """Insert or replace an operator."""
+        self._rows.operators[record.operator_id] = record
+
+    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
+        """Return an attempt by its epoch."""
+        return self._rows.attempts.get((operator_id, epoch))
+
+    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
+        """Return an attempt by the key its client made."""
+        return next((a for a in self._rows.attempts.values() if a.attempt_key == attempt_key), None)
+
+    def save_attempt(self, record: AttemptRecord) -> None:
+        """Insert or replace an attempt."""
+        self._rows.attempts[(record.operator_id, record.epoch)] = record
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of the job."""
+        return self._rows.checkpoints.get(checkpoint_id)
+
+    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        """Return a checkpoint by the key its client made."""
+        return next((c for c in self._rows.checkpoints.values() if c.request_key == request_key), None)
+
+    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
+        """Return the checkpoints of an operator that are pending, completed or await their discard."""
+        mine = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
+        return [c for c in mine if c.discarded_at is None]
+
+    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
+        """Tell whether a generation ever completed a checkpoint."""
+        rows = self._rows.checkpoints.values()
+        key = (operator_id, generation)
+        return any((c.operator_id, c.generation) == key and c.completed_at is not None for c in rows)
+
+    def add_checkpoint(self, record: CheckpointRecord) -> None:
+        """Insert a checkpoint."""
+        if record.checkpoint_id in self._rows.checkpoints:
+            raise CoordinatorError(f"Checkpoint {record.checkpoint_id} of job {record.job_id} exists already.")
+        self._rows.checkpoints[record.checkpoint_id] = record
+
+    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        """Replace a checkpoint if its status is still the expected one."""
+        found = self._rows.checkpoints.get(record.checkpoint_id)
+        if found is None or found.status is not expected:
+            raise CoordinatorError(
+                f"Expected checkpoint {record.checkpoint_id} to be {expected.value}, "
+                f"found {found.status.value if found else 'none'}; load it again."
+            )
+        self._rows.checkpoints[record.checkpoint_id] = record
+
+
+class InMemoryJobStore:
+    """
+    Rows that live as long as the process.
+
+    :param clock: Where time comes from.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._jobs: dict[JobId, _Rows] = {}
+
+    @contextmanager
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
+        """Begin a transition of a job; all jobs wait for each other."""
+        with self._lock:
+            rows = deepcopy(self._jobs.get(job_id)) or self._new_rows(job_id, create_as)
+            now = max(self._clock.now(), rows.job.seen_at)
+            rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
+            yield InMemoryJobTransaction(rows)
+            self._jobs[job_id] = rows
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        with self._lock:
+            rows = [r.job for r in self._jobs.values()]
+        return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all rows of a job."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            if rows is None:
+                raise _no_such_job(job_id)
+            return JobView(
+                job=rows.job,
+                operators=tuple(rows.operators.values()),
+                attempts=tuple(a for _, a in sorted(rows.attempts.items())),
+                checkpoints=tuple(c for _, c in sorted(rows.checkpoints.items())),
+            )
+
+    def _new_rows(self, job_id: JobId, name: str | None) -> _Rows:
+        if name is None:
+            raise _no_such_job(job_id)
+        now = self._clock.now()
+        return _Rows(
+            JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
+        )
+
+
+def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
+    return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)

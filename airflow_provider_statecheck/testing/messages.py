@@ -1,0 +1,59 @@
+"""Small factories of the messages that a stage sends, with defaults that do not matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AttemptRef,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+
+
+def make_owner(**changes: Any) -> AttemptOwner:
+    """Return the owner of an attempt."""
+    values: dict[str, Any] = {
+        "logical_task": "dag/task",
+        "run_key": "2026-01-01",
+        "run_id": "scheduled__2026-01-01",
+        "clear_marker": "3/0",
+        "label": "dag.task",
+    }
+    return AttemptOwner(**values | changes)
+
+
+def make_registration(**changes: Any) -> RegisterAttempt:
+    """Return a registration with a new attempt key."""
+    values: dict[str, Any] = {
+        "job_name": "sales",
+        "uid": "aggregate",
+        "attempt_key": new_key(),
+        "owner": make_owner(),
+        "storage_base": "memory://base",
+    }
+    return RegisterAttempt(**values | changes)
+
+
+def make_acknowledgement(attempt: AttemptRef, checkpoint_id: int, **changes: Any) -> AcknowledgeCheckpoint:
+    """Return an acknowledgement of a checkpoint."""
+    values: dict[str, Any] = {
+        "attempt": attempt,
+        "checkpoint_id": checkpoint_id,
+        "metadata_uri": f"memory://base/{attempt.job_id}/chk-{checkpoint_id}/_metadata",
+        "metadata_size": 100,
+        "metadata_sha256": "0" * 64,
+        "counts": {"snapshots": 1},
+    }
+    return AcknowledgeCheckpoint(**values | changes)
+
+
+def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef) -> AcknowledgeReply:
+    """Trigger and acknowledge one checkpoint."""
+    pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    return gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id))

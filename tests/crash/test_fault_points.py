@@ -1,0 +1,175 @@
+"""
+A stage fails at every single call on storage and gateway, in every way; the next try ends as if nothing had happened.
+
+The points are counted in a run without a fault. Each case runs in a child process of its own, so that a kill is a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.restore import _load
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.sweep import sweep
+from airflow_provider_statecheck.testing.faults import FaultMode
+from tests.crash import pipeline
+
+SIGKILLED = -9
+
+
+@dataclass
+class Tries:
+    """Runs tries of the stage in children of the zygote."""
+
+    process: subprocess.Popen[str]
+    work: Path
+
+    def run(self, **command: Any) -> int:
+        """Run one try and return its exit status."""
+        (self.work / "result.json").unlink(missing_ok=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"work": str(self.work), **command}) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def outcome(self) -> dict[str, Any]:
+        """Return what the last try gave."""
+        return dict(json.loads((self.work / "result.json").read_text()))
+
+    def reset(self, prepared: Path | None) -> None:
+        """Begin with an empty folder, or with one as a failed try left it; always under one path, which rows name."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        if prepared is None:
+            self.work.mkdir()
+        else:
+            shutil.copytree(prepared, self.work)
+
+
+@pytest.fixture(scope="module")
+def tries(driver_jvm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tries]:
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.crash.zygote"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, **driver_jvm, "PYTHONPATH": str(root)},
+    )
+    yield Tries(process, tmp_path_factory.mktemp("crash") / "work")
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+def _undisturbed(tries: Tries) -> dict[str, Any]:
+    tries.reset(None)
+    assert tries.run() == 0
+    return tries.outcome()
+
+
+def _storage_and_view(work: Path) -> tuple[CheckpointStorage, JobView]:
+    storage = CheckpointStorage.open(str(work / "checkpoints"))
+    engine = open_engine(f"sqlite:///{work}/state.db")
+    try:
+        return storage, CheckpointCoordinator(SqlJobStore(engine)).describe(job_id_of(pipeline.JOB))
+    finally:
+        engine.dispose()
+
+
+def _directories(storage: CheckpointStorage, view: JobView) -> set[str]:
+    root = job_uri(storage.base_uri, view.job.job_id)
+    return {str(Path(name).parent).removesuffix("/data") for name in storage.list_files(root)}
+
+
+def _check_bytes(work: Path) -> None:
+    """No live row names a missing file; after a sweep nothing is there that no live row names."""
+    storage, view = _storage_and_view(work)
+    live = [c for c in view.checkpoints if c.is_restorable]
+    assert live, "the stage has ended and its last checkpoint is retained"
+    loaded = [_load(storage, checkpoint, ()) for checkpoint in live]
+    sweep(storage, view)
+    root = job_uri(storage.base_uri, view.job.job_id) + "/"
+    named = {f"chk-{c.checkpoint_id}" for c in live}
+    named |= {handle.uri.removeprefix(root) for stage in loaded for handle in stage.document.snapshots}
+    assert _directories(storage, view) == named
+
+
+def _check_recomputed(work: Path, once: Counter[str]) -> None:
+    """At most the step in progress was computed twice: one snapshot or item, with the item around it."""
+    again = Counter(pipeline.computed_steps(work)) - once
+    assert sum(again.values()) <= 2
+    assert len({step.split()[-1] for step in again}) <= 1
+
+
+def _cases(tries: Tries, prepared: Path | None, modes: list[FaultMode]) -> Iterator[tuple[int, FaultMode]]:
+    tries.reset(prepared)
+    assert tries.run() == 0
+    points = len(tries.outcome()["calls"])
+    assert points > 10
+    for mode in modes:
+        for point in range(1, points + 1):
+            yield point, mode
+
+
+def _check_every_point(tries: Tries, prepared: Path | None, modes: list[FaultMode], expected: Any) -> None:
+    once = Counter(["numbers", "item 1", "item 2", "multiples 1", "multiples 2"])
+    if prepared is not None:
+        once = Counter(pipeline.computed_steps(prepared)) + Counter(["item 2", "multiples 2"])
+    for point, mode in _cases(tries, prepared, modes):
+        tries.reset(prepared)
+        status = tries.run(point=point, mode=mode)
+        where = f"{mode} at call {point}, status {status}"
+        if mode in (FaultMode.KILL, FaultMode.KILL_AFTER):
+            assert status == SIGKILLED, where
+        if status != 0:
+            assert tries.run() == 0, where + (tries.work / "error.txt").read_text()
+        assert tries.outcome()["result"] == expected, where
+        _check_bytes(tries.work)
+        _check_recomputed(tries.work, once)
+
+
+MODES = [
+    pytest.param([FaultMode.ERROR], id="error"),
+    pytest.param([FaultMode.KILL], id="kill"),
+    pytest.param([FaultMode.REPLY_LOST], id="reply_lost"),
+    pytest.param([FaultMode.KILL_AFTER], id="kill_after", marks=pytest.mark.soak),
+]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("modes", MODES)
+def test_fresh_try_that_fails_at_any_call_is_made_good_by_the_next(tries: Tries, modes: list[FaultMode]) -> None:
+    expected = _undisturbed(tries)["result"]
+    _check_every_point(tries, None, modes, expected)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("modes", MODES)
+def test_resuming_try_that_fails_at_any_call_is_made_good_by_the_next(
+    tries: Tries, modes: list[FaultMode], tmp_path: Path
+) -> None:
+    expected = _undisturbed(tries)["result"]
+    tries.reset(None)
+    assert tries.run(fail_at=2) != 0
+    prepared = tmp_path / "prepared"
+    shutil.copytree(tries.work, prepared)
+    _check_every_point(tries, prepared, modes, expected)

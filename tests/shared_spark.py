@@ -1,0 +1,40 @@
+"""The one Spark of a test session, started when the first test asks for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.spark.session import start_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONF = {
+    "spark.master": "local[2]",
+    "spark.app.name": "statecheck-tests",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "2g",
+}
+
+
+@functools.cache
+def shared_session() -> SparkSession:
+    """Return the session; its JVM ends with this process."""
+    session = start_session(CONF)
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def gateway_environment() -> dict[str, str]:
+    """Return what lets another process use the same JVM."""
+    gateway = shared_session().sparkContext._gateway
+    assert gateway is not None
+    parameters = gateway.gateway_parameters
+    return {
+        "PYSPARK_GATEWAY_PORT": str(parameters.port),
+        "PYSPARK_GATEWAY_SECRET": str(parameters.auth_token),
+    }
