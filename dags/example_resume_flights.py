@@ -40,7 +40,7 @@ def example_resume_flights() -> None:
                 "origin", "time_hour", "wind_speed", "visibility"
             ),
         )
-        legs = Window.partitionBy("tailnum").orderBy("time_hour", "sched_dep_time")
+        legs = Window.partitionBy("tailnum").orderBy("time_hour", "sched_dep_time", "flight")
         rotations = checkpoint.snapshot(
             "rotations",
             lambda: flights.withColumn("previous_delay", F.lag("arr_delay").over(legs)).withColumn(
@@ -64,8 +64,8 @@ def example_resume_flights() -> None:
                     F.count(F.lit(1)).alias("flights"),
                     F.round(F.avg("dep_delay"), 3).alias("mean_delay"),
                     F.expr("percentile(dep_delay, 0.9)").alias("p90_delay"),
-                    F.round(F.corr("previous_delay", "dep_delay"), 6).alias("inherited"),
-                    F.round(F.corr("wind_speed", "dep_delay"), 6).alias("wind"),
+                    F.round(F.avg("previous_delay"), 3).alias("mean_inherited"),
+                    F.round(F.avg("wind_speed"), 3).alias("mean_wind"),
                 )
                 .orderBy("origin", "dest", "carrier")
             )

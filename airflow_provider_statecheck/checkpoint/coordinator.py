@@ -136,14 +136,6 @@ class CheckpointCoordinator:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             reply = _acknowledge(tx, attempt, request)
-        if reply.result is AcknowledgeResult.SUCCESS:
-            log.info(
-                "Checkpoint %s of attempt %s completed: %s bytes new, %s in all",
-                request.checkpoint_id,
-                attempt.epoch,
-                request.state_size_bytes,
-                request.full_size_bytes,
-            )
         return reply
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
+from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS, PySparkOperator
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
@@ -76,7 +76,8 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            python_callable=with_optional_parameters(python_callable, CHECKPOINT_PARAMETER), **kwargs
+            python_callable=with_optional_parameters(python_callable, CHECKPOINT_PARAMETER, *SPARK_CONTEXT_KEYS),
+            **kwargs,
         )
         self.job = job
         self.uid = uid

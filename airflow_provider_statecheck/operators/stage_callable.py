@@ -104,8 +104,25 @@ class StageCallable(PythonOperator):
 
 
 def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """Let Airflow bind the function's arguments although some are given only when it runs."""
+    """
+    Let Airflow bind the function's arguments although some are given only when it runs.
+
+    Those get a default; what stands behind them can then be given by name only.
+
+    :param names: The parameters that are given when the function runs.
+    """
     signature = inspect.signature(function)
-    parameters = [p.replace(default=None) if p.name in names else p for p in signature.parameters.values()]
+    parameters: list[inspect.Parameter] = []
+    by_name_only = False
+    for parameter in signature.parameters.values():
+        is_optional = parameter.name in names
+        by_name_only = by_name_only or is_optional
+        default = None if is_optional else parameter.default
+        parameters.append(parameter.replace(default=default, kind=_kind(parameter, by_name_only=by_name_only)))
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
+
+
+def _kind(parameter: inspect.Parameter, *, by_name_only: bool) -> Any:
+    is_plain = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter.KEYWORD_ONLY if by_name_only and is_plain else parameter.kind

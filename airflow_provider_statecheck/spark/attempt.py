@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -102,13 +103,20 @@ class StageAttempt:
         return restored
 
     def take_checkpoint(
-        self, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], *, new_bytes: int, pinned: AbstractSet[str]
+        self,
+        snapshots: tuple[SnapshotHandle, ...],
+        state: dict[str, Any],
+        *,
+        finished_items: int,
+        new_bytes: int,
+        pinned: AbstractSet[str],
     ) -> CheckpointRecord | None:
         """
         Take one checkpoint of the stage.
 
         :param snapshots: All live snapshots; their bytes are on storage.
         :param state: The rest of the state as JSON.
+        :param finished_items: How many items of loops are finished, for people.
         :param new_bytes: How many bytes are new since the last checkpoint.
         :param pinned: URIs of snapshots that must stay although no checkpoint may name them.
         :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
@@ -116,7 +124,7 @@ class StageAttempt:
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
         try:
-            completed = self._take(snapshots, state, new_bytes, pinned)
+            completed = self._take(snapshots, state, finished_items, new_bytes, pinned)
         except StaleAttemptError:
             raise
         except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
@@ -139,12 +147,20 @@ class StageAttempt:
             self._sweep()
 
     def _take(
-        self, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], new_bytes: int, pinned: AbstractSet[str]
+        self,
+        snapshots: tuple[SnapshotHandle, ...],
+        state: dict[str, Any],
+        finished_items: int,
+        new_bytes: int,
+        pinned: AbstractSet[str],
     ) -> CheckpointRecord:
         request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key())
         pending = self._gateway.trigger(request)
         try:
-            message = self._write(pending, snapshots, state, new_bytes)
+            message = replace(
+                self._write(pending, snapshots, state, new_bytes),
+                counts={"snapshots": len(snapshots), "items": finished_items},
+            )
         except StateCheckError as error:
             self._decline(pending, error)
             raise
@@ -168,7 +184,6 @@ class StageAttempt:
             metadata_sha256=hashlib.sha256(data).hexdigest(),
             state_size_bytes=new_bytes + state_bytes,
             full_size_bytes=state_bytes + sum(handle.size_bytes for handle in snapshots),
-            counts={"snapshots": len(snapshots)},
         )
 
     def _write_state(
@@ -212,9 +227,10 @@ class StageAttempt:
             )
         self.latest = reply.checkpoint
         log.info(
-            "Checkpoint %s completed: %s snapshots, %s bytes new, %s bytes in all",
+            "Checkpoint %s completed: %s snapshots, %s finished items, %s bytes new, %s bytes in all",
             message.checkpoint_id,
             message.counts["snapshots"],
+            message.counts["items"],
             message.state_size_bytes,
             message.full_size_bytes,
         )

@@ -197,7 +197,11 @@ class StageContext:
         """
         content = self._content()
         completed = self._attempt.take_checkpoint(
-            self._snapshots.handles, content[1], new_bytes=self._unsaved_bytes, pinned=self._snapshots.pinned
+            self._snapshots.handles,
+            content[1],
+            finished_items=self._progress.finished_items,
+            new_bytes=self._unsaved_bytes,
+            pinned=self._snapshots.pinned,
         )
         if completed is not None:
             self._saved, self._unsaved_bytes = content, 0
@@ -231,8 +235,8 @@ class StageContext:
         if latest is None:
             return f"Job {name!r} kept nothing: no checkpoint was completed; a retry starts from the beginning."
         return (
-            f"Job {name!r} kept checkpoint {latest.checkpoint_id} with {latest.counts.get('snapshots', 0)} snapshots, "
-            f"{latest.full_size_bytes} bytes; a retry goes on from there. Restore pointer: {latest.location}"
+            f"Job {name!r} kept checkpoint {latest.checkpoint_id} with {latest.counts.get('snapshots', 0)} snapshots and "
+            f"{latest.counts.get('items', 0)} finished items, {latest.full_size_bytes} bytes; a retry goes on from there. Restore pointer: {latest.location}"
         )
 
     def __enter__(self) -> Self:

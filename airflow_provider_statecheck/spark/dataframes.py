@@ -135,7 +135,7 @@ def _has_filesystem(spark: Any, scheme: str) -> bool:
 def _refuse_lossy_settings(df: DataFrame) -> None:
     if not contains_timestamp(df.schema):
         return
-    if df.sparkSession.conf.get(_TIMESTAMP_TYPE, "") == "TIMESTAMP_MILLIS":
+    if df.sparkSession.conf.get(_TIMESTAMP_TYPE) == "TIMESTAMP_MILLIS":
         raise UnsupportedStateError(
             f"{_TIMESTAMP_TYPE} is TIMESTAMP_MILLIS, with which a snapshot would lose the microseconds of timestamps; "
             "set it to TIMESTAMP_MICROS or INT96",

