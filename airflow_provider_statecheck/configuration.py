@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 SECTION = "statecheck"
+_LONGEST = 366 * 24 * 3600.0  # infinity, which float() reads, is no timeout that a database can add to a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +30,20 @@ class StatecheckSettings:
         Read the settings.
 
         :param arguments: Values that come before the configuration's; ``None`` means not given.
-        :raises InvalidConfigurationError: for a missing or wrong one, naming it.
+        :raises InvalidConfigurationError: for a missing, unknown or wrong one, naming it.
         """
+        _refuse_unknown(arguments)
         values = {key: _value(key, arguments.get(key), parse) for key, parse in _PARSERS.items()}
         _check(values)
         return cls(**values)
+
+
+def _whole_number(value: Any) -> int:
+    return int(str(value))  # by its text, for int() alone would take 2.7 as 2 and True as 1
+
+
+def _seconds(value: Any) -> float:
+    return float(str(value))
 
 
 def _on_clear(value: Any) -> OnClear:
@@ -42,9 +52,9 @@ def _on_clear(value: Any) -> OnClear:
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_dir": str,
-    "num_retained": int,
-    "checkpoint_timeout_seconds": float,
-    "tolerable_failed_checkpoints": int,
+    "num_retained": _whole_number,
+    "checkpoint_timeout_seconds": _seconds,
+    "tolerable_failed_checkpoints": _whole_number,
     "on_clear": _on_clear,
 }
 _EXPECTED = {
@@ -53,6 +63,14 @@ _EXPECTED = {
     "tolerable_failed_checkpoints": "a whole number",
     "on_clear": f"one of {', '.join(OnClear)}",
 }
+
+
+def _refuse_unknown(arguments: dict[str, Any]) -> None:
+    for key in arguments:
+        if key not in _PARSERS:
+            raise InvalidConfigurationError(
+                f"Expected settings named {', '.join(_PARSERS)}, found {key!r}; correct its name.", key=key
+            )
 
 
 def _value(key: str, argument: Any, parse: Callable[[Any], Any]) -> Any:
@@ -80,6 +98,6 @@ def _configured(key: str) -> Any:
 def _check(values: dict[str, Any]) -> None:
     require("num_retained", values["num_retained"], lambda n: n >= 1, "at least 1")
     seconds = values["checkpoint_timeout_seconds"]
-    require("checkpoint_timeout_seconds", seconds, lambda s: s >= 0.01, "at least 0.01 seconds")
+    require("checkpoint_timeout_seconds", seconds, lambda s: 0.01 <= s <= _LONGEST, "from 0.01 seconds to a year")
     tolerable = values["tolerable_failed_checkpoints"]
     require("tolerable_failed_checkpoints", tolerable, lambda n: n >= -1, "-1 for any number, or 0 and more")

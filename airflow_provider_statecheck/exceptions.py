@@ -27,7 +27,7 @@ Every error that this package raises on purpose, in one tree.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 
 def _rebuild(cls: type[StateCheckError], args: tuple[Any, ...], attributes: dict[str, Any]) -> StateCheckError:
@@ -51,6 +51,11 @@ class StateCheckError(Exception):
     def __init__(self, message: str, **attributes: Any) -> None:
         super().__init__(message)
         self.__dict__.update(attributes)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a fact about the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark and multiprocessing pickle errors; keyword arguments of __init__ would be lost by the default.

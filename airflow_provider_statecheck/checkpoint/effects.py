@@ -24,9 +24,7 @@ def open_effects(checkpoints: Iterable[CheckpointRecord], attempt: AttemptRecord
     pinned = _pinned(attempt)
     return OpenEffects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id != pinned),
-        retained=tuple(
-            c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)
-        ),
+        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
     )
 
 

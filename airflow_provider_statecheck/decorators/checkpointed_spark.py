@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
 
 
-class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkOperator):
+class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkOperator):  # type: ignore[misc]
     """The operator behind ``@task.checkpointed_spark``."""
 
     custom_operator_name = "@task.checkpointed_spark"

@@ -27,11 +27,9 @@ class StatecheckDBManager(BaseDBManager):
     revision_heads_map = REVISION_HEADS
 
     @override
-    def downgrade(
-        self, to_revision: str, from_revision: str | None = None, show_sql_only: bool = False
-    ) -> None:
+    def downgrade(self, to_revision: str, from_revision: str | None = None, show_sql_only: bool = False) -> None:
         """Take the tables back to an earlier revision, ``base`` for none at all."""
         from alembic import command
 
-        config: Any = self.get_alembic_config()
+        config: Any = self.get_alembic_config()  # type: ignore[no-untyped-call]
         command.downgrade(config, to_revision, sql=show_sql_only)

@@ -83,9 +83,7 @@ class SqlJobTransaction:
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
         """Return a checkpoint by the key its client made."""
-        query = select(Checkpoint).where(
-            Checkpoint.job_id == self._job.job_id, Checkpoint.request_key == request_key
-        )
+        query = select(Checkpoint).where(Checkpoint.job_id == self._job.job_id, Checkpoint.request_key == request_key)
         row = self._session.scalars(query).one_or_none()
         return None if row is None else mapping.checkpoint_record(row)
 
@@ -191,9 +189,7 @@ class SqlJobStore:
             if session.get(Job, job_id) is not None:
                 return
             now = self._clock.now()
-            session.add(
-                Job(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
-            )
+            session.add(Job(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
             try:
                 session.commit()
             except IntegrityError:

@@ -31,7 +31,7 @@ _A_RETRY_CANNOT_HELP = (
 )
 
 
-class CheckpointedPySparkOperator(PySparkOperator, StageCallable):
+class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: ignore[misc]
     """
     Run a PySpark callable that saves its progress.
 
@@ -119,7 +119,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):
         from airflow_provider_statecheck.spark.session import launch_jvm
 
         launch_jvm(self._spark_conf())
-        return super().execute_callable()
+        return super().execute_callable()  # type: ignore[no-untyped-call]
 
     def _refuse_trouble(self) -> None:
         from airflow_provider_statecheck.configuration import StatecheckSettings
@@ -128,7 +128,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):
         StatecheckSettings.from_airflow(**self.settings)
         dag = self.get_dag()
         if dag is not None:
-            refuse_shared_uid(dag.get_task(self.task_id), list(dag.tasks), CheckpointedPySparkOperator)
+            refuse_shared_uid(self.task_id, list(dag.tasks), CheckpointedPySparkOperator)
         check_environment()
 
     def _spark_conf(self) -> dict[str, str]:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
-class CheckpointedTask(Protocol):
-    """What of a task decides whose state it has, before templates are rendered."""
-
-    task_id: str
-    job: str | None
-    uid: str | None
-    map_key: str | None
-
-
-def refuse_shared_uid(task: CheckpointedTask, tasks: list[Any], kind: type[Any]) -> None:
+def refuse_shared_uid(task_id: str, tasks: Sequence[Any], kind: type[Any]) -> None:
     """
-    Compare a task with the others of its Dag.
+    Compare a task with the others of its Dag, by their arguments before templates are rendered.
 
-    :param task: The task as the Dag has it.
+    :param task_id: The task that starts.
     :param tasks: All tasks of the Dag.
     :param kind: The class of tasks that keep state.
     :raises InvalidConfigurationError: if another one has the same job, uid and map key.
     """
-    for other in tasks:
-        if isinstance(other, kind) and other.task_id != task.task_id and _identity(other) == _identity(task):
-            job = task.job or "of the run"
+    identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, kind)}
+    mine = identities.get(task_id)
+    for other_id, identity in identities.items():
+        if mine is not None and other_id != task_id and identity == mine:
             raise InvalidConfigurationError(
-                f"Expected every task of a job to have a uid of its own, found {_identity(task)[1]!r} at both "
-                f"{task.task_id!r} and {other.task_id!r} in the job {job!r}; give one of them another uid."
+                f"Expected every task of a job to have a uid of its own, found {mine[1]!r} at both {task_id!r} and "
+                f"{other_id!r} in the job {mine[0] or 'of the run'!r}; give one of them another uid."
             )
 
 

@@ -139,9 +139,7 @@ class StageAttempt:
 
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
-        effects = self._gateway.finish(
-            FinishAttempt(attempt=self.grant.attempt, status=status, message=message)
-        )
+        effects = self._gateway.finish(FinishAttempt(attempt=self.grant.attempt, status=status, message=message))
         self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
@@ -255,9 +253,7 @@ class StageAttempt:
             return
         attempt = self.grant.attempt
         try:
-            self._gateway.confirm_discards(
-                ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt)
-            )
+            self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
         except StaleAttemptError:
             raise
         except CoordinatorError as error:

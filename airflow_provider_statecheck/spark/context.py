@@ -282,9 +282,7 @@ class StageContext:
             return None
         return live
 
-    def _compute(
-        self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str
-    ) -> LiveSnapshot:
+    def _compute(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> LiveSnapshot:
         stopwatch = self._stopwatch()
         live = self._snapshots.write(step, _built(build), fingerprint, stopwatch)
         self._unsaved_bytes += live.handle.size_bytes

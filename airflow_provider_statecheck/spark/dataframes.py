@@ -113,9 +113,7 @@ def _advice(scheme: str) -> str:
         return "its bytes would be in this process only; use file:// or a shared storage"
     if scheme == "s3":
         return "use s3a:// for the checkpoint directory, with the package hadoop-aws in spark.jars.packages"
-    return (
-        "add the package of its Hadoop connector to spark.jars.packages, or use another checkpoint directory"
-    )
+    return "add the package of its Hadoop connector to spark.jars.packages, or use another checkpoint directory"
 
 
 def _has_filesystem(spark: Any, scheme: str) -> bool:

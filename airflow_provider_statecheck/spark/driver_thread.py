@@ -38,7 +38,7 @@ class _Outcome(Generic[Result]):
         """Call the function; whatever it raises is kept for the main thread."""
         try:
             self.value = self._context.run(self._function)
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
+        except BaseException as error:
             self.error = error
 
 
@@ -86,5 +86,5 @@ def _cancel(spark: SparkSession, thread: Thread, grace_seconds: float) -> None:
 def _cancel_jobs(spark: SparkSession) -> None:
     try:
         spark.sparkContext.cancelAllJobs()
-    except Exception as error:  # noqa: BLE001 - the JVM may be gone, which ends the jobs as well
+    except Exception as error:
         log.warning("Spark's jobs could not be cancelled: %s", error)

@@ -157,9 +157,7 @@ def _in_threads(
         return list(pool.map(function, entries))
 
 
-def _describe(
-    storage: SnapshotStorage, data_uri: str, name: str, size_bytes: int
-) -> tuple[SnapshotFile, int]:
+def _describe(storage: SnapshotStorage, data_uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
     footer = _read_footer(storage, f"{data_uri.rstrip('/')}/{name}", size_bytes)
     digest = hashlib.sha256(footer).hexdigest()
     try:

@@ -39,9 +39,7 @@ class RestoredStage:
 
     def confirmation(self, attempt: AttemptRef) -> ConfirmRestore:
         """Return what to tell the coordinator."""
-        return ConfirmRestore(
-            attempt=attempt, checkpoint_id=self.checkpoint.checkpoint_id, skipped=self.skipped
-        )
+        return ConfirmRestore(attempt=attempt, checkpoint_id=self.checkpoint.checkpoint_id, skipped=self.skipped)
 
 
 def restore_latest(storage: CheckpointStorage, grant: AttemptGrant) -> RestoredStage:

@@ -31,15 +31,13 @@ class ScopedNames:
         :raises InvalidConfigurationError: for a name that is not 1 to 200 characters of text.
         :raises DuplicateNameError: if it is taken.
         """
-        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        if not 0 < len(str(name)) <= _MAX_NAME:
             raise InvalidConfigurationError(
                 f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}."
             )
         step = (self.current, name)
         if step in self._used:
-            raise DuplicateNameError(
-                f"The name {describe(step)!r} is used twice; give each step a name of its own."
-            )
+            raise DuplicateNameError(f"The name {describe(step)!r} is used twice; give each step a name of its own.")
         self._used.add(step)
         return step
 

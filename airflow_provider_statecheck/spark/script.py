@@ -40,9 +40,7 @@ def open_attempt(
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
     )
     gateway = open_gateway(metadata)
-    return StageAttempt(
-        gateway, storage, registration, tolerable_failed_checkpoints=tolerable_failed_checkpoints
-    )
+    return StageAttempt(gateway, storage, registration, tolerable_failed_checkpoints=tolerable_failed_checkpoints)
 
 
 def _owner(job: str, run: str) -> AttemptOwner:

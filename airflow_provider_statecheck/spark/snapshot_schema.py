@@ -40,10 +40,7 @@ def file_schema(schema: StructType) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
-        [
-            StructField(column_name(i), file_type(field.dataType), True)
-            for i, field in enumerate(schema.fields)
-        ]
+        [StructField(column_name(i), file_type(field.dataType), True) for i, field in enumerate(schema.fields)]
     )
 
 
@@ -141,9 +138,7 @@ def _positional_struct(data_type: StructType) -> StructType:
     collide = len(set(names)) < len(names)
     return StructType(
         [
-            StructField(
-                column_name(i) if collide else field.name, file_type(field.dataType), True, field.metadata
-            )
+            StructField(column_name(i) if collide else field.name, file_type(field.dataType), True, field.metadata)
             for i, field in enumerate(data_type.fields)
         ]
     )
@@ -152,9 +147,7 @@ def _positional_struct(data_type: StructType) -> StructType:
 def _named_struct(data_type: StructType) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
-    return StructType(
-        [StructField(f.name, readable_type(f.dataType), True, f.metadata) for f in data_type.fields]
-    )
+    return StructType([StructField(f.name, readable_type(f.dataType), True, f.metadata) for f in data_type.fields])
 
 
 def _refuse_foreign_classes(document: Any) -> None:
@@ -174,6 +167,4 @@ def _refuse_foreign_classes(document: Any) -> None:
 
 def _is_trusted_udt(document: dict[str, Any]) -> bool:
     name = document.get("pyClass")
-    return (
-        "serializedClass" not in document and isinstance(name, str) and name.startswith(_TRUSTED_UDT_PREFIX)
-    )
+    return "serializedClass" not in document and isinstance(name, str) and name.startswith(_TRUSTED_UDT_PREFIX)

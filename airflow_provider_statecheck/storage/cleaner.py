@@ -59,7 +59,9 @@ class CheckpointsCleaner:
                 self._storage.delete_directory(uri)
             self._storage.delete_directory(checkpoint.location)
         except StorageError as error:
-            log.warning("Checkpoint %s could not be discarded, it will be tried again: %s", checkpoint.checkpoint_id, error)
+            log.warning(
+                "Checkpoint %s could not be discarded, it will be tried again: %s", checkpoint.checkpoint_id, error
+            )
             return False
         self._documents.forget(checkpoint.checkpoint_id)
         return True

@@ -176,9 +176,7 @@ def _mapped(uri: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"Expected a file at {redact(uri)}, found none.", uri=redact(uri)
-        ) from error
+        raise CheckpointNotFoundError(f"Expected a file at {redact(uri)}, found none.", uri=redact(uri)) from error
     except OSError as error:
         raise StorageError(f"The storage failed at {redact(uri)}: {error}", uri=redact(uri)) from error
 

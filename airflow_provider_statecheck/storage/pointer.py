@@ -26,7 +26,7 @@ class ResolvedPointer:
     """The external pointer of the checkpoint."""
 
 
-def resolve_checkpoint(storage: CheckpointStorage, pointer: str) -> ResolvedPointer:
+def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> ResolvedPointer:
     """
     Find the metadata that a pointer means.
 
@@ -36,7 +36,7 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str) -> ResolvedPoin
     :raises StorageError: for text that is no URI, as pointers of other backends may be.
     :raises CheckpointNotFoundError: if nothing is there, or a directory without metadata.
     """
-    if not isinstance(pointer, str) or not pointer.strip():
+    if pointer is None or not pointer.strip():
         raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {pointer!r}.")
     uri = pointer.strip().rstrip("/")
     if not _URI.fullmatch(uri):

@@ -23,7 +23,11 @@ _SUPPORTED = (
 )
 _SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
-    datetime: ("datetime", lambda v: [v.isoformat(), v.fold], lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1])),
+    datetime: (
+        "datetime",
+        lambda v: [v.isoformat(), v.fold],
+        lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1]),
+    ),
     date: ("date", date.isoformat, date.fromisoformat),
     time: ("time", time.isoformat, time.fromisoformat),
     timedelta: (

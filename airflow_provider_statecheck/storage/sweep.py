@@ -10,7 +10,13 @@ import logging
 from dataclasses import dataclass
 
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_id_of, checkpoint_uri, epoch_of, job_uri, shared_uri
+from airflow_provider_statecheck.checkpoint.layout import (
+    checkpoint_id_of,
+    checkpoint_uri,
+    epoch_of,
+    job_uri,
+    shared_uri,
+)
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

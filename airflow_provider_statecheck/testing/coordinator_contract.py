@@ -6,6 +6,7 @@ Subclass :class:`CoordinatorContract` and give the fixtures ``clock`` and ``gate
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -76,9 +77,7 @@ class CoordinatorContract:
         assert again.attempt == first.attempt
         assert not again.is_restore
 
-    def test_registration_of_a_replaced_attempt_repeated_is_stale(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_registration_of_a_replaced_attempt_repeated_is_stale(self, gateway: CheckpointCoordinatorGateway) -> None:
         request = make_registration()
         gateway.register(request)
         gateway.register(make_registration())
@@ -143,9 +142,7 @@ class CoordinatorContract:
         cleared = gateway.register(make_registration(owner=make_owner(clear_marker="5/0")))
         assert (cleared.is_restore, cleared.generation) == (False, 2)
 
-    def test_retry_after_a_success_that_airflow_never_saw_restores(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_retry_after_a_success_that_airflow_never_saw_restores(self, gateway: CheckpointCoordinatorGateway) -> None:
         first = gateway.register(make_registration())
         complete_checkpoint(gateway, first.attempt)
         _finish(gateway, first, AttemptStatus.FINISHED)
@@ -309,8 +306,9 @@ class CoordinatorContract:
 
     def test_the_newest_two_are_retained_by_default(self, gateway: CheckpointCoordinatorGateway) -> None:
         attempt = gateway.register(make_registration()).attempt
-        for _ in range(3):
-            reply = complete_checkpoint(gateway, attempt)
+        for _ in range(2):
+            complete_checkpoint(gateway, attempt)
+        reply = complete_checkpoint(gateway, attempt)
         assert _statuses(gateway) == {
             1: CheckpointStatus.SUBSUMED,
             2: CheckpointStatus.COMPLETED,
@@ -336,9 +334,7 @@ class CoordinatorContract:
         assert latest is not None
         assert latest.discarded_at is None
 
-    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(
-        self, gateway: CheckpointCoordinatorGateway
-    ) -> None:
+    def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self, gateway: CheckpointCoordinatorGateway) -> None:
         complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
         retry = gateway.register(make_registration(num_retained=1))
         gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1))
@@ -385,8 +381,9 @@ class CoordinatorContract:
         slow = gateway.register(make_registration(uid="slow", num_retained=1))
         fast = gateway.register(make_registration(uid="fast", num_retained=1))
         slow_reply = complete_checkpoint(gateway, slow.attempt)
-        for _ in range(5):
-            fast_reply = complete_checkpoint(gateway, fast.attempt)
+        for _ in range(4):
+            complete_checkpoint(gateway, fast.attempt)
+        fast_reply = complete_checkpoint(gateway, fast.attempt)
         assert gateway.latest(JOB, slow.attempt.operator_id) == slow_reply.checkpoint
         assert gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
         assert 1 not in {c.checkpoint_id for c in fast_reply.effects.discards}
@@ -423,7 +420,7 @@ class CoordinatorContract:
         gateway.register(make_registration(num_retained=1))
         before = gateway.describe(JOB)
         reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        calls = [
+        calls: list[Callable[[], object]] = [
             lambda: gateway.trigger(TriggerCheckpoint(attempt=zombie, request_key=new_key())),
             lambda: gateway.acknowledge(make_acknowledgement(zombie, pending.checkpoint_id)),
             lambda: gateway.acknowledge(make_acknowledgement(zombie, 2)),

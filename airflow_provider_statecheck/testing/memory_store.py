@@ -153,9 +153,7 @@ class InMemoryJobStore:
         if name is None:
             raise _no_such_job(job_id)
         now = self._clock.now()
-        return _Rows(
-            JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
-        )
+        return _Rows(JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
 
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:

@@ -24,16 +24,12 @@ from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 
 class TestInMemory(CoordinatorContract):
     @pytest.fixture
-    def store(self, clock: ManualClock) -> InMemoryJobStore:
-        return InMemoryJobStore(clock)
-
-    @pytest.fixture
-    def gateway(self, store: InMemoryJobStore) -> CheckpointCoordinator:
-        self.store = store
-        return CheckpointCoordinator(store)
+    def gateway(self, clock: ManualClock) -> CheckpointCoordinator:
+        self.rows = InMemoryJobStore(clock)
+        return CheckpointCoordinator(self.rows)
 
     def lose_completed_checkpoints(self, gateway) -> None:
-        with self.store.transaction(job_id_of("sales")) as tx:
+        with self.rows.transaction(job_id_of("sales")) as tx:
             row = tx.checkpoint(1)
             assert row is not None
             tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
@@ -42,11 +38,11 @@ class TestInMemory(CoordinatorContract):
 class SqlContract(CoordinatorContract):
     @pytest.fixture
     def gateway(self, engine: Engine, clock: ManualClock) -> CheckpointCoordinator:
-        self.engine = engine
+        self.database = engine
         return CheckpointCoordinator(SqlJobStore(engine, clock))
 
     def lose_completed_checkpoints(self, gateway) -> None:
-        with self.engine.begin() as connection:
+        with self.database.begin() as connection:
             connection.execute(text("UPDATE statecheck_checkpoint SET status = 'subsumed'"))
 
 

@@ -72,8 +72,9 @@ signal.signal(signal.SIGTERM, on_term)
 
 def report(error):
     seconds = time.monotonic() - began
-    usable = spark.range(11).count()
-    print(json.dumps({"error": type(error).__name__, "seconds": seconds, "usable": usable}))
+    running = list(spark.sparkContext.statusTracker().getActiveJobsIds())
+    usable = None if running else spark.range(11).count()
+    print(json.dumps({"error": type(error).__name__, "seconds": seconds, "running": running, "usable": usable}))
 
 try:
     RUN
@@ -107,15 +108,15 @@ BY_AIRFLOW = (
 def test_an_interruption_ends_the_stage_in_time_and_leaves_the_session_usable(run_child, how, work, error):
     found = run_child(SCENARIO.replace("RUN", how.format(work=work)))
     assert found["error"] == error
+    assert found["running"] == []
     assert found["seconds"] < BOUND_SECONDS
     assert found["usable"] == 11
 
 
 def test_a_function_that_swallows_every_error_cannot_hold_up_the_caller(run_child):
-    script = SCENARIO.replace("RUN", BY_SIGTERM.format(work="stubborn")).replace(
-        "usable = spark.range(11).count()", "usable = None"
+    found = run_child(
+        SCENARIO.replace("RUN", BY_SIGTERM.format(work="stubborn")).replace("None if running", "None if True")
     )
-    found = run_child(script)
     assert found["error"] == "Terminated"
     assert found["seconds"] < BOUND_SECONDS
 

@@ -16,9 +16,7 @@ _OPTIONS: dict[str, Any] = {
     "render_as_batch": True,
     "compare_type": True,
     "transaction_per_migration": True,
-    "include_object": lambda thing, name, kind, reflected, other: (
-        kind != "table" or name in Base.metadata.tables
-    ),
+    "include_object": lambda thing, name, kind, reflected, other: kind != "table" or name in Base.metadata.tables,
 }
 
 

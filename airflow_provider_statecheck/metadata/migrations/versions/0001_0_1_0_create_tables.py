@@ -97,8 +97,6 @@ def downgrade() -> None:
     """Undo it."""
     op.drop_table("statecheck_operator")
     op.drop_table("statecheck_job")
-    op.drop_index(
-        op.f("idx_statecheck_checkpoint_job_id_operator_id_status"), table_name="statecheck_checkpoint"
-    )
+    op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_status"), table_name="statecheck_checkpoint")
     op.drop_table("statecheck_checkpoint")
     op.drop_table("statecheck_attempt")

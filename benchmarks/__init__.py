@@ -1,0 +1,1 @@
+"""What this library costs, measured against peers in turn in one run."""

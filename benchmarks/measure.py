@@ -1,0 +1,93 @@
+"""Pairs of readings: both sides in turn, after a warm-up, so that a drift of the machine hits both."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One comparison; ``ratio`` is written so that larger is better."""
+
+    id: str
+    case: str
+    ours: float
+    peer: float
+    unit: str
+    ratio: float
+    goal: float
+    pairs: list[list[float]]
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result with what it was measured on."""
+        return {
+            "id": self.id,
+            "case": self.case,
+            "ours": self.ours,
+            "peer": self.peer,
+            "unit": self.unit,
+            "ratio": self.ratio,
+            "goal": self.goal,
+            "met": self.is_met,
+            "pairs": self.pairs,
+            "sizes": self.sizes,
+            "machine": f"{platform.system()} {platform.machine()}, {_cores()} cores",
+            "versions": _versions(),
+            "seed": None,
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+
+    @property
+    def is_met(self) -> bool:
+        """Tell whether the goal is reached."""
+        return self.ratio >= self.goal
+
+    def line(self) -> str:
+        """Return the result for a terminal."""
+        state = "met" if self.is_met else "NOT met"
+        return f"{self.id} {self.case}: {self.ratio:.2f}x (goal {self.goal:g}) {state}"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long a piece of work takes."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def in_turn(ours: Callable[[], float], peer: Callable[[], float], pairs: int) -> list[list[float]]:
+    """Read both sides ``pairs`` times in turn, the side that begins changing each time; a first pair warms up."""
+    readings: list[list[float]] = []
+    for i in range(pairs + 1):
+        mine, theirs = (ours(), peer()) if i % 2 == 0 else tuple(reversed((peer(), ours())))
+        readings.append([mine, theirs])
+    return readings[1:]
+
+
+def median_ratio(pairs: list[list[float]]) -> float:
+    """Return the median of peer over ours."""
+    return statistics.median(theirs / mine for mine, theirs in pairs)
+
+
+def medians(pairs: list[list[float]]) -> tuple[float, float]:
+    """Return the median of each side."""
+    return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 0
+
+
+def _versions() -> dict[str, str]:
+    names = ("airflow-provider-statecheck", "apache-airflow", "pyspark", "pyarrow", "fsspec")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -1,0 +1,61 @@
+"""Runs the benchmarks, writes ``benchmarks/results/*.json`` and the table in ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import d1_import, s1_snapshot
+from benchmarks.measure import Result
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+MARK = "<!-- results -->"
+WORKLOADS: dict[str, Callable[..., list[Result]]] = {"S1": s1_snapshot.run, "D1": d1_import.run}
+
+
+def main() -> None:
+    """Measure what was asked for and say whether the goals are met."""
+    arguments = _arguments()
+    names = arguments.only.split(",") if arguments.only else list(WORKLOADS)
+    lines = []
+    with tempfile.TemporaryDirectory(prefix="statecheck-bench-") as folder:
+        for name in names:
+            results = WORKLOADS[name](Path(folder), quick=arguments.quick)
+            lines.extend(result.line() for result in results)
+            if not arguments.quick:
+                _keep(name, results)
+    if not arguments.quick:
+        _write_page()
+    print("\n".join(lines))
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="ids separated by commas")
+    parser.add_argument("--quick", action="store_true", help="small sizes; keeps no results")
+    return parser.parse_args()
+
+
+def _keep(name: str, results: list[Result]) -> None:
+    content = json.dumps([result.as_json() for result in results], indent=1)
+    (HERE / "results" / f"{name}.json").write_text(content + "\n")
+
+
+def _write_page() -> None:
+    rows = ["| id | case | ours | peer | ratio | goal |", "|---|---|---|---|---|---|"]
+    for file in sorted((HERE / "results").glob("*.json")):
+        for result in json.loads(file.read_text()):
+            values = f"{result['ours']:,.4g} {result['unit']} | {result['peer']:,.4g} {result['unit']}"
+            goal = f"{result['goal']:.2f} {'met' if result['met'] else 'not met'}"
+            rows.append(f"| {result['id']} | {result['case']} | {values} | {result['ratio']:.2f} | {goal} |")
+    before = PAGE.read_text().partition(MARK)[0]
+    PAGE.write_text(f"{before}{MARK}\n\n" + "\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""S1: a snapshot of a wide DataFrame against writing it plainly, and against Spark's own checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from airflow_provider_statecheck.spark.context import StageContext
+from airflow_provider_statecheck.spark.session import start_session
+from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
+
+CONF = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "4g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def run(work: Path, *, quick: bool) -> list[Result]:
+    """Measure on TPC-H lineitem, scale 1, or 0.1 where it is to be quick."""
+    scale, pairs = ("0.1", 3) if quick else ("1", 5)
+    source = _lineitem(work, scale)
+    spark = start_session(CONF)
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setCheckpointDir(str(work / "spark_checkpoints"))
+    frame = spark.read.parquet(str(source))
+    sizes = {"scale": scale, "rows": frame.count(), "columns": len(frame.columns)}
+    return [
+        _against_plain(spark, frame, work, pairs, sizes),
+        *_against_checkpoint(spark, frame, work, pairs, sizes),
+    ]
+
+
+def _lineitem(work: Path, scale: str) -> Path:
+    target = work / f"tpch{scale}"
+    if not target.exists():
+        tool = Path(sys.executable).parent / "tpchgen-cli"
+        command = [tool, "parquet", "-s", scale, "--tables=lineitem", "--parts=8", f"--output-dir={target}"]
+        subprocess.run(command, check=True)
+    return target / "lineitem"
+
+
+def _against_plain(spark, frame, work: Path, pairs: int, sizes) -> Result:
+    def plain() -> float:
+        target = work / "plain"
+        shutil.rmtree(target, ignore_errors=True)
+        return seconds(lambda: frame.write.parquet(str(target)))
+
+    readings = in_turn(lambda: _snapshot(spark, frame, work)[0], plain, pairs)
+    return _result("lineitem vs df.write.parquet", "s", readings, 0.95, sizes)
+
+
+def _against_checkpoint(spark, frame, work: Path, pairs: int, sizes) -> list[Result]:
+    bytes_read: list[list[float]] = []
+
+    def ours() -> float:
+        taken, written = _snapshot(spark, frame, work)
+        bytes_read.append([written, 0.0])
+        return taken
+
+    def peer() -> float:
+        folder = work / "spark_checkpoints"
+        shutil.rmtree(folder, ignore_errors=True)
+        spark.sparkContext.setCheckpointDir(str(folder))
+        taken = seconds(lambda: frame.checkpoint(eager=True))
+        checkpoint_sizes.append(float(sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())))
+        return taken
+
+    checkpoint_sizes: list[float] = []
+    readings = in_turn(ours, peer, pairs)
+    sized = [[mine[0], theirs] for mine, theirs in zip(bytes_read, checkpoint_sizes, strict=True)][1:]
+    return [
+        _result("lineitem vs DataFrame.checkpoint, time", "s", readings, 1 / 1.2, sizes),
+        _result("lineitem vs DataFrame.checkpoint, bytes", "bytes", sized, 6.0, sizes),
+    ]
+
+
+def _snapshot(spark, frame, work: Path) -> tuple[float, float]:
+    """Take one snapshot with its completed checkpoint; return its seconds and its bytes."""
+    folder = work / "ours"
+    shutil.rmtree(folder, ignore_errors=True)
+    metadata = f"sqlite:///{work}/{uuid.uuid4().hex}.db"
+    with StageContext.open(spark, job="s1", checkpoint_dir=str(folder), metadata=metadata) as checkpoint:
+        taken = seconds(lambda: checkpoint.snapshot("lineitem", frame))
+        return taken, float(checkpoint.steps[0].size_bytes)
+
+
+def _result(case: str, unit: str, readings: list[list[float]], goal: float, sizes) -> Result:
+    ours, peer = medians(readings)
+    return Result(
+        id="S1",
+        case=case,
+        ours=ours,
+        peer=peer,
+        unit=unit,
+        ratio=median_ratio(readings),
+        goal=goal,
+        pairs=readings,
+        sizes=sizes,
+    )

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+from airflow.sdk.plugins_manager import AirflowPlugin
+from airflow.utils.db_manager import BaseDBManager
+
+from airflow_provider_statecheck.configuration import StatecheckSettings
+from airflow_provider_statecheck.get_provider_info import get_provider_info
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from tests.unit.interpreter import modules_loaded_by
+
+INFO = get_provider_info()
+OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
+
+
+def _dotted_names(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _dotted_names(item)
+    elif isinstance(value, str) and value.startswith("airflow_provider_statecheck."):
+        yield value
+
+
+def _resolve(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return getattr(importlib.import_module(module), attribute)
+
+
+def test_the_declaration_follows_airflows_schema():
+    schema = json.loads(importlib.resources.files("airflow").joinpath("provider_info.schema.json").read_text())
+
+    jsonschema.validators.validator_for(schema)(schema).validate(INFO)
+
+
+def test_each_section_is_one_that_airflow_reads():
+    """The schema takes any key, so a misspelt one would be dropped silently."""
+    schema = json.loads(importlib.resources.files("airflow").joinpath("provider_info.schema.json").read_text())
+
+    assert set(INFO) - set(schema["properties"]) <= {"package-name"}
+
+
+@pytest.mark.parametrize("name", sorted(set(_dotted_names(INFO))))
+def test_each_name_in_the_declaration_can_be_imported(name):
+    assert _resolve(name) is not None
+
+
+def test_db_managers_and_plugins_are_what_airflow_takes_them_for():
+    assert [issubclass(_resolve(name), BaseDBManager) for name in INFO["db-managers"]] == [True]
+    assert [issubclass(_resolve(item["plugin-class"]), AirflowPlugin) for item in INFO["plugins"]] == [True]
+    assert [item["name"] for item in INFO["plugins"]] == [_resolve(INFO["plugins"][0]["plugin-class"]).name]
+
+
+def test_each_integration_that_is_referred_to_is_declared():
+    declared = {item["integration-name"] for item in INFO["integrations"]}
+
+    assert {item["integration-name"] for key in ("operators", "hooks") for item in INFO[key]} <= declared
+
+
+def test_the_options_are_the_settings_and_arguments_of_the_operator():
+    arguments = inspect.signature(CheckpointedPySparkOperator.__init__).parameters
+
+    assert list(OPTIONS) == list(StatecheckSettings.__dataclass_fields__)
+    assert set(OPTIONS) <= set(arguments)
+    assert {arguments[name].default for name in OPTIONS} == {None}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_operator_documents_the_argument_behind_each_option(name):
+    assert f":param {name}:" in (CheckpointedPySparkOperator.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_has_the_keys_and_a_type_that_airflow_asks_for(name):
+    option = OPTIONS[name]
+
+    assert set(option) == {"description", "version_added", "type", "example", "default"}
+    assert option["type"] in {"string", "boolean", "integer", "float"}
+    assert option["default"] is None or isinstance(option["default"], str)
+
+
+def test_the_declared_defaults_are_within_their_ranges():
+    defaults = {name: option["default"] for name, option in OPTIONS.items()}
+    defaults["checkpoint_dir"] = OPTIONS["checkpoint_dir"]["example"]
+
+    assert StatecheckSettings.from_airflow(**defaults).num_retained == int(defaults["num_retained"])
+
+
+def test_reading_the_declaration_loads_the_standard_library_only():
+    """Every Airflow process and command reads it."""
+    loaded = modules_loaded_by("import airflow_provider_statecheck.get_provider_info as m; m.get_provider_info()")
+    others = {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names}
+
+    assert others == {"airflow_provider_statecheck", "airflow_provider_statecheck.get_provider_info"}
