@@ -9,7 +9,7 @@ CODE := airflow_provider_statecheck tests dags scripts benchmarks
 .PHONY: help demo test soak check fmt bench bench-quick clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt scripts/preflight
 	@sh scripts/preflight $(PYTHON)
@@ -20,6 +20,7 @@ $(READY): pyproject.toml constraints.txt scripts/preflight
 	@touch $@
 
 demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
+	@sh scripts/preflight $(BIN)/python
 	@$(BIN)/python scripts/demo.py
 
 test: $(READY) ## Run the tests

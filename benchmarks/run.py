@@ -22,7 +22,7 @@ def main() -> None:
     """Measure what was asked for and say whether the goals are met."""
     arguments = _arguments()
     names = arguments.only.split(",") if arguments.only else list(WORKLOADS)
-    lines = []
+    lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="statecheck-bench-") as folder:
         for name in names:
             results = WORKLOADS[name](Path(folder), quick=arguments.quick)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.session import start_session
@@ -44,7 +45,7 @@ def _lineitem(work: Path, scale: str) -> Path:
     return target / "lineitem"
 
 
-def _against_plain(spark, frame, work: Path, pairs: int, sizes) -> Result:
+def _against_plain(spark: Any, frame: Any, work: Path, pairs: int, sizes: dict[str, Any]) -> Result:
     def plain() -> float:
         target = work / "plain"
         shutil.rmtree(target, ignore_errors=True)
@@ -54,7 +55,7 @@ def _against_plain(spark, frame, work: Path, pairs: int, sizes) -> Result:
     return _result("lineitem vs df.write.parquet", "s", readings, 0.95, sizes)
 
 
-def _against_checkpoint(spark, frame, work: Path, pairs: int, sizes) -> list[Result]:
+def _against_checkpoint(spark: Any, frame: Any, work: Path, pairs: int, sizes: dict[str, Any]) -> list[Result]:
     bytes_read: list[list[float]] = []
 
     def ours() -> float:
@@ -79,7 +80,7 @@ def _against_checkpoint(spark, frame, work: Path, pairs: int, sizes) -> list[Res
     ]
 
 
-def _snapshot(spark, frame, work: Path) -> tuple[float, float]:
+def _snapshot(spark: Any, frame: Any, work: Path) -> tuple[float, float]:
     """Take one snapshot with its completed checkpoint; return its seconds and its bytes."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
@@ -89,7 +90,7 @@ def _snapshot(spark, frame, work: Path) -> tuple[float, float]:
         return taken, float(checkpoint.steps[0].size_bytes)
 
 
-def _result(case: str, unit: str, readings: list[list[float]], goal: float, sizes) -> Result:
+def _result(case: str, unit: str, readings: list[list[float]], goal: float, sizes: dict[str, Any]) -> Result:
     ours, peer = medians(readings)
     return Result(
         id="S1",

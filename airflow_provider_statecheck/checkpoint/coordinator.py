@@ -133,8 +133,7 @@ class CheckpointCoordinator:
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
-            reply = _acknowledge(tx, attempt, request)
-        return reply
+            return _acknowledge(tx, attempt, request)
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
         """

@@ -106,9 +106,8 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
 
         :raises AirflowFailException: for trouble that no retry can mend.
         """
-        self._stage_context = context
         try:
-            self._refuse_trouble()
+            self._refuse_trouble(context)
             return super().execute(context)
         except _A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error
@@ -121,11 +120,10 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         launch_jvm(self._spark_conf())
         return super().execute_callable()  # type: ignore[no-untyped-call]
 
-    def _refuse_trouble(self) -> None:
-        from airflow_provider_statecheck.configuration import StatecheckSettings
+    def _refuse_trouble(self, context: Mapping[str, Any]) -> None:
         from airflow_provider_statecheck.spark.versions import check_environment
 
-        StatecheckSettings.from_airflow(**self.settings)
+        self._prepare(context)
         dag = self.get_dag()
         if dag is not None:
             refuse_shared_uid(self.task_id, list(dag.tasks), CheckpointedPySparkOperator)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk.exceptions import AirflowException
 from typing_extensions import override
 
-from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.spark.attempt import StageAttempt
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 CHECKPOINT_PARAMETER = "checkpoint"
 _GRACE_SECONDS = 3.0
@@ -23,6 +25,15 @@ _GRACE_SECONDS = 3.0
 
 class StageTerminatedError(AirflowException):
     """The task was told to end while its stage was running."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStage:
+    """What a try needs to register."""
+
+    storage: CheckpointStorage
+    registration: RegisterAttempt
+    tolerable_failed_checkpoints: int
 
 
 class StageCallable(PythonOperator):
@@ -37,7 +48,7 @@ class StageCallable(PythonOperator):
     map_key: str | None
     settings: dict[str, Any]
 
-    _stage_context: Mapping[str, Any] | None = None
+    _prepared: PreparedStage | None = None
     _is_stage_running = False
 
     @override
@@ -71,14 +82,19 @@ class StageCallable(PythonOperator):
         if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
             self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
 
-    def _open_attempt(self) -> StageAttempt:
+    def _prepare(self, context: Mapping[str, Any]) -> None:
+        """
+        Work out where the bytes go and who asks, before anything is started.
+
+        :raises InvalidConfigurationError: for a setting out of range, or a mapped task without a key.
+        """
         from airflow_provider_statecheck.checkpoint.ids import new_key
         from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-        from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open
-        from airflow_provider_statecheck.spark.attempt import StageAttempt
+        from airflow_provider_statecheck.configuration import StatecheckSettings
+        from airflow_provider_statecheck.hooks.transport import is_orm_open
         from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
-        context, settings = self._context(), StatecheckSettings.from_airflow(**self.settings)
+        settings = StatecheckSettings.from_airflow(**self.settings)
         storage = CheckpointStorage.open(settings.checkpoint_dir)
         registration = RegisterAttempt(
             job_name=job_name_of(context, self.job, is_test=is_orm_open()),
@@ -90,17 +106,21 @@ class StageCallable(PythonOperator):
             num_retained=settings.num_retained,
             checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         )
+        self._prepared = PreparedStage(storage, registration, settings.tolerable_failed_checkpoints)
+
+    def _open_attempt(self) -> StageAttempt:
+        from airflow_provider_statecheck.hooks.transport import airflow_gateway
+        from airflow_provider_statecheck.spark.attempt import StageAttempt
+
+        prepared = self._prepared
+        if prepared is None:
+            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
         return StageAttempt(
             airflow_gateway(),
-            storage,
-            registration,
-            tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
+            prepared.storage,
+            prepared.registration,
+            tolerable_failed_checkpoints=prepared.tolerable_failed_checkpoints,
         )
-
-    def _context(self) -> Mapping[str, Any]:
-        if self._stage_context is None:
-            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
-        return self._stage_context
 
 
 def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,8 +19,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Everything else travels over the gateway's socket once the JVM runs.
 _NEEDED_AT_START = (
+    "spark.master",
+    "spark.submit.deployMode",
+    "spark.submit.pyFiles",
+    "spark.kerberos.keytab",
+    "spark.kerberos.principal",
     "spark.driver.memory",
+    "spark.driver.memoryOverhead",
     "spark.driver.defaultJavaOptions",
     "spark.driver.extraClassPath",
     "spark.driver.extraJavaOptions",
@@ -30,7 +38,6 @@ _NEEDED_AT_START = (
     "spark.jars.excludes",
     "spark.jars.ivy",
     "spark.jars.ivySettings",
-    "spark.plugins",
 )
 
 
@@ -46,24 +53,32 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
 
     forget_dead_jvm()
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _default_worker_python(conf, conf.get("spark.master"))
     if SparkContext._gateway is None:
         start = SparkConf(loadDefaults=False).setAll([(k, conf[k]) for k in _NEEDED_AT_START if k in conf])
         gateway = launch_gateway(start, popen_kwargs={"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
         log.info("Driver JVM started as process %s", jvm_pid())
+        # Without an explicit master only the started JVM knows, from its defaults file, where Spark runs.
+        _default_worker_python(conf, SparkConf().get("spark.master", "local"))
 
 
-def start_session(conf: Mapping[str, str]) -> SparkSession:
+def start_session(conf: Mapping[str, str], *, app_name: str | None = None, master: str | None = None) -> SparkSession:
     """
     Return a session on a living JVM.
 
     :param conf: Spark settings.
+    :param app_name: The application's name in Spark's own pages.
+    :param master: Where Spark runs; ``None`` leaves it to ``conf`` and to Spark's defaults file.
     """
     from pyspark.sql import SparkSession
 
-    launch_jvm(conf)
-    return SparkSession.builder.config(map=dict(conf)).getOrCreate()
+    options = dict(conf) if master is None else {**conf, "spark.master": master}
+    launch_jvm(options)
+    # The JVM has resolved what it was started with, packages into jars for instance: do not undo that.
+    late: dict[str, Any] = {k: v for k, v in options.items() if k not in _NEEDED_AT_START or k == "spark.master"}
+    builder = SparkSession.builder.config(map=late)
+    return (builder if app_name is None else builder.appName(app_name)).getOrCreate()
 
 
 def jvm_pid() -> int | None:
@@ -94,15 +109,45 @@ def forget_dead_jvm() -> None:
 
 
 def is_connection_lost(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that caused it, says that the driver JVM is gone."""
-    from py4j.protocol import Py4JNetworkError
+    """Tell whether an error, or one that it came from, says that the driver JVM is gone."""
+    return error is not None and any(_is_gateway_failure(each) for each in _chain(error))
 
+
+def _default_worker_python(conf: Mapping[str, str], master: str | None) -> None:
+    # The classic driver takes the workers' interpreter from the environment alone. On a cluster this process's own
+    # need not exist, so only local mode gets it.
+    wanted = conf.get("spark.pyspark.python")
+    if wanted is not None:
+        os.environ["PYSPARK_PYTHON"] = wanted
+    elif master is not None and master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, Py4JNetworkError | ConnectionError):
+    while waiting:
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            waiting += [current.__cause__, current.__context__]
+
+
+def _is_gateway_failure(error: BaseException) -> bool:
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    if isinstance(error, Py4JError):
+        return isinstance(error, Py4JNetworkError) or "Answer from Java side is empty" in str(error)
+    # A refused connection to something else, a service that user code calls, is none of Spark's.
+    return isinstance(error, ConnectionError) and _passed_through_py4j(error.__traceback__)
+
+
+def _passed_through_py4j(traceback: TracebackType | None) -> bool:
+    while traceback is not None:
+        if str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("py4j."):
             return True
-        error = error.__cause__ or error.__context__
+        traceback = traceback.tb_next
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -34,33 +35,62 @@ def java_version_text() -> str | None:
     return done.stderr + done.stdout
 
 
+def imported_pyspark_version() -> str | None:
+    """Return the version that the importable package ``pyspark`` claims, ``None`` if there is none."""
+    try:
+        return str(importlib.import_module("pyspark.version").__version__)
+    except ImportError:
+        return None
+
+
 def check_environment(
     *,
+    needs_java: bool = True,
     installed: Callable[[str], str | None] = installed_version,
+    imported: Callable[[], str | None] = imported_pyspark_version,
     java: Callable[[], str | None] = java_version_text,
 ) -> None:
     """
     Refuse to start where Spark would fail later and less clearly.
 
+    :param needs_java: Whether the session is a classic one; Spark Connect needs pyspark-client alone and no Java.
     :param installed: Gives the version of an installed distribution.
+    :param imported: Gives the version of the importable package.
     :param java: Gives what ``java -version`` says.
     :raises EnvironmentNotReadyError: naming what is missing or does not fit, and how to mend it.
     """
-    _check_pyspark(installed("pyspark"), installed("pyspark-client"))
-    _check_java(java())
+    full, client = installed("pyspark"), installed("pyspark-client")
+    _check_present(full, client, needs_java=needs_java)
+    _check_equal(full, client, imported())
+    # Below spark-submit the Java process was there before Python.
+    if needs_java and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        _check_java(java())
 
 
-def _check_pyspark(full: str | None, client: str | None) -> None:
-    if full is None:
+def _check_present(full: str | None, client: str | None, *, needs_java: bool) -> None:
+    if full is None and (needs_java or client is None):
         raise EnvironmentNotReadyError(
             "Expected the package pyspark, found none; run pip install 'airflow-provider-statecheck[pyspark]'."
         )
-    if client is not None and client != full:
-        # Both write the package pyspark; with unequal ones every Python UDF fails with an unreadable error.
-        raise EnvironmentNotReadyError(
-            f"Expected pyspark and pyspark-client of one version, found {full} and {client}; "
-            f"run pip install --force-reinstall --no-deps pyspark-client=={client} pyspark=={client}."
-        )
+
+
+def _check_equal(full: str | None, client: str | None, imported: str | None) -> None:
+    found = {name: v for name, v in (("pyspark", full), ("pyspark-client", client)) if v is not None}
+    versions = set(found.values())
+    if versions == {imported}:
+        return
+    # Both write the package pyspark; with unequal ones every Python UDF fails with an unreadable error. The client is
+    # published later, so of two versions the older one is the one that both have.
+    wanted = min(versions, key=_version_key)
+    raise EnvironmentNotReadyError(
+        f"Expected pyspark and pyspark-client of one version, found {' and '.join(map(' '.join, found.items()))} "
+        f"installed and {imported or 'nothing'} on import; run pip install --force-reinstall --no-deps "
+        f"{' '.join(f'{name}=={wanted}' for name in found)}."
+    )
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
 def _check_java(text: str | None) -> None:

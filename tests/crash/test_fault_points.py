@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from airflow_provider_statecheck.testing.faults import FaultMode
 from tests.crash import pipeline
 
 SIGKILLED = -9
+CORES = 2
 
 
 @dataclass
@@ -64,20 +66,26 @@ class Tries:
 
 
 @pytest.fixture(scope="module")
-def tries(driver_jvm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tries]:
+def team(driver_jvm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Tries]]:
+    """One zygote for each core; all of their children use one JVM."""
     root = Path(__file__).parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.zygote"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=root,
-        env={**os.environ, **driver_jvm, "PYTHONPATH": str(root)},
-    )
-    yield Tries(process, tmp_path_factory.mktemp("crash") / "work")
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
+    environment = {**os.environ, **driver_jvm, "PYTHONPATH": str(root)}
+    team = []
+    for _ in range(CORES):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.zygote"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env=environment,
+        )
+        team.append(Tries(process, tmp_path_factory.mktemp("crash") / "work"))
+    yield team
+    for tries in team:
+        assert tries.process.stdin is not None
+        tries.process.stdin.close()
+        tries.process.wait()
 
 
 def _undisturbed(tries: Tries) -> dict[str, Any]:
@@ -120,56 +128,64 @@ def _check_recomputed(work: Path, once: Counter[str]) -> None:
     assert len({step.split()[-1] for step in again}) <= 1
 
 
-def _cases(tries: Tries, prepared: Path | None, modes: list[FaultMode]) -> Iterator[tuple[int, FaultMode]]:
-    tries.reset(prepared)
-    assert tries.run() == 0
-    points = len(tries.outcome()["calls"])
-    assert points > 10
-    for mode in modes:
-        for point in range(1, points + 1):
-            yield point, mode
-
-
-def _check_every_point(tries: Tries, prepared: Path | None, modes: list[FaultMode], expected: Any) -> None:
+def _check_point(tries: Tries, prepared: Path | None, point: int, mode: FaultMode, expected: Any) -> None:
     once = Counter(["numbers", "item 1", "item 2", "multiples 1", "multiples 2"])
     if prepared is not None:
         once = Counter(pipeline.computed_steps(prepared)) + Counter(["item 2", "multiples 2"])
-    for point, mode in _cases(tries, prepared, modes):
-        tries.reset(prepared)
-        status = tries.run(point=point, mode=mode)
-        where = f"{mode} at call {point}, status {status}"
-        if mode in (FaultMode.KILL, FaultMode.KILL_AFTER):
-            assert status == SIGKILLED, where
-        if status != 0:
-            assert tries.run() == 0, where + (tries.work / "error.txt").read_text()
-        assert tries.outcome()["result"] == expected, where
-        _check_bytes(tries.work)
-        _check_recomputed(tries.work, once)
+    tries.reset(prepared)
+    status = tries.run(point=point, mode=mode)
+    where = f"{mode} at call {point}, status {status} "
+    if mode in (FaultMode.KILL, FaultMode.KILL_AFTER):
+        assert status == SIGKILLED, where
+    if status != 0:
+        assert tries.run() == 0, where + (tries.work / "error.txt").read_text()
+    assert tries.outcome()["result"] == expected, where
+    _check_bytes(tries.work)
+    _check_recomputed(tries.work, once)
+
+
+def _check_every_point(team: list[Tries], prepared: list[Path | None], mode: FaultMode, expected: Any) -> None:
+    team[0].reset(prepared[0])
+    assert team[0].run() == 0
+    points = range(1, len(team[0].outcome()["calls"]) + 1)
+    assert len(points) > 20
+
+    def share(member: int) -> None:
+        for point in points[member :: len(team)]:
+            _check_point(team[member], prepared[member], point, mode, expected)
+
+    with ThreadPoolExecutor(len(team)) as pool:
+        for done in [pool.submit(share, member) for member in range(len(team))]:
+            done.result()
+
+
+def _failed_halfway(tries: Tries, keep: Path) -> Path:
+    tries.reset(None)
+    assert tries.run(fail_at=2) != 0
+    shutil.copytree(tries.work, keep)
+    return keep
 
 
 MODES = [
-    pytest.param([FaultMode.ERROR], id="error"),
-    pytest.param([FaultMode.KILL], id="kill"),
-    pytest.param([FaultMode.REPLY_LOST], id="reply_lost"),
-    pytest.param([FaultMode.KILL_AFTER], id="kill_after", marks=pytest.mark.soak),
+    pytest.param(FaultMode.ERROR, id="error"),
+    pytest.param(FaultMode.KILL, id="kill"),
+    pytest.param(FaultMode.REPLY_LOST, id="reply_lost"),
+    pytest.param(FaultMode.KILL_AFTER, id="kill_after", marks=pytest.mark.soak),
 ]
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("modes", MODES)
-def test_fresh_try_that_fails_at_any_call_is_made_good_by_the_next(tries: Tries, modes: list[FaultMode]) -> None:
-    expected = _undisturbed(tries)["result"]
-    _check_every_point(tries, None, modes, expected)
+@pytest.mark.parametrize("mode", MODES)
+def test_fresh_try_that_fails_at_any_call_is_made_good_by_the_next(team: list[Tries], mode: FaultMode) -> None:
+    expected = _undisturbed(team[0])["result"]
+    _check_every_point(team, [None] * len(team), mode, expected)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("modes", MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_resuming_try_that_fails_at_any_call_is_made_good_by_the_next(
-    tries: Tries, modes: list[FaultMode], tmp_path: Path
+    team: list[Tries], mode: FaultMode, tmp_path: Path
 ) -> None:
-    expected = _undisturbed(tries)["result"]
-    tries.reset(None)
-    assert tries.run(fail_at=2) != 0
-    prepared = tmp_path / "prepared"
-    shutil.copytree(tries.work, prepared)
-    _check_every_point(tries, prepared, modes, expected)
+    expected = _undisturbed(team[0])["result"]
+    prepared: list[Path | None] = [_failed_halfway(tries, tmp_path / str(i)) for i, tries in enumerate(team)]
+    _check_every_point(team, prepared, mode, expected)

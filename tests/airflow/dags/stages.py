@@ -64,13 +64,14 @@ def work(spark: Any, checkpoint: Any) -> int:
 
 @dag(schedule=None, start_date=START, catchup=False)
 def decorated() -> None:
-    task.checkpointed_spark(
+    stage_task: Any = task.checkpointed_spark(
         task_id="work",
         retries=1,
         retry_delay=timedelta(0),
         config_kwargs=SPARK,
         execution_timeout=timedelta(seconds=30 if os.environ.get("STAGE_TROUBLE") == "run into the timeout" else 600),
-    )(work)()
+    )(work)
+    stage_task()
 
 
 @dag(schedule=None, start_date=START, catchup=False)
