@@ -39,7 +39,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
 def _lineitem(work: Path, scale: str) -> Path:
     target = work / f"tpch{scale}"
     if not target.exists():
-        tool = Path(sys.executable).parent / "tpchgen-cli"
+        tool = str(Path(sys.executable).parent / "tpchgen-cli")
         command = [tool, "parquet", "-s", scale, "--tables=lineitem", "--parts=8", f"--output-dir={target}"]
         subprocess.run(command, check=True)
     return target / "lineitem"

@@ -63,7 +63,7 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     refuse_unsupported(df.schema)
     _refuse_lossy_settings(df)
     refuse_unreachable(df.sparkSession, data_uri)
-    _to_file_columns(df).write.mode("errorifexists").parquet(data_uri)
+    _to_file_columns(df).write.mode("error").parquet(data_uri)
 
 
 def read_dataframe(spark: SparkSession, data_uri: str, schema_json: str) -> DataFrame:

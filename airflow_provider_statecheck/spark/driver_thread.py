@@ -81,14 +81,13 @@ class _Work(Generic[Result]):
         """Return a thread, not yet started, that sees the caller's context variables and Spark properties."""
         from pyspark import InheritableThread
 
-        run = functools.partial(contextvars.copy_context().run, self._run, spark)
+        run = functools.partial(contextvars.copy_context().run, self._run)
         return InheritableThread(run, session=spark, daemon=True, name="statecheck-stage")
 
-    def _run(self, spark: SparkSession) -> None:
+    def _run(self) -> None:
         try:
             # An interruption between the thread's start and the caller's wait must not leave work behind.
             if not self.abandoned.is_set():
-                _activate(spark)
                 self.outcome.set_result(self._call())
         except BaseException as error:
             self.outcome.set_exception(error)
@@ -98,12 +97,6 @@ class _Work(Generic[Result]):
 
 def _is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
-
-
-def _activate(spark: Any) -> None:
-    # The active session is kept per Java thread, and this thread's is new.
-    if not _is_connect(spark):
-        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _wait(ended: threading.Event, timeout_seconds: float | None) -> None:

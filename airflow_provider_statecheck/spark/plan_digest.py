@@ -45,7 +45,7 @@ def plan_text(df: DataFrame, snapshots: Mapping[str, str], code_digest: CodeDige
     :param snapshots: The fingerprint of each snapshot it may read, by the URI of the snapshot.
     :param code_digest: Gives the digest of a Python function in the plan.
     """
-    known = {_comparable(uri): fingerprint for uri, fingerprint in snapshots.items()}
+    known = {_comparable(uri): snapshots[uri] for uri in sorted(snapshots, key=len, reverse=True)}
     text = _connect_text(df) if _is_connect(df) else _classic_text(df, known, code_digest)
     return _replace_snapshots(text, known)
 
@@ -130,7 +130,8 @@ def _comparable(uri: str) -> str:
 
 def _replace_snapshots(text: str, known: Mapping[str, str]) -> str:
     for uri, fingerprint in known.items():
-        text = text.replace(uri, f"snapshot:{fingerprint}")
+        # Not where it only begins the name of a neighbour.
+        text = re.sub(rf"{re.escape(uri)}(?![\w.-])", f"snapshot:{fingerprint}", text)
     return text
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
-_JOB_DIRECTORY = re.compile(r"/[0-9a-f]{32}/[^/]")
+_DELETABLE = re.compile(r"/[0-9a-f]{32}/(chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+)(/|$)")
 
 
 def normalise_base(base: str) -> str:
@@ -45,11 +45,11 @@ def redact(uri: str) -> str:
 
 def require_deletable(uri: str) -> None:
     """
-    Refuse to delete anything but what lies below a job's directory, so that no bug can empty a bucket.
+    Refuse to delete anything but one checkpoint or one snapshot of a job, so that no bug can empty a bucket.
 
     :raises InvalidConfigurationError: for any other URI.
     """
-    if not _JOB_DIRECTORY.search(uri) or "/../" in f"{uri}/":
+    if not _DELETABLE.search(uri) or "/../" in f"{uri}/":
         raise InvalidConfigurationError(
-            f"Expected to delete a directory below a job's own, found {redact(uri)!r}; nothing was deleted."
+            f"Expected to delete a checkpoint or a snapshot of a job, found {redact(uri)!r}; nothing was deleted."
         )

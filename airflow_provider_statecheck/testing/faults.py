@@ -39,6 +39,10 @@ GATEWAY_CALLS = (
 )
 
 
+READING_CALLS = frozenset({"read_bytes", "read_range", "read_verified", "list_files", "list_directories", "describe"})
+"""Calls without an effect: whether it or only the reply is lost is the same."""
+
+
 class FaultMode(StrEnum):
     """How a call fails."""
 

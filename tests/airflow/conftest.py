@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,5 +79,5 @@ class Airflow:
 
 
 @pytest.fixture
-def airflow(airflow_db: Path, tmp_path: Path) -> Iterator[Airflow]:
-    yield Airflow(home=airflow_db, work=tmp_path)
+def airflow(airflow_db: Path, tmp_path: Path) -> Airflow:
+    return Airflow(home=airflow_db, work=tmp_path)

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_hook_shows_jobs_checkpoints_and_the_restore_pointer(airflow: Airflow) -
     assert airflow.finish(airflow.start("-c", HOOK)) == 0, airflow.output
     pointer = next(line for line in airflow.output.splitlines() if line.startswith("POINTER")).split()[1]
     assert pointer.startswith("file://")
-    assert os.listdir(pointer.removeprefix("file://")) == ["_metadata"]
+    assert [path.name for path in Path(pointer.removeprefix("file://")).iterdir()] == ["_metadata"]
 
 
 def _wait_until_computing(airflow: Airflow, output) -> None:

@@ -65,7 +65,8 @@ def run(spark: SparkSession, work: Path, plan: FaultPlan, fail_at: int | None = 
                 computed(f"multiples {item}")
                 return source.where(source["`a.b`"] % (item + 1) == 0).coalesce(1)
 
-            rows = checkpoint.snapshot("multiples", multiples).collect()
+            # One item keeps its DataFrame, the other does not need to.
+            rows = checkpoint.snapshot("multiples", multiples, when=item == 2).collect()
             checkpoint.state["sums"] = {**checkpoint.state["sums"], item: sum(row["a.b"] for row in rows)}
         total = sorted(row["a.b"] for row in source.collect())
         return {"sums": {str(k): v for k, v in checkpoint.state["sums"].items()}, "rows": total}

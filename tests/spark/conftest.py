@@ -6,25 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import airflow_provider_statecheck
-from airflow_provider_statecheck.spark.session import start_session
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.shared_spark import CONF, shared_session
 
-SPARK_CONF = {
-    "spark.master": "local[2]",
-    "spark.app.name": "statecheck-tests",
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "1g",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-}
 PACKAGE_ROOT = Path(airflow_provider_statecheck.__file__).parents[1]
 HERE = Path(__file__).parent
 
@@ -33,15 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    session = start_session(SPARK_CONF)
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+def spark() -> Any:
+    return shared_session()
 
 
 @pytest.fixture
@@ -54,7 +41,7 @@ def child_environment(tmp_path: Path, **variables: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(PACKAGE_ROOT),
         "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "SPARK_CONF": json.dumps(SPARK_CONF),
+        "SPARK_CONF": json.dumps(CONF),
         **variables,
     }
 

@@ -18,7 +18,7 @@ import logging
 logging.basicConfig(level=logging.WARNING)
 from pyspark.sql import functions as F
 from airflow_provider_statecheck.spark.driver_thread import run_interruptibly
-from airflow_provider_statecheck.spark.session import start_session
+from airflow_provider_statecheck.spark.session import jvm_pid, start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]))
 spark.sparkContext.setLogLevel("OFF")
@@ -74,7 +74,7 @@ def report(error):
     seconds = time.monotonic() - began
     running = list(spark.sparkContext.statusTracker().getActiveJobsIds())
     usable = None if running else spark.range(11).count()
-    print(json.dumps({"error": type(error).__name__, "seconds": seconds, "running": running, "usable": usable}))
+    print(json.dumps({"error": type(error).__name__, "seconds": seconds, "running": running, "usable": usable}), flush=True)
 
 try:
     RUN
@@ -154,3 +154,33 @@ def test_context_variables_and_spark_properties_are_those_of_the_caller(spark):
         variable.reset(token)
         spark.sparkContext.setLocalProperty("statecheck.test", None)
     assert found == ("given", "here")
+
+
+def test_arguments_are_passed_on(spark):
+    assert run_interruptibly(spark, lambda a, b: a + b, 1, 2) == 3
+
+
+def test_a_limit_of_its_own_ends_the_function(spark):
+    def forever() -> None:
+        spark.range(10**15).selectExpr("sum(hash(id))").collect()
+
+    with pytest.raises(TimeoutError, match="has not ended"):
+        run_interruptibly(spark, forever, timeout_seconds=1.0)
+    assert spark.range(3).count() == 3
+
+
+def test_a_timeout_error_of_the_function_is_its_own(spark):
+    def fail() -> None:
+        raise TimeoutError("a service was slow")
+
+    with pytest.raises(TimeoutError, match="a service was slow"):
+        run_interruptibly(spark, fail, timeout_seconds=60.0)
+
+
+def test_a_jvm_that_hangs_cannot_hold_up_the_caller(run_child):
+    script = SCENARIO.replace("RUN", BY_SIGTERM.format(work="cross_join")).replace("None if running", "None if True")
+    stopped = script.replace("raise Terminated", "os.kill(jvm_pid(), signal.SIGSTOP); raise Terminated")
+    asked = stopped.replace("running = list(spark.sparkContext.statusTracker().getActiveJobsIds())", "running = []")
+    found = run_child(asked + "os.kill(jvm_pid(), signal.SIGKILL)\nos._exit(0)\n")
+    assert found["error"] == "Terminated"
+    assert found["seconds"] < BOUND_SECONDS

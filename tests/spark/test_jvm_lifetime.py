@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import child_environment
 
 from airflow_provider_statecheck.spark.session import is_connection_lost, jvm_pid
+from tests.spark.conftest import child_environment
 
 START = """
 import json, os, signal, sys

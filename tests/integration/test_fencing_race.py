@@ -1,0 +1,250 @@
+"""An old attempt and its successor at the same time, on a database that really lets two writers in."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeResult,
+    AttemptGrant,
+    AttemptRef,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.exceptions import StaleAttemptError
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.testing.messages import (
+    complete_checkpoint,
+    make_acknowledgement,
+    make_registration,
+)
+
+pytestmark = pytest.mark.db
+
+ROUNDS, ROUNDS_OF_ONE_JOB = 1000, 25
+WAIT_SECONDS = 60.0
+
+Open = Callable[[], CheckpointCoordinator]
+
+
+@contextmanager
+def _engine(url: str, schema: str) -> Iterator[Engine]:
+    # Waiting for the disk at each commit would make the test slow and the race no sharper.
+    engine = create_engine(url, connect_args={"options": f"-csearch_path={schema} -csynchronous_commit=off"})
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def connect(postgres_url: str) -> Iterator[Open]:
+    """Open coordinators over the same rows, each with an engine of its own."""
+    schema = f"f{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        owner = stack.enter_context(_engine(postgres_url, schema))
+        with owner.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {schema}"))
+        Base.metadata.create_all(owner)
+        yield lambda: CheckpointCoordinator(SqlJobStore(stack.enter_context(_engine(postgres_url, schema))))
+        with owner.begin() as connection:
+            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+
+
+@dataclass(frozen=True)
+class Round:
+    """What became of one race."""
+
+    old: AttemptRef
+    checkpoint_id: int
+    result: AcknowledgeResult | None
+    """``None`` if the acknowledgement was refused as stale."""
+    grant: AttemptGrant
+
+
+class Race:
+    """Lets the acknowledgement of an old attempt and the registration of a new one begin at the same moment."""
+
+    def __init__(self, connect: Open, pool: ThreadPoolExecutor) -> None:
+        self._old, self._new = connect(), connect()
+        self._pool = pool
+        self._start = threading.Barrier(2)
+        self._random = random.Random(7)
+
+    def run(self, job: str, old: AttemptRef) -> Round:
+        pending = self._old.trigger(TriggerCheckpoint(attempt=old, request_key=new_key()))
+        # A registration reads before it writes; without reads of its own the acknowledgement would always be first.
+        reads = self._random.randrange(3)
+        acknowledged = self._pool.submit(self._acknowledge, old, pending.checkpoint_id, reads)
+        registered = self._pool.submit(self._register, job)
+        return Round(old, pending.checkpoint_id, acknowledged.result(WAIT_SECONDS), registered.result(WAIT_SECONDS))
+
+    def describe(self, job_id: JobId) -> JobView:
+        return self._old.describe(job_id)
+
+    def register(self, job: str) -> AttemptGrant:
+        return self._new.register(make_registration(job_name=job))
+
+    def _register(self, job: str) -> AttemptGrant:
+        self._start.wait(WAIT_SECONDS)
+        return self.register(job)
+
+    def _acknowledge(self, old: AttemptRef, checkpoint_id: int, reads: int) -> AcknowledgeResult | None:
+        self._start.wait(WAIT_SECONDS)
+        for _ in range(reads):
+            self._old.describe(old.job_id)
+        try:
+            return self._old.acknowledge(make_acknowledgement(old, checkpoint_id)).result
+        except StaleAttemptError:
+            return None
+
+
+def _check_round(race: Race, found: Round) -> None:
+    view = race.describe(found.old.job_id)
+    rows = {c.checkpoint_id: c for c in view.checkpoints}
+    row, candidates = rows[found.checkpoint_id], {c.checkpoint_id for c in found.grant.candidates}
+    registered_at = {a.epoch: a.registered_at for a in view.attempts}[found.grant.attempt.epoch]
+    if found.result is None:
+        assert row.status is CheckpointStatus.ABORTED
+        assert row.completed_at is None
+        assert found.checkpoint_id not in candidates
+    else:
+        assert found.result is AcknowledgeResult.SUCCESS
+        assert row.status is CheckpointStatus.COMPLETED
+        assert row.completed_at is not None
+        assert row.completed_at <= registered_at
+        assert found.checkpoint_id in candidates
+    assert candidates == {
+        c.checkpoint_id for c in view.checkpoints if c.is_restorable and c.generation == found.grant.generation
+    }
+    assert {c.status for c in view.checkpoints if c.epoch < found.grant.attempt.epoch} <= {
+        CheckpointStatus.COMPLETED,
+        CheckpointStatus.SUBSUMED,
+        CheckpointStatus.ABORTED,
+    }
+
+
+def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused(connect: Open) -> None:
+    outcomes: Counter[bool] = Counter()
+    with ThreadPoolExecutor(2) as pool:
+        race = Race(connect, pool)
+        for number in range(ROUNDS // ROUNDS_OF_ONE_JOB):
+            job, last_id = f"race-{number}", 0
+            current = race.register(job).attempt
+            for _ in range(ROUNDS_OF_ONE_JOB):
+                found = race.run(job, current)
+                _check_round(race, found)
+                assert found.checkpoint_id > last_id
+                assert found.grant.attempt.epoch == current.epoch + 1
+                outcomes[found.result is not None] += 1
+                current, last_id = found.grant.attempt, found.checkpoint_id
+    assert outcomes.total() == ROUNDS
+    assert min(outcomes[True], outcomes[False]) > 0, f"no race at all: {outcomes}"
+
+
+def _zombie_calls(zombie: CheckpointCoordinator, attempt: AttemptRef, ids: range) -> list[Callable[[], object]]:
+    """Everything that an attempt can say, about its own checkpoints and about those of its successor."""
+
+    def of_checkpoint(i: int) -> list[Callable[[], object]]:
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        return [
+            lambda: zombie.acknowledge(make_acknowledgement(attempt, i)),
+            lambda: zombie.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=i, reason=reason)),
+            lambda: zombie.confirm_discards(
+                ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=(i,), attempt=attempt)
+            ),
+            lambda: zombie.confirm_restore(ConfirmRestore(attempt=attempt, checkpoint_id=i)),
+        ]
+
+    return [
+        lambda: zombie.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())),
+        *(call for i in ids for call in of_checkpoint(i)),
+        lambda: zombie.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED)),
+        lambda: zombie.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED)),
+    ]
+
+
+def _call_until(ended: threading.Event, calls: list[Callable[[], object]]) -> int:
+    """Make all calls over and over, each at least once; every one of them must be refused."""
+    refused = 0
+    while not ended.is_set() or refused < len(calls):
+        with pytest.raises(StaleAttemptError):
+            calls[refused % len(calls)]()
+        refused += 1
+    return refused
+
+
+def _rows_of(view: JobView, epoch: int) -> list[CheckpointRecord]:
+    return [c for c in view.checkpoints if c.epoch == epoch]
+
+
+def test_a_zombie_that_goes_on_calling_changes_nothing_and_costs_its_successor_nothing(connect: Open) -> None:
+    zombie, successor = connect(), connect()
+    registration = {"job_name": "zombie", "num_retained": 100}
+    old = zombie.register(make_registration(**registration)).attempt
+    for _ in range(3):
+        assert complete_checkpoint(zombie, old).is_completed
+    zombie.trigger(TriggerCheckpoint(attempt=old, request_key=new_key()))
+    new = successor.register(make_registration(**registration)).attempt
+    job_id = job_id_of("zombie")
+    before = successor.describe(job_id)
+
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        calls = _zombie_calls(zombie, old, range(1, 8))
+        refused = pool.submit(_call_until, ended, calls)
+        try:
+            replies = [complete_checkpoint(successor, new) for _ in range(50)]
+        finally:
+            ended.set()
+        assert refused.result(WAIT_SECONDS) >= len(calls)
+
+    after = successor.describe(job_id)
+    assert [reply.result for reply in replies] == [AcknowledgeResult.SUCCESS] * 50
+    assert [c.status for c in _rows_of(after, new.epoch)] == [CheckpointStatus.COMPLETED] * 50
+    assert [c.checkpoint_id for c in after.checkpoints] == list(range(1, 55))
+    assert _rows_of(after, old.epoch) == _rows_of(before, old.epoch)
+    assert after.attempts == before.attempts
+    assert [a.status for a in after.attempts] == [AttemptStatus.FENCED, AttemptStatus.RUNNING]
+
+
+def test_zombies_of_many_epochs_at_once_are_all_refused(connect: Open) -> None:
+    coordinators = [connect() for _ in range(4)]
+    registrations = [c.register(make_registration(job_name="zombies", num_retained=100)) for c in coordinators]
+    *zombies, current = zip(coordinators, [grant.attempt for grant in registrations], strict=True)
+    start, ended = threading.Barrier(len(zombies) + 1), threading.Event()
+
+    def haunt(zombie: CheckpointCoordinator, attempt: AttemptRef) -> int:
+        start.wait(WAIT_SECONDS)
+        return _call_until(ended, _zombie_calls(zombie, attempt, range(1, 3)))
+
+    with ThreadPoolExecutor(len(zombies)) as pool:
+        haunting = [pool.submit(haunt, *zombie) for zombie in zombies]
+        try:
+            start.wait(WAIT_SECONDS)
+            replies = [complete_checkpoint(*current) for _ in range(20)]
+        finally:
+            ended.set()
+        assert all(refused.result(WAIT_SECONDS) for refused in haunting)
+    assert all(reply.result is AcknowledgeResult.SUCCESS for reply in replies)
+    view = coordinators[0].describe(job_id_of("zombies"))
+    assert {(c.epoch, c.status) for c in view.checkpoints} == {(4, CheckpointStatus.COMPLETED)}
+    assert len(view.checkpoints) == 20

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def completed(checkpoint_id: int, unusable_reason: str | None = None) -> CheckpointRecord:
+    return CheckpointRecord(
+        job_id=job_id_of("sales"),
+        checkpoint_id=checkpoint_id,
+        operator_id=operator_id_of("aggregate"),
+        epoch=1,
+        generation=1,
+        status=CheckpointStatus.COMPLETED,
+        request_key=f"key-{checkpoint_id}",
+        location=f"memory://base/chk-{checkpoint_id}",
+        triggered_at=MOMENT,
+        expires_at=MOMENT,
+        unusable_reason=unusable_reason,
+    )
+
+
+def subsumed(checkpoints: str, num_retained: int) -> list[int]:
+    """Take checkpoints as text such as ``1 2! 5``, where a mark says that a restore could not use it."""
+    rows = [completed(int(c.rstrip("!")), "damaged" if c.endswith("!") else None) for c in checkpoints.split()]
+    return [c.checkpoint_id for c in subsumed_by_retention(rows, num_retained)]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "num_retained", "expected"),
+    [
+        ("", 1, []),
+        ("1", 1, []),
+        ("1 2", 1, [1]),
+        ("1 2", 2, []),
+        ("1 2 3", 2, [1]),
+        ("2 5 9 11", 1, [2, 5, 9]),
+        ("1 2", 100, []),
+    ],
+)
+def test_the_newest_are_kept(checkpoints, num_retained, expected):
+    assert subsumed(checkpoints, num_retained) == expected
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "num_retained", "expected"),
+    [
+        ("1 2!", 1, []),
+        ("1 2! 3", 2, []),
+        ("1 2! 3", 1, [1, 2]),
+        ("1 2! 3 4", 2, [1, 2]),
+        ("1! 2! 3!", 1, []),
+        ("1! 2 3!", 1, []),
+        ("1! 2 3", 1, [1, 2]),
+        ("1 2 3!", 1, [1]),
+    ],
+)
+def test_an_unusable_one_takes_no_place_and_goes_when_the_oldest_kept_is_newer(checkpoints, num_retained, expected):
+    assert subsumed(checkpoints, num_retained) == expected

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeResult,
+    AttemptRef,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CommitStateUnknownError,
+    CoordinatorUnavailableError,
+    StaleAttemptError,
+)
+from airflow_provider_statecheck.gateway.retrying import DEFAULT_PAUSES_SECONDS, RetryingGateway
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+
+
+class Failing:
+    """Fails the first calls of any method and then hands out the coordinator's own answer."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.target = CheckpointCoordinator(InMemoryJobStore())
+        self.calls = 0
+        self._times = times
+        self._error = error
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls += 1
+            if self.calls <= self._times:
+                raise self._error
+            return getattr(self.target, name)(*args)
+
+        return call
+
+
+def retrying(target, pauses=DEFAULT_PAUSES_SECONDS) -> tuple[RetryingGateway, list[float]]:
+    slept: list[float] = []
+    return RetryingGateway(target, pauses, slept.append), slept
+
+
+@pytest.mark.parametrize("error", [CoordinatorUnavailableError("away"), CommitStateUnknownError("lost")])
+@pytest.mark.parametrize("times", range(len(DEFAULT_PAUSES_SECONDS) + 1))
+def test_a_retryable_failure_is_repeated_after_each_pause_in_turn(error, times, caplog):
+    target = Failing(times, error)
+    gateway, slept = retrying(target)
+    with caplog.at_level(logging.WARNING):
+        assert gateway.jobs() == ()
+    assert target.calls == times + 1
+    assert slept == list(DEFAULT_PAUSES_SECONDS[:times])
+    assert len(caplog.records) == times
+
+
+def test_the_last_error_is_raised_when_the_pauses_are_used_up():
+    target = Failing(100, CoordinatorUnavailableError("away"))
+    gateway, slept = retrying(target, (1.0, 2.0))
+    with pytest.raises(CoordinatorUnavailableError, match="away"):
+        gateway.jobs()
+    assert target.calls == 3
+    assert slept == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("error", [StaleAttemptError("replaced"), CheckpointNotFoundError("none"), OSError("broken")])
+def test_any_other_error_is_raised_at_once(error):
+    target = Failing(1, error)
+    gateway, slept = retrying(target)
+    with pytest.raises(type(error)):
+        gateway.jobs()
+    assert (target.calls, slept) == (1, [])
+
+
+def test_without_pauses_nothing_is_repeated():
+    target = Failing(1, CoordinatorUnavailableError("away"))
+    gateway, _ = retrying(target, ())
+    with pytest.raises(CoordinatorUnavailableError):
+        gateway.jobs()
+    assert target.calls == 1
+
+
+def _decline(gateway: RetryingGateway, attempt: AttemptRef, checkpoint_id: int) -> object:
+    reason = CheckpointFailureReason.IO_EXCEPTION
+    return gateway.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=reason))
+
+
+CALLS: dict[str, Callable[[RetryingGateway, AttemptRef, int], object]] = {
+    "confirm_restore": lambda g, a, _: g.confirm_restore(ConfirmRestore(attempt=a, checkpoint_id=1)),
+    "trigger": lambda g, a, _: g.trigger(TriggerCheckpoint(attempt=a, request_key=new_key())),
+    "acknowledge": lambda g, a, i: g.acknowledge(make_acknowledgement(a, i)),
+    "decline": _decline,
+    "confirm_discards": lambda g, a, i: g.confirm_discards(
+        ConfirmDiscards(job_id=a.job_id, checkpoint_ids=(i,), attempt=a)
+    ),
+    "finish": lambda g, a, _: g.finish(FinishAttempt(attempt=a, status=AttemptStatus.FINISHED)),
+    "describe": lambda g, a, _: g.describe(a.job_id),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
+    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    attempt = coordinator.register(make_registration()).attempt
+    complete_checkpoint(coordinator, attempt)
+    pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
+    plan = FaultPlan(point=1, mode=mode)
+    gateway, slept = retrying(faulty_gateway(coordinator, plan))
+    CALLS[name](gateway, attempt, pending)
+    assert plan.calls == [name, name]
+    assert slept == [DEFAULT_PAUSES_SECONDS[0]]
+    view = coordinator.describe(attempt.job_id)
+    assert len(view.checkpoints) == (3 if name == "trigger" else 2)
+    assert len(view.attempts) == 1
+
+
+def test_a_registration_whose_reply_was_lost_draws_no_second_epoch():
+    plan = FaultPlan(point=1, mode=FaultMode.REPLY_LOST)
+    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    gateway, _ = retrying(faulty_gateway(coordinator, plan))
+    assert gateway.register(make_registration()).attempt.epoch == 1
+
+
+def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
+    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    attempt = coordinator.register(make_registration()).attempt
+    plan = FaultPlan(point=2, mode=FaultMode.REPLY_LOST)
+    gateway, _ = retrying(faulty_gateway(coordinator, plan))
+    reply = complete_checkpoint(gateway, attempt)
+    assert reply.result is AcknowledgeResult.DUPLICATE
+    assert reply.is_completed
+    latest = gateway.latest(job_id_of("sales"), operator_id_of("aggregate"))
+    assert latest == reply.checkpoint
