@@ -172,13 +172,14 @@ class StageContext:
         Yield the items that are not finished yet.
 
         An item is finished when the next one is asked for, and safe with the next checkpoint. What the body does
-        outside this library is therefore done at least once. Names of steps used in the body belong to the item.
+        outside this library is therefore done at least once. Names of steps used in the body belong to the item. Use
+        it in the head of a ``for``: a loop that is kept in a variable and left by ``break`` keeps its item open.
 
         :param name: Name of the loop, unique in its scope.
         :param items: The items of this try; they may differ from those of the try before.
         :param key: Gives an item's identity; by default text, numbers and dates are their own.
         :param every: Take a checkpoint after so many finished items.
-        :param every_seconds: Take one also when the last is older than this.
+        :param every_seconds: Take one also when this loop's last is older than this.
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
         :raises DuplicateNameError: if the name is taken or two items have one key.
         """

@@ -24,14 +24,14 @@ class ScopedNames:
         self.current: Scope = ()
         self._used: set[StepKey] = set()
 
-    def claim(self, name: str) -> StepKey:
+    def claim(self, name: object) -> StepKey:
         """
         Take a name in the current scope.
 
         :raises InvalidConfigurationError: for a name that is not 1 to 200 characters of text.
         :raises DuplicateNameError: if it is taken.
         """
-        if not 0 < len(str(name)) <= _MAX_NAME:
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise InvalidConfigurationError(
                 f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}."
             )

@@ -61,3 +61,9 @@ def test_an_error_in_an_item_leaves_its_scope():
 def test_a_step_is_described_with_its_items():
     assert describe(((), "x")) == "x"
     assert describe(((("days", "2026-01-01"), ("hours", "7")), "x")) == "days[2026-01-01]/hours[7]/x"
+
+
+@pytest.mark.parametrize("name", [7, None, b"x", "", "x" * 201], ids=repr)
+def test_a_name_that_is_no_text_of_sensible_length_is_refused(name: object) -> None:
+    with pytest.raises(InvalidConfigurationError, match="name of a step"):
+        ScopedNames().claim(name)
