@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 CHECKPOINT_PARAMETER = "checkpoint"
-_GRACE_SECONDS = 3.0
 
 
 class StageTerminatedError(AirflowException):
@@ -62,7 +61,7 @@ class StageCallable(PythonOperator):
             self._give(checkpoint)
             self._is_stage_running = True
             try:
-                return run_interruptibly(spark, super().execute_callable, grace_seconds=_GRACE_SECONDS)
+                return run_interruptibly(spark, super().execute_callable)
             finally:
                 self._is_stage_running = False
 

@@ -169,8 +169,8 @@ class StageAttempt:
     ) -> AcknowledgeCheckpoint:
         state_handle, state_bytes = self._write_state(pending, state)
         document = self._document(pending, snapshots, state_handle)
-        data = encode_metadata(document)
         uri = f"{pending.location}/{METADATA_FILE}"
+        data = encode_metadata(document, uri=uri)
         # Last of the bytes: a directory with this file in it is whole.
         self.storage.write_bytes(uri, data)
         self._documents.remember(document)

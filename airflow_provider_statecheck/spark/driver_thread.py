@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # Airflow follows its SIGTERM by a SIGKILL 5 s later; the caller needs the rest of that time for its last message.
-DEFAULT_GRACE_SECONDS = 4.0
+DEFAULT_GRACE_SECONDS = 3.0
 _WAKE_SECONDS = 0.5
 _CANCEL_EVERY_SECONDS = 0.2
 

@@ -1,1 +1,26 @@
-"""Where bytes go: any fsspec filesystem."""
+"""Where bytes go: any fsspec filesystem, the metadata of checkpoints, and small values as JSON."""
+
+from airflow_provider_statecheck.storage.document import (
+    CheckpointDocument,
+    FileStateHandle,
+    InlineStateHandle,
+    SnapshotHandle,
+)
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
+from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+
+__all__ = [
+    "CheckpointDocument",
+    "CheckpointStorage",
+    "FileStateHandle",
+    "InlineStateHandle",
+    "ResolvedPointer",
+    "SnapshotHandle",
+    "decode_metadata",
+    "decode_state",
+    "encode_metadata",
+    "encode_state",
+    "resolve_checkpoint",
+]

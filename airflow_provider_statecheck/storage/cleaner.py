@@ -13,7 +13,7 @@ from collections.abc import Set as AbstractSet
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.document import CheckpointDocument
 from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -58,7 +58,7 @@ class CheckpointsCleaner:
             for uri in snapshots:
                 self._storage.delete_directory(uri)
             self._storage.delete_directory(checkpoint.location)
-        except StorageError as error:
+        except StateCheckError as error:
             log.warning(
                 "Checkpoint %s could not be discarded, it will be tried again: %s", checkpoint.checkpoint_id, error
             )

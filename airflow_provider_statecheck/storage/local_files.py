@@ -1,9 +1,10 @@
-"""Publishing a local file so that it is there whole or not at all, whatever happens in between."""
+"""Local files: published whole or not at all whatever happens in between, and listed completely or not at all."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,7 +14,7 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
 
     :raises FileExistsError: if the file is there and is not to be overwritten.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
         _write_durably(temporary, data)
@@ -24,6 +25,36 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
         _sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def list_files(directory: Path) -> dict[str, int]:
+    """
+    Return the size of each file below a directory by its relative path; nothing if it is missing.
+
+    :raises OSError: if part of it cannot be read. fsspec would leave that part out, and files that cannot be read for a
+        moment would be taken for lost.
+    """
+    found: dict[str, int] = {}
+    for parent, _, names in os.walk(directory, onerror=_raise_unless_missing):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(FileNotFoundError):
+                found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return found
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    # Writers rename and delete their temporary directories while others list.
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+def _make_directory(path: Path) -> None:
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    # A durable file in a directory that a power failure takes away is not durable.
+    for made in reversed(missing):
+        _sync_directory(made.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:

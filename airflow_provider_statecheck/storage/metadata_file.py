@@ -1,15 +1,16 @@
 """
 The bytes of ``_metadata``: one line that says what it is and its checksum, then JSON.
 
-URIs below the job's own directory are written relative to it, so that a checkpoint directory which was moved or copied
-still loads.
+URIs below the directory of the job that the file lies in are written relative to it, so that a checkpoint directory which
+was moved or copied still loads. Any other URI stays absolute: a snapshot that was carried over from another checkpoint
+directory is still there and nowhere else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
@@ -26,9 +27,17 @@ VERSION = 1
 _RELATIVE = "job:"
 
 
-def encode_metadata(document: CheckpointDocument) -> bytes:
-    """Return the bytes to write for a checkpoint."""
-    body = json.dumps(_to_json(document), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> bytes:
+    """
+    Return the bytes to write for a checkpoint.
+
+    :param uri: Where they will be written. Without it, that is told from what the same attempt wrote; if it wrote nothing
+        yet, every URI stays absolute.
+    """
+    values = _to_json(document, _job_uri_told_by(document) if uri is None else _job_uri(uri))
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # Names of files may hold surrogates, which plain UTF-8 has no bytes for.
+    body = text.encode("utf-8", "surrogatepass")
     return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
 
 
@@ -43,8 +52,8 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return _from_json(json.loads(body), uri.rstrip("/").rsplit("/", 2)[0])
-    except (ValueError, KeyError, TypeError) as error:
+        return _from_json(json.loads(body), _job_uri(uri))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
 
 
@@ -66,17 +75,38 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
 
 
-def _to_json(document: CheckpointDocument) -> dict[str, Any]:
-    def shorten(uri: str) -> str:
-        before, found, after = uri.partition(f"/{document.job_id}/")
-        return f"{_RELATIVE}{after}" if found and before else uri
+def _job_uri(metadata_uri: str) -> str:
+    return metadata_uri.rstrip("/").rsplit("/", 2)[0]
 
-    state: InlineStateHandle | FileStateHandle = document.state
-    if isinstance(state, FileStateHandle):
-        state = replace(state, uri=shorten(state.uri))
-    kind = "file" if isinstance(state, FileStateHandle) else "inline"
-    snapshots = [asdict(replace(handle, uri=shorten(handle.uri))) for handle in document.snapshots]
-    return asdict(document) | {"snapshots": snapshots, "state": {"kind": kind} | asdict(state)}
+
+def _job_uri_told_by(document: CheckpointDocument) -> str | None:
+    # An attempt writes under one checkpoint directory. What an earlier one wrote may lie under another: that the id of the
+    # job is in its path proves nothing.
+    uris = [handle.uri for handle in document.snapshots if handle.epoch == document.epoch]
+    if isinstance(document.state, FileStateHandle):
+        uris.append(document.state.uri)
+    for uri in uris:
+        base, job, _ = uri.partition(f"/{document.job_id}/")
+        if job:
+            return f"{base}/{document.job_id}"
+    return None
+
+
+def _to_json(document: CheckpointDocument, job_uri: str | None) -> dict[str, Any]:
+    def shorten(values: dict[str, Any]) -> dict[str, Any]:
+        uri = values.get("uri", "")
+        if job_uri is not None and uri.startswith(f"{job_uri}/"):
+            return values | {"uri": _RELATIVE + uri.removeprefix(f"{job_uri}/")}
+        return values
+
+    kind = "file" if isinstance(document.state, FileStateHandle) else "inline"
+    snapshots = [shorten(_values(handle)) for handle in document.snapshots]
+    return _values(document) | {"snapshots": snapshots, "state": {"kind": kind} | shorten(_values(document.state))}
+
+
+def _values(record: Any) -> dict[str, Any]:
+    # Not asdict(): that copies inline state to its depths.
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _from_json(values: dict[str, Any], job_uri: str) -> CheckpointDocument:

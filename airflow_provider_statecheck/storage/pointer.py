@@ -14,7 +14,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
-_URI = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
         raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {pointer!r}.")
     uri = pointer.strip().rstrip("/")
     if not _URI.fullmatch(uri):
-        raise StorageError(f"Expected a URI such as file:///data/<job>/chk-7, found {pointer!r}.")
+        raise StorageError(f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}.")
     if storage.is_directory(uri):
         return _in_directory(storage, uri)
     if not storage.exists(uri):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+import reprlib
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -16,31 +17,49 @@ from typing import Any
 from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.storage.time_codec import (
+    decode_datetime,
+    decode_time,
+    decode_timedelta,
+    encode_time,
+    encode_timedelta,
+)
+
+MAX_DEPTH = 64
+"""How deep collections may be nested; a restore must not fail where the interpreter's stack is shorter."""
 
 _SUPPORTED = (
     "None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID and list, tuple, set, "
     "frozenset and dict of these"
 )
-_SCALARS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    bytes: ("bytes", lambda v: base64.b64encode(v).decode(), base64.b64decode),
-    datetime: (
-        "datetime",
-        lambda v: [v.isoformat(), v.fold],
-        lambda v: datetime.fromisoformat(v[0]).replace(fold=v[1]),
-    ),
-    date: ("date", date.isoformat, date.fromisoformat),
-    time: ("time", time.isoformat, time.fromisoformat),
-    timedelta: (
-        "timedelta",
-        lambda v: [v.days, v.seconds, v.microseconds],
-        lambda v: timedelta(days=v[0], seconds=v[1], microseconds=v[2]),
-    ),
-    Decimal: ("decimal", str, Decimal),
-    UUID: ("uuid", str, UUID),
+# Larger ones go as hexadecimal text: the interpreter limits how long decimal numbers in text may be.
+_JSON_INT_BITS = 64
+_SCALARS: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
+    bytes: ("bytes", lambda v, _: base64.b64encode(v).decode()),
+    datetime: ("datetime", encode_time),
+    date: ("date", lambda v, _: v.isoformat()),
+    time: ("time", encode_time),
+    timedelta: ("timedelta", lambda v, _: encode_timedelta(v)),
+    Decimal: ("decimal", lambda v, _: str(v)),
+    UUID: ("uuid", lambda v, _: str(v)),
 }
-_COLLECTIONS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
-_DECODERS: dict[str, Callable[[Any], Any]] = {name: decode for name, _, decode in _SCALARS.values()}
-_BUILDERS: dict[str, type] = {name: kind for kind, name in _COLLECTIONS.items()}
+_COLLECTIONS = (list, tuple, set, frozenset, dict)
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "bytes": lambda v: base64.b64decode(v, validate=True),
+    "date": date.fromisoformat,
+    "datetime": decode_datetime,
+    "decimal": Decimal,
+    "float": float,
+    "frozenset": lambda items: frozenset(map(_decode, items)),
+    "int": lambda v: int(v, 16),
+    "set": lambda items: set(map(_decode, items)),
+    "str": lambda v: base64.b64decode(v, validate=True).decode("utf-8", "surrogatepass"),
+    "time": decode_time,
+    "timedelta": decode_timedelta,
+    "tuple": lambda items: tuple(map(_decode, items)),
+    "uuid": UUID,
+    "dict": lambda pairs: {_decode(key): _decode(value) for key, value in pairs},
+}
 
 
 def encode_state(value: Any, path: str = "state") -> Any:
@@ -50,15 +69,7 @@ def encode_state(value: Any, path: str = "state") -> Any:
     :param path: Where the value is, for messages.
     :raises UnsupportedStateError: naming the place and the type of what cannot be saved.
     """
-    kind = type(value)
-    if value is None or kind in (bool, int, str):
-        return value
-    if kind is float:
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if kind in _SCALARS:
-        name, encode, _ = _SCALARS[kind]
-        return {f"${name}": encode(value)}
-    return _encode_collection(value, path)
+    return _encode(value, path, 0)
 
 
 def decode_state(encoded: Any) -> Any:
@@ -67,40 +78,78 @@ def decode_state(encoded: Any) -> Any:
 
     :raises CorruptStateError: for JSON that :func:`encode_state` does not make.
     """
+    try:
+        return _decode(encoded)
+    except RecursionError as error:
+        raise CorruptStateError(f"Expected collections nested at most {MAX_DEPTH} deep, found many more.") from error
+
+
+def _encode(value: Any, path: str, depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return _encode_text(value)
+    if kind is int:
+        return value if value.bit_length() <= _JSON_INT_BITS else {"$int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind in _SCALARS:
+        name, encode = _SCALARS[kind]
+        return {f"${name}": encode(value, path)}
+    _require_collection(kind, path, depth)
+    return _encode_collection(value, path, depth + 1)
+
+
+def _encode_text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        # Lone surrogates, as names of files may have them; they have no place in UTF-8.
+        return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+    return value
+
+
+def _require_collection(kind: type, path: str, depth: int) -> None:
+    if kind not in _COLLECTIONS:
+        raise UnsupportedStateError(
+            f"Expected {path} to be one of {_SUPPORTED}; found {kind.__module__}.{kind.__qualname__}. Save what it is "
+            f"made of."
+        )
+    if depth >= MAX_DEPTH:
+        raise UnsupportedStateError(
+            f"Expected collections nested at most {MAX_DEPTH} deep, found one more at {path[:200]}; does it hold itself?"
+        )
+
+
+def _encode_collection(value: Any, path: str, depth: int) -> Any:
+    kind = type(value)
+    if kind is dict:
+        return {"$dict": [_encode_pair(key, item, path, depth) for key, item in value.items()]}
+    if kind in (set, frozenset):
+        items = [_encode(item, f"{path}{{{item!r}}}", depth) for item in value]
+        return {f"${kind.__name__}": sorted(items, key=repr)}
+    items = [_encode(item, f"{path}[{i}]", depth) for i, item in enumerate(value)]
+    return items if kind is list else {"$tuple": items}
+
+
+def _encode_pair(key: Any, value: Any, path: str, depth: int) -> list[Any]:
+    return [_encode(key, f"{path} key {key!r}", depth), _encode(value, f"{path}[{key!r}]", depth)]
+
+
+def _decode(encoded: Any) -> Any:
     if isinstance(encoded, list):
-        return [decode_state(item) for item in encoded]
+        return [_decode(item) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
     try:
         return _decode_marked(encoded)
-    except (ValueError, TypeError, KeyError, ArithmeticError, IndexError) as error:
-        raise CorruptStateError(f"Expected a saved value, found {str(encoded)[:80]!r}: {error}") from error
-
-
-def _encode_collection(value: Any, path: str) -> Any:
-    kind = type(value)
-    if kind is list:
-        return [encode_state(item, f"{path}[{i}]") for i, item in enumerate(value)]
-    if kind in (set, frozenset):
-        items = [encode_state(item, f"{path}{{{item!r}}}") for item in value]
-        return {f"${_COLLECTIONS[kind]}": sorted(items, key=repr)}
-    if kind is tuple:
-        return {"$tuple": [encode_state(item, f"{path}[{i}]") for i, item in enumerate(value)]}
-    if kind is dict:
-        pairs = [[encode_state(k, f"{path} key {k!r}"), encode_state(v, f"{path}[{k!r}]")] for k, v in value.items()]
-        return {"$dict": pairs}
-    raise UnsupportedStateError(
-        f"Expected {path} to be one of {_SUPPORTED}; found {kind.__module__}.{kind.__qualname__}. Save what it is made of."
-    )
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise CorruptStateError(f"Expected a saved value, found {reprlib.repr(encoded)}: {error}") from error
 
 
 def _decode_marked(encoded: dict[str, Any]) -> Any:
     ((mark, content),) = encoded.items()
-    name = mark.removeprefix("$")
-    if name == "dict":
-        return {decode_state(key): decode_state(value) for key, value in content}
-    if name == "float":
-        return float(content)
-    if name in _BUILDERS:
-        return _BUILDERS[name](decode_state(item) for item in content)
-    return _DECODERS[name](content)
+    if not mark.startswith("$"):
+        raise ValueError(f"{mark!r} is no mark of a type")
+    return _DECODERS[mark[1:]](content)

@@ -1,55 +1,109 @@
-"""What may be a checkpoint directory, and how a URI is shown to people."""
+"""What may be a checkpoint directory, what may be deleted, and how a URI is shown to people."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
-_DELETABLE = re.compile(r"/[0-9a-f]{32}/(chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+)(/|$)")
+LOCAL_SCHEMES = ("file", "local")
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_GLOB = re.compile(r"[*?\[\]{}]")
+_DELETABLE = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+)(?:/|$)"
+_DELETABLE_HERE = re.compile(_DELETABLE)
+_DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
+# The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.
+_USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
-def normalise_base(base: str) -> str:
+def normalise_base(base: Any) -> str:
     """
     Return a checkpoint directory as an absolute URI without a slash at its end.
 
+    Nothing is percent-encoded or decoded: Spark and fsspec both take the text as it stands.
+
     :param base: A path or any fsspec URI.
-    :raises InvalidConfigurationError: if it is empty, or names no directory.
+    :raises InvalidConfigurationError: if it is empty, relative, a root, or has characters that filesystems expand.
     """
-    text = str(base).strip()
-    if not text:
-        raise InvalidConfigurationError(
-            "Expected checkpoint_dir to be a path or a URI such as s3://bucket/checkpoints, found nothing."
-        )
-    if not _SCHEME.match(text):
-        return Path(text).absolute().as_uri().rstrip("/")
-    scheme, _, rest = text.partition("://")
-    path = rest.strip("/")
-    if not path:
-        raise InvalidConfigurationError(
-            f"Expected checkpoint_dir to name a directory below {scheme}://, found {redact(text)!r}; the root is not ours."
-        )
-    return f"{scheme}:///{path}" if scheme == "file" else f"{scheme}://{path}"
+    text = os.fspath(base).strip() if isinstance(base, str | os.PathLike) else base
+    if not isinstance(text, str) or not text:
+        raise _invalid("a path or a URI such as s3://bucket/checkpoints", base)
+    if _GLOB.search(text):
+        raise _invalid("free of the characters *?[]{}, which filesystems and Spark expand", text)
+    uri = _URI.fullmatch(text)
+    if uri is not None:
+        return _normalise_uri(uri.group(1).lower(), uri.group(2), text)
+    if _ALMOST_URI.match(text):
+        raise _invalid("a URI with :// after its scheme, or a path that begins with / or ./", text)
+    return _normalise_path(Path(text).expanduser(), text)
 
 
-def redact(uri: str) -> str:
-    """Return a URI without the user and password that it may carry."""
-    parts = urlsplit(uri)
-    if "@" not in parts.netloc:
-        return uri
-    return urlunsplit(parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}"))
+def _normalise_uri(scheme: str, rest: str, text: str) -> str:
+    if scheme in LOCAL_SCHEMES:
+        if not rest.startswith("/"):
+            raise _invalid("absolute, with three slashes as in file:///data/checkpoints", text)
+        return _normalise_path(Path(rest), text)
+    if not rest.strip("/"):
+        raise _invalid(f"a directory below {scheme}://, because the root is not ours", text)
+    if ".." in rest.split("/"):
+        raise _invalid("free of '..'", text)
+    # Leading slashes stay: what follows the second one is a host, which hdfs:///data leaves out.
+    return f"{scheme}://{rest.rstrip('/')}"
 
 
-def require_deletable(uri: str) -> None:
+def _normalise_path(path: Path, text: str) -> str:
+    absolute = path.resolve() if ".." in path.parts else path.absolute()
+    if absolute == Path(absolute.anchor):
+        raise _invalid("a directory below the root, because the root is not ours", text)
+    return f"file:///{str(absolute).lstrip('/')}"
+
+
+def _invalid(expected: str, found: Any) -> InvalidConfigurationError:
+    shown = repr(redact(found)) if isinstance(found, str) and found else "nothing" if not found else repr(found)
+    return InvalidConfigurationError(f"Expected checkpoint_dir to be {expected}; found {shown}.")
+
+
+def scheme_of(uri: str) -> str:
+    """
+    Return the scheme of an absolute URI.
+
+    :raises InvalidConfigurationError: if it has none.
+    """
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
+    return match.group(1).lower()
+
+
+def redact(text: str) -> str:
+    """Return a URI, or a message with URIs in it, without the users and passwords that they may carry."""
+    return _USER_INFO.sub("://***@", text)
+
+
+def require_deletable(uri: str, base_uri: str) -> None:
     """
     Refuse to delete anything but one checkpoint or one snapshot of a job, so that no bug can empty a bucket.
 
+    :param base_uri: The checkpoint directory. What lies in another one may be deleted too, but nothing that holds this one.
     :raises InvalidConfigurationError: for any other URI.
     """
-    if not _DELETABLE.search(uri) or "/../" in f"{uri}/":
+    if not _is_plain(uri) or not _is_checkpoint_or_snapshot(uri.rstrip("/"), base_uri):
         raise InvalidConfigurationError(
             f"Expected to delete a checkpoint or a snapshot of a job, found {redact(uri)!r}; nothing was deleted."
         )
+
+
+def _is_plain(uri: str) -> bool:
+    # Filesystems resolve dots and expand globs when they delete: what goes would not be what is written here.
+    parts = uri.rstrip("/").partition("://")[2].lstrip("/").split("/")
+    return not _GLOB.search(uri) and not {"", ".", ".."} & set(parts)
+
+
+def _is_checkpoint_or_snapshot(uri: str, base_uri: str) -> bool:
+    if uri.startswith(f"{base_uri}/"):
+        return bool(_DELETABLE_HERE.match(uri.removeprefix(f"{base_uri}/")))
+    return not f"{base_uri}/".startswith(f"{uri}/") and bool(_DELETABLE_ELSEWHERE.search(uri))
