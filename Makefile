@@ -27,7 +27,7 @@ test: $(READY) ## Run the tests
 	@$(BIN)/python -m pytest -m 'not soak' $(ARGS)
 
 soak: $(READY) ## Run the long tests
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
 
 check: $(READY) ## Lint, format, types, layers, spelling
 	@$(BIN)/ruff check $(CODE)

@@ -15,6 +15,8 @@ Every error that this package raises on purpose, in one tree.
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
         ConcurrentAttemptError          another live task uses the same uid in this job
+        AccessDeniedError               the token or user may not do that
+          TokenExpiredError             a new token has to be asked for
         CoordinatorUnavailableError     retryable
         CommitStateUnknownError         the reply was lost; clean up nothing
       StorageError
@@ -126,6 +128,18 @@ class ConcurrentAttemptError(CoordinatorError):
     """Another live task uses the same uid in the same job."""
 
     code = "concurrent_attempt"
+
+
+class AccessDeniedError(CoordinatorError):
+    """The caller's token or user may not do what it asked for."""
+
+    code = "access_denied"
+
+
+class TokenExpiredError(AccessDeniedError):
+    """The caller's token is too old; a new one has to be asked for."""
+
+    code = "token_expired"
 
 
 class CoordinatorUnavailableError(CoordinatorError):

@@ -42,6 +42,28 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["airflow_provider_statecheck.hooks.statecheck"],
             }
         ],
+        "connection-types": [
+            {
+                "connection-type": "statecheck",
+                "hook-class-name": "airflow_provider_statecheck.hooks.statecheck.StatecheckHook",
+                "hook-name": "Statecheck coordinator",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "port", "extra"],
+                    "relabeling": {"host": "API URL"},
+                    "placeholders": {
+                        "host": "https://airflow.example.com",
+                        "login": "only where the user of the connection shall be asked for",
+                    },
+                },
+                "conn-fields": {
+                    "timeout": {
+                        "label": "Timeout (s)",
+                        "description": "How long to wait for an answer.",
+                        "schema": {"type": ["integer", "null"], "default": 30, "minimum": 1},
+                    }
+                },
+            }
+        ],
         "task-decorators": [
             {
                 "name": "checkpointed_spark",
@@ -77,6 +99,13 @@ _OPTIONS = {
     ),
     "tolerable_failed_checkpoints": _option(
         "How many checkpoints may fail in a row before the task fails, -1 for any number.", "integer", "-1"
+    ),
+    "api_url": _option(
+        "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "
+        "says.",
+        "string",
+        None,
+        "https://airflow.example.com",
     ),
     "on_clear": _option(
         "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success it "

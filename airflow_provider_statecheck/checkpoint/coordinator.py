@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from airflow_provider_statecheck.checkpoint import registration, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fence import require_current, require_running
+from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
@@ -23,6 +23,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
     AcknowledgeResult,
+    AdoptAttempt,
     AttemptGrant,
     ConfirmDiscards,
     ConfirmRestore,
@@ -86,6 +87,17 @@ class CheckpointCoordinator:
             grant.start_reason,
         )
         return grant
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """
+        Let a later try of the same task speak for an attempt that still runs; its driver goes on undisturbed.
+
+        :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            require_same_task(attempt, request.owner)
+            tx.save_attempt(replace(attempt, owner=request.owner))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         """

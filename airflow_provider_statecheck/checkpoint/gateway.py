@@ -9,6 +9,7 @@ from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
+    AdoptAttempt,
     AttemptGrant,
     ConfirmDiscards,
     ConfirmRestore,
@@ -35,6 +36,10 @@ class CheckpointCoordinatorGateway(Protocol):
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Fence all earlier attempts of the operator and say what to restore."""
+        ...
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """Let a later try of the same task speak for an attempt that still runs."""
         ...
 
     def confirm_restore(self, request: ConfirmRestore) -> None:

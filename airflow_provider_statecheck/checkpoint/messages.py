@@ -61,6 +61,15 @@ class AttemptGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptAttempt:
+    """Speak for an attempt that still runs although the task that registered it is gone."""
+
+    attempt: AttemptRef
+    owner: AttemptOwner
+    """Who speaks from now on: a later try of the same logical task in the same run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCheckpoint:
     """A candidate that could not be used."""
 

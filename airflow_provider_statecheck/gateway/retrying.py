@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
+    AdoptAttempt,
     AttemptGrant,
     ConfirmDiscards,
     ConfirmRestore,
@@ -55,6 +56,10 @@ class RetryingGateway:
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Fence all earlier attempts of the operator and say what to restore."""
         return self._repeat(lambda: self._gateway.register(request))
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """Let a later try of the same task speak for an attempt that still runs."""
+        self._repeat(lambda: self._gateway.adopt(request))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         """Record what was restored."""

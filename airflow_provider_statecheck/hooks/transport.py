@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+    from airflow_provider_statecheck.gateway.credentials import Credentials
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.gateway.http_client import HttpClient
+    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.hooks.address import CoordinatorAddress
 
 _BLOCKED = "airflow-db-not-allowed"
+
+# An api-server that is restarted is back within these; Airflow itself gives a task up soon after.
+_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 def is_orm_open() -> bool:
@@ -18,21 +25,62 @@ def is_orm_open() -> bool:
     return not os.environ.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "").startswith(_BLOCKED)
 
 
-def airflow_gateway() -> CheckpointCoordinatorGateway:
+def airflow_gateway() -> RetryingGateway:
     """
-    Reach the coordinator whose rows are in Airflow's database.
+    Reach the coordinator of this Airflow: in process where its database is open, else over HTTP.
 
-    :raises EnvironmentNotReadyError: in a task under a scheduler, where the database is blocked.
+    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
     """
-    if not is_orm_open():
+    return _in_process() if is_orm_open() else over_http(task_gateway())
+
+
+def over_http(gateway: HttpGateway) -> RetryingGateway:
+    """Repeat calls that fail while the api-server is down for a moment."""
+    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+
+    return RetryingGateway(gateway, _PAUSES_SECONDS)
+
+
+def task_gateway() -> HttpGateway:
+    """
+    Reach the coordinator's API as the task that runs in this process.
+
+    :raises EnvironmentNotReadyError: if none does.
+    """
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.hooks.address import coordinator_address
+
+    address = coordinator_address()
+    client = address.open()
+    return HttpGateway(client, _credentials(client, address))
+
+
+def _credentials(client: HttpClient, address: CoordinatorAddress) -> Credentials:
+    from airflow_provider_statecheck.hooks.credentials import LoginCredentials, TaskCredentials
+
+    ti = _running_task()
+    if address.login is None:
+        return TaskCredentials(client, ti.id)
+    task = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": ti.map_index}
+    return LoginCredentials(client, task, address.login, address.password or "")
+
+
+def _running_task() -> Any:
+    from airflow.sdk import get_current_context
+
+    try:
+        return get_current_context()["ti"]
+    except RuntimeError as error:
         raise EnvironmentNotReadyError(
-            "Expected a process that may use Airflow's database, such as 'airflow tasks test', 'airflow dags test' or "
-            "dag.test(), found a task under a scheduler, where Airflow blocks it; this version reaches the coordinator "
-            "in process only."
-        )
+            "Expected a running task, or a process that may use Airflow's database, found neither; ask the coordinator "
+            "from inside a task or from a command."
+        ) from error
+
+
+def _in_process() -> RetryingGateway:
     from airflow import settings
 
+    from airflow_provider_statecheck.api.airflow_liveness import AirflowTaskLiveness
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
-    from airflow_provider_statecheck.hooks.liveness import AirflowTaskLiveness
 
     return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Float, Index, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from airflow_provider_statecheck.metadata.types import UtcDateTime
@@ -105,3 +105,19 @@ class Checkpoint(Base):
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
     unusable_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class Token(Base):
+    """What a caller of the API may do; of the token itself only a hash is kept."""
+
+    __tablename__ = "statecheck_token"
+
+    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    caller: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    job_id: Mapped[str | None] = mapped_column(String(_HEX))
+    operator_id: Mapped[str | None] = mapped_column(String(_HEX))
+    epoch: Mapped[int | None] = mapped_column(Integer)
+    attempt_key: Mapped[str | None] = mapped_column(String(_HEX))
+    is_read_only: Mapped[bool] = mapped_column(Boolean, nullable=False)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False, index=True)

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
+    AdoptAttempt,
     AttemptGrant,
     ConfirmDiscards,
     ConfirmRestore,
@@ -53,6 +54,9 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
 
 class CoordinatorContract:
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
+
+    loses_replies = False
+    """Whether the way to the coordinator loses the first reply of each call, so that each is repeated."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -223,7 +227,7 @@ class CoordinatorContract:
         message = make_acknowledgement(attempt, pending.checkpoint_id, state_size_bytes=7, full_size_bytes=9)
         reply = gateway.acknowledge(message)
         latest = gateway.latest(JOB, OPERATOR)
-        assert reply.result is AcknowledgeResult.SUCCESS
+        assert reply.result is (AcknowledgeResult.DUPLICATE if self.loses_replies else AcknowledgeResult.SUCCESS)
         assert latest is not None
         assert (latest.metadata_uri, latest.state_size_bytes, latest.full_size_bytes, latest.counts) == (
             message.metadata_uri,
@@ -409,6 +413,31 @@ class CoordinatorContract:
         _finish(gateway, grant, AttemptStatus.FINISHED)
         with pytest.raises(StaleAttemptError, match="already ended"):
             gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
+
+    # --- adoption: a driver outlives the Airflow task that started it
+
+    def test_a_later_try_of_the_same_task_adopts_the_running_attempt(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(label="try 2")))
+        complete_checkpoint(gateway, attempt)
+        row = gateway.describe(JOB).attempts[0]
+        assert (row.status, row.owner.label) == (AttemptStatus.RUNNING, "try 2")
+
+    @pytest.mark.parametrize("other", [{"logical_task": "dag/other"}, {"run_id": "manual__1"}], ids=["task", "run"])
+    def test_another_task_or_run_cannot_adopt_an_attempt(
+        self, gateway: CheckpointCoordinatorGateway, other: dict[str, str]
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        with pytest.raises(StaleAttemptError, match="register an attempt instead"):
+            gateway.adopt(AdoptAttempt(attempt=attempt, owner=make_owner(**other)))
+
+    def test_an_ended_attempt_cannot_be_adopted(self, gateway: CheckpointCoordinatorGateway) -> None:
+        grant = gateway.register(make_registration())
+        _finish(gateway, grant, AttemptStatus.FAILED)
+        with pytest.raises(StaleAttemptError, match="already ended"):
+            gateway.adopt(AdoptAttempt(attempt=grant.attempt, owner=make_owner()))
 
     # --- the fence
 

@@ -75,12 +75,12 @@ def test_each_integration_that_is_referred_to_is_declared():
 def test_the_options_are_the_settings_and_arguments_of_the_operator():
     arguments = inspect.signature(CheckpointedPySparkOperator.__init__).parameters
 
-    assert list(OPTIONS) == list(StatecheckSettings.__dataclass_fields__)
-    assert set(OPTIONS) <= set(arguments)
-    assert {arguments[name].default for name in OPTIONS} == {None}
+    assert list(STAGE_OPTIONS) == list(StatecheckSettings.__dataclass_fields__)
+    assert set(STAGE_OPTIONS) <= set(arguments)
+    assert {arguments[name].default for name in STAGE_OPTIONS} == {None}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", STAGE_OPTIONS)
 def test_the_operator_documents_the_argument_behind_each_option(name):
     assert f":param {name}:" in (CheckpointedPySparkOperator.__doc__ or "")
 
@@ -95,7 +95,7 @@ def test_each_option_has_the_keys_and_a_type_that_airflow_asks_for(name):
 
 
 def test_the_declared_defaults_are_within_their_ranges():
-    defaults = {name: option["default"] for name, option in OPTIONS.items()}
+    defaults = {name: option["default"] for name, option in STAGE_OPTIONS.items()}
     defaults["checkpoint_dir"] = OPTIONS["checkpoint_dir"]["example"]
 
     assert StatecheckSettings.from_airflow(**defaults).num_retained == int(defaults["num_retained"])

@@ -1,0 +1,1 @@
+"""The coordinator on Airflow's api-server."""

@@ -1,0 +1,114 @@
+"""Who may call what: the rules between a token and a route."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.tasks import TaskDirectory
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.metadata.token_store import Caller, TokenRecord
+
+_bearer = HTTPBearer(auto_error=False, description="A token given by this API.")
+
+
+def services_of(request: Request) -> Services:
+    """Return what the app was made with."""
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+def checked_token(
+    services: ServicesDep, header: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> TokenRecord:
+    """
+    Return what the caller's token means.
+
+    :raises AccessDeniedError: if there is none or it is not valid.
+    """
+    if header is None or not header.credentials:
+        raise AccessDeniedError("Expected a token in the header Authorization, found none; ask for one first.")
+    return services.tokens.check(header.credentials)
+
+
+TokenDep = Annotated[TokenRecord, Depends(checked_token)]
+
+
+def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:
+    """
+    Refuse a call for any attempt but the token's own.
+
+    :raises AccessDeniedError: otherwise.
+    """
+    if attempt is None or token.attempt != attempt:
+        raise AccessDeniedError("Expected the token of the attempt that is spoken for, found another's.")
+
+
+def require_job(token: TokenRecord, job_id: JobId) -> None:
+    """
+    Refuse to read any job but the token's own; a task that has registered nothing may read all.
+
+    :raises AccessDeniedError: otherwise.
+    """
+    if token.job_id not in (None, job_id):
+        raise AccessDeniedError(f"Expected the token of job {job_id}, found that of job {token.job_id}.")
+
+
+def require_task(token: TokenRecord) -> None:
+    """
+    Refuse what only a task may do that has registered nothing with its token.
+
+    :raises AccessDeniedError: otherwise.
+    """
+    if token.is_read_only or token.job_id is not None:
+        raise AccessDeniedError("Expected the token of a task, found one that is bound to a job; ask for another.")
+
+
+def require_registration(token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory) -> RegisterAttempt:
+    """
+    Return a registration in the caller's own name.
+
+    A token that is bound to an attempt may only repeat that attempt's registration.
+
+    :raises AccessDeniedError: for a job or task that is not the caller's.
+    """
+    if token.attempt is None:
+        require_task(token)
+        _refuse_foreign_job(token.caller, request.job_name, tasks)
+    elif (token.attempt_key, token.job_id) != (request.attempt_key, job_id_of(request.job_name)):
+        raise AccessDeniedError(
+            "Expected the registration that this token is bound to, found another; ask for a token."
+        )
+    return replace(request, owner=owner_of(token.caller, request.owner))
+
+
+def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
+    """
+    Return an owner whose Airflow coordinates are those of the caller, whatever it says.
+
+    :raises AccessDeniedError: if it names another task.
+    """
+    task = f"{caller.dag_id}/{caller.task_id}"
+    if claimed.logical_task != task and not claimed.logical_task.startswith(f"{task}["):
+        raise AccessDeniedError(f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}.")
+    return replace(claimed, run_id=caller.run_id, airflow=caller.coordinates)
+
+
+def _refuse_foreign_job(caller: Caller, job_name: str, tasks: TaskDirectory) -> None:
+    # A job that lives with a run is named after its Dag; a Dag must not open another's.
+    first, slash, _ = job_name.partition("/")
+    if slash and first != caller.dag_id and tasks.is_dag(first):
+        raise AccessDeniedError(
+            f"Expected a job of Dag {caller.dag_id!r}, found {job_name!r}, which by its name belongs to Dag {first!r}; "
+            f"name the job otherwise."
+        )

@@ -1,0 +1,63 @@
+"""The app itself, which knows no Airflow: who runs the tasks is told to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+
+from airflow_provider_statecheck.api import attempt_routes, job_routes, token_routes
+from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.errors import install_error_replies
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.gateway.http_client import MOUNT_PATH, VERSION_PATH
+
+_DISTRIBUTION = "airflow-provider-statecheck"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """That the API answers, and that its tables are there."""
+
+    status: str
+    version: str
+
+
+health_router = APIRouter(tags=["health"])
+
+
+@health_router.get("/health")
+def health(services: ServicesDep) -> Health:
+    """Tell whether the coordinator works; answers 503 where its tables are missing."""
+    services.tokens.require_tables()
+    return Health(status="ok", version=version(_DISTRIBUTION))
+
+
+def create_app(services: Services) -> FastAPI:
+    """
+    Make the app.
+
+    :param services: What the routes work with.
+    """
+    app = FastAPI(
+        title="statecheck",
+        summary="The checkpoint coordinator of Airflow's Spark tasks.",
+        version=version(_DISTRIBUTION),
+    )
+    app.state.services = services
+    install_error_replies(app)
+    for router in (health_router, token_routes.router, attempt_routes.router, job_routes.router):
+        app.include_router(router, prefix=VERSION_PATH)
+    return app
+
+
+def create_server_app(services: Services) -> FastAPI:
+    """
+    Make the app for a server of its own, under the path that it has on Airflow's api-server.
+
+    :param services: What the routes work with.
+    """
+    root = FastAPI(openapi_url=None)
+    root.mount(MOUNT_PATH, create_app(services))
+    return root

@@ -1,0 +1,121 @@
+"""What an attempt says to the coordinator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+
+from airflow_provider_statecheck.api import examples
+from airflow_provider_statecheck.api.access import (
+    ServicesDep,
+    TokenDep,
+    owner_of,
+    require_attempt,
+    require_registration,
+    require_task,
+)
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AdoptAttempt,
+    AttemptGrant,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+
+router = APIRouter(prefix="/attempts", tags=["attempts"])
+
+
+@router.post("/register")
+def register(
+    message: Annotated[RegisterAttempt, Body(openapi_examples=examples.REGISTER)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> AttemptGrant:
+    """Fence all earlier attempts of the operator and say what to restore; the token becomes that of the attempt."""
+    request = require_registration(token, message, services.tasks)
+    grant = services.coordinator.register(request)
+    services.tokens.bind(token, grant.attempt, request.attempt_key)
+    return grant
+
+
+@router.post("/adopt")
+def adopt(
+    message: Annotated[AdoptAttempt, Body(openapi_examples=examples.ADOPT)], services: ServicesDep, token: TokenDep
+) -> None:
+    """Speak for an attempt that still runs; its driver keeps the token it has."""
+    if token.attempt != message.attempt:
+        require_task(token)
+    services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.caller, message.owner)))
+    services.tokens.bind(token, message.attempt, None)
+
+
+@router.post("/confirm-restore")
+def confirm_restore(
+    message: Annotated[ConfirmRestore, Body(openapi_examples=examples.CONFIRM_RESTORE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> None:
+    """Record what was restored and which candidates could not be."""
+    require_attempt(token, message.attempt)
+    services.coordinator.confirm_restore(message)
+
+
+@router.post("/trigger")
+def trigger(
+    message: Annotated[TriggerCheckpoint, Body(openapi_examples=examples.TRIGGER)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> PendingCheckpoint:
+    """Draw the id of a new checkpoint."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.trigger(message)
+
+
+@router.post("/acknowledge")
+def acknowledge(
+    message: Annotated[AcknowledgeCheckpoint, Body(openapi_examples=examples.ACKNOWLEDGE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> AcknowledgeReply:
+    """Complete a checkpoint whose bytes are all on storage."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.acknowledge(message)
+
+
+@router.post("/decline")
+def decline(
+    message: Annotated[DeclineCheckpoint, Body(openapi_examples=examples.DECLINE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> OpenEffects:
+    """Abort a checkpoint that will not be completed."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.decline(message)
+
+
+@router.post("/confirm-discards")
+def confirm_discards(
+    message: Annotated[ConfirmDiscards, Body(openapi_examples=examples.CONFIRM_DISCARDS)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> None:
+    """Record that bytes are gone."""
+    require_attempt(token, message.attempt)
+    services.coordinator.confirm_discards(message)
+
+
+@router.post("/finish")
+def finish(
+    message: Annotated[FinishAttempt, Body(openapi_examples=examples.FINISH)], services: ServicesDep, token: TokenDep
+) -> OpenEffects:
+    """Close the attempt; its pins end."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.finish(message)

@@ -1,0 +1,57 @@
+"""Errors as replies."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    CommitStateUnknownError,
+    ConcurrentAttemptError,
+    CoordinatorUnavailableError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+    StaleAttemptError,
+    StateCheckError,
+    TokenExpiredError,
+)
+from airflow_provider_statecheck.gateway.errors import encode_error
+
+# The first class that fits decides.
+_STATUS: tuple[tuple[type[StateCheckError], int], ...] = (
+    (TokenExpiredError, 401),
+    (AccessDeniedError, 403),
+    (InvalidConfigurationError, 400),
+    (CheckpointNotFoundError, 404),
+    (StaleAttemptError, 409),
+    (ConcurrentAttemptError, 409),
+    (NoRestorableCheckpointError, 409),
+    (EnvironmentNotReadyError, 503),
+    (CoordinatorUnavailableError, 503),
+    (CommitStateUnknownError, 503),
+)
+_OTHERWISE = 500
+
+
+def install_error_replies(app: FastAPI) -> None:
+    """Answer errors of this package with their code and text, so that the client can raise them again."""
+    app.add_exception_handler(StateCheckError, _reply)
+    app.add_exception_handler(RequestValidationError, _reply_to_malformed)
+
+
+async def _reply(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StateCheckError)  # noqa: S101 - registered for this class alone
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), _OTHERWISE)
+    return JSONResponse(encode_error(error), status_code=status)
+
+
+async def _reply_to_malformed(request: Request, error: Exception) -> JSONResponse:
+    # Not the values that were sent: one of them may be a secret.
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class alone
+    found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    malformed = InvalidConfigurationError(f"Expected a message of this version of the API, found {found}.")
+    return JSONResponse(encode_error(malformed), status_code=422)

@@ -1,0 +1,84 @@
+"""Examples of messages, shown in the API's description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AdoptAttempt,
+    AttemptRef,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    RegisterAttempt,
+    SkippedCheckpoint,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.gateway.wire import encode
+
+_JOB_NAME = "nightly/2026-01-01T00:00:00+00:00"
+_JOB = job_id_of(_JOB_NAME)
+_ATTEMPT = AttemptRef(job_id=_JOB, operator_id=operator_id_of("features"), epoch=2)
+_OWNER = AttemptOwner(
+    logical_task="nightly/features",
+    run_key="2026-01-01T00:00:00+00:00",
+    run_id="scheduled__2026-01-01T00:00:00+00:00",
+    clear_marker="3/0",
+    label="task nightly.features of run scheduled__2026-01-01T00:00:00+00:00, try 2",
+)
+
+
+def _example(value: Any) -> dict[str, Any]:
+    return {"normal": {"value": encode(value)}}
+
+
+JOB_ID = _example(_JOB)
+OPERATOR_ID = _example(_ATTEMPT.operator_id)
+CHALLENGE = _example({"ti_id": "01990b5e-3f7a-7c3c-8a43-6a2f0e3a9d11", "secret": "the secret itself, not its hash"})
+READ = _example({"job_id": _JOB, "lifetime_seconds": 3600.0})
+LOGIN = _example({"dag_id": "nightly", "run_id": _OWNER.run_id, "task_id": "features", "map_index": -1})
+REGISTER = _example(
+    RegisterAttempt(
+        job_name=_JOB_NAME,
+        uid="features",
+        attempt_key="5d2c4a7e9f0b41d3a6c8e1f20b3d4c5a",
+        owner=_OWNER,
+        storage_base="s3://lake/checkpoints",
+    )
+)
+ADOPT = _example(AdoptAttempt(attempt=_ATTEMPT, owner=_OWNER))
+CONFIRM_RESTORE = _example(
+    ConfirmRestore(
+        attempt=_ATTEMPT,
+        checkpoint_id=11,
+        skipped=(SkippedCheckpoint(checkpoint_id=12, reason="the checksum of its _metadata differs"),),
+    )
+)
+TRIGGER = _example(TriggerCheckpoint(attempt=_ATTEMPT, request_key="0f6f7c1e2b3a4d5c8e9f0a1b2c3d4e5f"))
+ACKNOWLEDGE = _example(
+    AcknowledgeCheckpoint(
+        attempt=_ATTEMPT,
+        checkpoint_id=13,
+        metadata_uri=f"s3://lake/checkpoints/{_JOB}/chk-13/_metadata",
+        metadata_size=1834,
+        metadata_sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        state_size_bytes=73_400_320,
+        full_size_bytes=1_073_741_824,
+        counts={"snapshots": 3, "items": 14},
+    )
+)
+DECLINE = _example(
+    DeclineCheckpoint(
+        attempt=_ATTEMPT,
+        checkpoint_id=13,
+        reason=CheckpointFailureReason.IO_EXCEPTION,
+        message="The bucket refused a write: quota exceeded.",
+    )
+)
+CONFIRM_DISCARDS = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11), attempt=_ATTEMPT))
+FINISH = _example(FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED))

@@ -1,0 +1,141 @@
+"""
+Opaque tokens: random texts of which only a hash is kept.
+
+A token is first that of a task, which may register one attempt and read. With the registration it becomes that of the
+attempt: it then opens this job, operator and epoch alone, slides while the attempt is open, outlives the Airflow task,
+and ends when a newer attempt registers. After the attempt's end it lives on for a while, so that what is left to be
+deleted can be confirmed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.fence import replaced
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.exceptions import AccessDeniedError, TokenExpiredError
+from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState
+
+TASK_LIFETIME = timedelta(minutes=15)
+ATTEMPT_LIFETIME = timedelta(days=3)
+"""How long an attempt may say nothing: the longest time between two checkpoints."""
+DRAIN_LIFETIME = timedelta(minutes=10)
+LONGEST_READ_SECONDS = 90 * 24 * 3600.0
+_KEEP_EXPIRED = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedToken:
+    """A new token; it is shown once and kept nowhere."""
+
+    token: str
+    expires_at: datetime
+
+    def __repr__(self) -> str:
+        return f"IssuedToken(***, expires_at={self.expires_at.isoformat()})"
+
+
+class TokenKeeper:
+    """
+    Gives, checks and binds tokens.
+
+    :param store: The rows.
+    :param clock: The server's clock; a client's time is never looked at.
+    """
+
+    def __init__(self, store: SqlTokenStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def issue(self, caller: Caller) -> IssuedToken:
+        """Give a task a token that may register one attempt."""
+        return self._issue(caller, TASK_LIFETIME)
+
+    def issue_reader(self, caller: Caller, job_id: JobId, lifetime_seconds: float) -> IssuedToken:
+        """
+        Give a token that can read one job and nothing else.
+
+        :raises InvalidConfigurationError: for a lifetime that is out of range.
+        """
+        is_valid = 0 < lifetime_seconds <= LONGEST_READ_SECONDS
+        require("lifetime_seconds", lifetime_seconds, lambda _: is_valid, "above 0 and at most 90 days")
+        return self._issue(caller, timedelta(seconds=lifetime_seconds), job_id=job_id, is_read_only=True)
+
+    def check(self, token: str) -> TokenRecord:
+        """
+        Return what a token means, and let that of an open attempt live longer.
+
+        :raises AccessDeniedError: for a token that was never given, or whose attempt has ended.
+        :raises TokenExpiredError: for one that is too old.
+        :raises StaleAttemptError: for one whose attempt was replaced.
+        """
+        state = self._store.find(_hash(token))
+        if state is None:
+            raise AccessDeniedError(
+                "Expected a token that this coordinator gave, found an unknown one; ask for another."
+            )
+        now = self._clock.now()
+        _require_open(state, now)
+        if state.attempt_ended_at is None:
+            self._slide(state.token, now)
+        return state.token
+
+    def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None) -> None:
+        """Make a task's token that of the attempt which it registered or adopted."""
+        if token.attempt != attempt:
+            self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME)
+
+    def require_tables(self) -> None:
+        """
+        Look whether the database has what this keeper needs.
+
+        :raises EnvironmentNotReadyError: if a table is missing.
+        :raises CoordinatorUnavailableError: if the database does not answer.
+        """
+        self._store.find("")
+
+    def _issue(
+        self, caller: Caller, lifetime: timedelta, job_id: JobId | None = None, *, is_read_only: bool = False
+    ) -> IssuedToken:
+        token, now = secrets.token_urlsafe(32), self._clock.now()
+        record = TokenRecord(
+            token_hash=_hash(token),
+            caller=caller,
+            created_at=now,
+            expires_at=now + lifetime,
+            job_id=job_id,
+            is_read_only=is_read_only,
+        )
+        self._store.add(record, drop_expired_before=now - _KEEP_EXPIRED)
+        return IssuedToken(token=token, expires_at=record.expires_at)
+
+    def _slide(self, token: TokenRecord, now: datetime) -> None:
+        # Most calls come soon after the one before; those need no write.
+        if token.attempt is not None and token.expires_at - now < ATTEMPT_LIFETIME * 0.9:
+            self._store.extend(token, now + ATTEMPT_LIFETIME)
+
+
+def _hash(token: str) -> str:
+    # A fast hash is enough: 256 random bits cannot be guessed.
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _require_open(state: TokenState, now: datetime) -> None:
+    token = state.token
+    if token.expires_at <= now:
+        raise TokenExpiredError(
+            f"Expected a token that is still valid, found one that expired at {token.expires_at.isoformat()}; ask for another."
+        )
+    if token.attempt is not None and state.current_epoch not in (None, token.attempt.epoch):
+        raise replaced(token.attempt.epoch, state.current_epoch or 0, f"{state.uid!r} in job {token.job_id}")
+    if state.attempt_ended_at is not None and state.attempt_ended_at + DRAIN_LIFETIME <= now:
+        raise AccessDeniedError(
+            f"Expected the token of an open attempt, found one whose attempt ended at "
+            f"{state.attempt_ended_at.isoformat()}; register a new attempt."
+        )

@@ -1,0 +1,157 @@
+"""The coordinator behind HTTP, for tasks and drivers that cannot reach its database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AdoptAttempt,
+    AttemptGrant,
+    AttemptRef,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord
+from airflow_provider_statecheck.exceptions import AccessDeniedError, StaleAttemptError, TokenExpiredError
+from airflow_provider_statecheck.gateway.credentials import Credentials
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.wire import decode, encode
+
+Reply = TypeVar("Reply")
+
+
+class HttpGateway:
+    """
+    A ``CheckpointCoordinatorGateway`` over HTTP.
+
+    Each attempt has a token of its own. One that expired while its attempt runs is replaced, where the credentials give
+    a new one.
+
+    :param client: The server.
+    :param credentials: Where tokens come from.
+    :param tokens: Tokens of attempts that were registered elsewhere.
+    """
+
+    def __init__(
+        self, client: HttpClient, credentials: Credentials, tokens: Mapping[AttemptRef, str] | None = None
+    ) -> None:
+        self._client = client
+        self._credentials = credentials
+        self._tokens = dict(tokens or {})
+        self._owners: dict[AttemptRef, AttemptOwner] = {}
+        self._reading: str | None = None
+
+    def token_of(self, attempt: AttemptRef) -> str:
+        """
+        Return the token of an attempt, to be handed to its driver and to nobody else.
+
+        :raises StaleAttemptError: if the attempt was neither registered nor adopted here.
+        """
+        if attempt not in self._tokens:
+            raise StaleAttemptError(
+                f"Attempt {attempt.epoch} of job {attempt.job_id} is not registered by this client; register it first.",
+                epoch=attempt.epoch,
+            )
+        return self._tokens[attempt]
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """Fence all earlier attempts of the operator and say what to restore."""
+        token = self._credentials.obtain()
+        grant = decode(AttemptGrant, self._client.post("attempts/register", encode(request), token))
+        self._tokens[grant.attempt] = token
+        self._owners[grant.attempt] = request.owner
+        return grant
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """Let a later try of the same task speak for an attempt that still runs."""
+        token = self._credentials.obtain()
+        self._client.post("attempts/adopt", encode(request), token)
+        self._tokens[request.attempt] = token
+        self._owners[request.attempt] = request.owner
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """Record what was restored and which candidates could not be."""
+        self._speak("confirm-restore", request.attempt, request)
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """Draw the id of a new checkpoint."""
+        return decode(PendingCheckpoint, self._speak("trigger", request.attempt, request))
+
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+        """Complete a checkpoint whose bytes are all on storage."""
+        return decode(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
+
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
+        """Abort a checkpoint that will not be completed."""
+        return decode(OpenEffects, self._speak("decline", request.attempt, request))
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """
+        Record that bytes are gone.
+
+        :raises AccessDeniedError: for maintenance, which acts for no attempt and works where the database is open.
+        """
+        if request.attempt is None:
+            raise AccessDeniedError(
+                "Expected an attempt to confirm its discards, found none; maintenance runs where Airflow's database is "
+                "open, for instance as a command."
+            )
+        self._speak("confirm-discards", request.attempt, request)
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """Close the attempt; its pins end."""
+        return decode(OpenEffects, self._speak("finish", request.attempt, request))
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return decode(tuple[JobRecord, ...], self._read("jobs"))
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        return decode(JobView, self._read(f"jobs/{job_id}"))
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest completed checkpoint of an operator."""
+        data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
+        return None if data is None else decode(CheckpointRecord, data)
+
+    def reading_token(self, job_id: JobId, lifetime_seconds: float) -> str:
+        """
+        Return a token that can read one job and nothing else, for code that cannot obtain tokens, such as a trigger.
+
+        :param lifetime_seconds: How long it is valid.
+        """
+        body = {"job_id": job_id, "lifetime_seconds": lifetime_seconds}
+        return str(self._client.post("token/read", body, self._reader())["token"])
+
+    def _speak(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
+        try:
+            return self._client.post(f"attempts/{verb}", encode(request), self.token_of(attempt))
+        except TokenExpiredError:
+            if attempt not in self._owners:
+                raise
+        self.adopt(AdoptAttempt(attempt=attempt, owner=self._owners[attempt]))
+        return self._client.post(f"attempts/{verb}", encode(request), self._tokens[attempt])
+
+    def _read(self, path: str) -> Any:
+        try:
+            return self._client.get(path, self._reader())
+        except TokenExpiredError:
+            self._reading = None
+            return self._client.get(path, self._reader())
+
+    def _reader(self) -> str:
+        if self._reading is None:
+            self._reading = self._credentials.obtain()
+        return self._reading

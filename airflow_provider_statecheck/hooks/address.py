@@ -1,0 +1,110 @@
+"""Where the coordinator's API is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_CONN_ID = "statecheck_default"
+CONN_TYPE = "statecheck"
+_DEFAULT_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorAddress:
+    """A server, and the user to log in as where the connection names one."""
+
+    url: str
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
+
+    def open(self) -> HttpClient:
+        """Return a client of the server."""
+        return HttpClient(self.url, _client(self.timeout_seconds))
+
+
+def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
+    """
+    Return the address that the connection names, else ``[statecheck] api_url``, else Airflow's api-server.
+
+    :param conn_id: The connection; it need not exist.
+    :raises InvalidConfigurationError: for a connection whose fields do not make an address.
+    """
+    connection = _connection(conn_id)
+    if connection is None:
+        return CoordinatorAddress(url=_configured_url())
+    return CoordinatorAddress(
+        url=_url_of(connection) or _configured_url(),
+        login=connection.login or None,
+        password=connection.password or None,
+        timeout_seconds=_timeout_of(connection),
+    )
+
+
+def _connection(conn_id: str) -> Any:
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    try:
+        return BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        return None
+
+
+def _url_of(connection: Any) -> str | None:
+    host = connection.host or ""
+    if not host or "://" in host:
+        return host or None
+    scheme = connection.schema or "http"
+    return f"{scheme}://{host}" + (f":{connection.port}" if connection.port else "")
+
+
+def _timeout_of(connection: Any) -> float:
+    given = connection.extra_dejson.get("timeout") or _DEFAULT_TIMEOUT_SECONDS
+    try:
+        timeout = float(given)
+    except (TypeError, ValueError):
+        timeout = 0.0
+    if timeout <= 0:
+        raise InvalidConfigurationError(
+            f"Expected the timeout of connection {connection.conn_id!r} to be a number of seconds above 0, found {given!r}."
+        )
+    return timeout
+
+
+def _configured_url() -> str:
+    from airflow.sdk.configuration import conf
+
+    given = conf.get("statecheck", "api_url", fallback=None)
+    return str(given).rstrip("/") if given else _execution_api_url().removesuffix("/execution")
+
+
+def _execution_api_url() -> str:
+    from airflow.sdk.configuration import conf
+
+    base = conf.get("api", "base_url", fallback="/") or "/"
+    root = f"http://localhost:8080{base}" if base.startswith("/") else base
+    default = f"{root.rstrip('/')}/execution/"
+    return str(conf.get("core", "execution_api_server_url", fallback=default) or default).rstrip("/")
+
+
+def _client(timeout_seconds: float) -> httpx.Client:
+    import ssl
+
+    import httpx
+    from airflow.sdk.configuration import conf
+
+    trusted = conf.get("api", "ssl_ca_file", fallback=None) or conf.get("api", "ssl_cert", fallback=None)
+    timeout = httpx.Timeout(timeout_seconds, connect=5.0)
+    if not trusted:
+        return httpx.Client(timeout=timeout)
+    context = ssl.create_default_context()
+    context.load_verify_locations(trusted)
+    return httpx.Client(timeout=timeout, verify=context)

@@ -1,0 +1,147 @@
+"""
+The coordinator's API in a process of its own, which may be killed before each reply.
+
+``python -m tests.conformance.api_process`` listens on a free port, which it prints, and forks a server. For each line on
+its standard input it forks a new one that serves the database and the clock in the folder which the line names. A server
+that died is replaced at once; meanwhile connections wait in the queue of the listening socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.api.app import create_server_app
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.metadata.token_store import Caller
+
+KILL_FOLDER = "killed"
+SECRET = "the secret that the test's tasks know"
+
+
+class FolderClock:
+    """Time as the test wrote it into a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "now"
+
+    def now(self) -> datetime:
+        return datetime.fromisoformat(self._file.read_text())
+
+
+class TrustingTasks:
+    """Believes who a task says it is, if it knows the secret."""
+
+    def prove(self, ti_id: str, secret: str) -> Caller:
+        assert secret == SECRET
+        return Caller(**json.loads(ti_id))
+
+    def is_dag(self, dag_id: str) -> bool:
+        return dag_id == "another_dag"
+
+
+class DiesBeforeReplies:
+    """Kills its process when the reply of a message it has not seen before is about to be sent."""
+
+    def __init__(self, app: Any, folder: Path) -> None:
+        self._app = app
+        self._seen = folder / KILL_FOLDER
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        digest = hashlib.sha256(scope.get("path", "").encode())
+
+        async def listen() -> Any:
+            message = await receive()
+            digest.update(message.get("body", b""))
+            return message
+
+        async def reply(message: Any) -> None:
+            if scope["type"] == "http" and self._is_new(digest.hexdigest()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            await send(message)
+
+        await self._app(scope, listen, reply)
+
+    def _is_new(self, name: str) -> bool:
+        marker = self._seen / name
+        if not self._seen.is_dir() or marker.exists():
+            return False
+        marker.touch()
+        return True
+
+
+def serve(listener: socket.socket, folder: Path) -> None:
+    @cache
+    def engine() -> Engine:
+        return create_engine(f"sqlite:///{folder}/state.db", connect_args={"timeout": 30})
+
+    app = create_server_app(Services(engine, TrustingTasks(), clock=FolderClock(folder)))
+    server = uvicorn.Server(uvicorn.Config(DiesBeforeReplies(app, folder), lifespan="off", log_level="warning"))
+    server.run(sockets=[listener])
+
+
+class Forker:
+    """Keeps one server alive."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._folder = Path()
+        self._child = 0
+        signal.signal(signal.SIGCHLD, lambda *_: self._replace())
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def serve(self, folder: Path) -> None:
+        self._folder = folder
+        if self._child:
+            os.kill(self._child, signal.SIGKILL)  # its end makes the next one
+        else:
+            self._fork()
+
+    def stop(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if self._child:
+            os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+
+    def _replace(self) -> None:
+        os.waitpid(self._child, 0)
+        self._fork()
+
+    def _fork(self) -> None:
+        self._child = os.fork()
+        if self._child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            try:
+                serve(self._listener, self._folder)
+            finally:
+                os._exit(1)
+
+
+def main() -> None:
+    forker = Forker()
+    sys.stdout.write(f"{forker.port}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        forker.serve(Path(line.strip()))
+        sys.stdout.write("serving\n")
+        sys.stdout.flush()
+    forker.stop()
+
+
+if __name__ == "__main__":
+    main()
