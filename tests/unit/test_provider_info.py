@@ -20,6 +20,8 @@ from tests.unit.interpreter import modules_loaded_by
 
 INFO = get_provider_info()
 OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
+# Where the API is belongs to the deployment, all others to a stage.
+STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name != "api_url"}
 
 
 def _dotted_names(value: Any) -> Iterator[str]:
