@@ -11,7 +11,7 @@ from airflow_provider_statecheck.api import attempt_routes, job_routes, token_ro
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.errors import install_error_replies
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.gateway.http_client import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
 
 _DISTRIBUTION = "airflow-provider-statecheck"
 

@@ -12,6 +12,8 @@ from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 
@@ -23,6 +25,7 @@ class Services:
     :param engine: Gives the database.
     :param tasks: Who knows which task asks.
     :param liveness: Who knows whether another task still runs.
+    :param observer: Who is told of every change.
     :param clock: Where time comes from.
     """
 
@@ -32,17 +35,21 @@ class Services:
         tasks: TaskDirectory,
         *,
         liveness: TaskLiveness | None = None,
+        observer: CoordinatorObserver | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._engine = engine
         self.tasks = tasks
         self._liveness = liveness
+        self._observer = observer
         self._clock = clock or SystemClock()
 
     @cached_property
     def coordinator(self) -> CheckpointCoordinator:
         """Return the coordinator."""
-        return CheckpointCoordinator(SqlJobStore(self._engine(), self._clock), self._liveness)
+        store: JobStore = SqlJobStore(self._engine(), self._clock)
+        observed = store if self._observer is None else ObservedJobStore(store, self._observer)
+        return CheckpointCoordinator(observed, self._liveness)
 
     @cached_property
     def tokens(self) -> TokenKeeper:

@@ -14,9 +14,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 from airflow_provider_statecheck.gateway.errors import decode_error
+from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
 
-MOUNT_PATH = "/statecheck"
-VERSION_PATH = "/v1"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 

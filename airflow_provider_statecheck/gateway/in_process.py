@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.retrying import RetryingGateway
 
@@ -28,12 +29,16 @@ def open_gateway(metadata: str) -> RetryingGateway:
     return gateway_on_engine(importlib.import_module(_ENGINES).open_engine(metadata))
 
 
-def gateway_on_engine(engine: Any, liveness: TaskLiveness | None = None) -> RetryingGateway:
+def gateway_on_engine(
+    engine: Any, liveness: TaskLiveness | None = None, observer: CoordinatorObserver | None = None
+) -> RetryingGateway:
     """
     Reach a coordinator whose rows are in a database that already has the tables.
 
     :param engine: A SQLAlchemy engine.
     :param liveness: Who knows whether another task still runs.
+    :param observer: Who is told of every change.
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
-    return RetryingGateway(CheckpointCoordinator(store, liveness))
+    observed = store if observer is None else ObservedJobStore(store, observer)
+    return RetryingGateway(CheckpointCoordinator(observed, liveness))

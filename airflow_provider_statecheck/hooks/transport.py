@@ -81,6 +81,7 @@ def _in_process() -> RetryingGateway:
     from airflow import settings
 
     from airflow_provider_statecheck.api.airflow_liveness import AirflowTaskLiveness
+    from airflow_provider_statecheck.api.metrics import airflow_metrics
     from airflow_provider_statecheck.gateway.in_process import gateway_on_engine
 
-    return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness())
+    return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness(), airflow_metrics())

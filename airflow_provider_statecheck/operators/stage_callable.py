@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
+from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
@@ -47,6 +48,12 @@ class StageCallable(PythonOperator):
     map_key: str | None
     settings: dict[str, Any]
 
+    kept: str | None = None
+    """What a failed try kept, for the last line of its log."""
+    checkpoints_url: str | None = None
+    """The page of the job, once the task has begun."""
+    operator_extra_links = (CheckpointsLink(),)
+
     _prepared: PreparedStage | None = None
     _is_stage_running = False
 
@@ -62,6 +69,9 @@ class StageCallable(PythonOperator):
             self._is_stage_running = True
             try:
                 return run_interruptibly(spark, super().execute_callable)
+            except BaseException:
+                self.kept = checkpoint.kept()
+                raise
             finally:
                 self._is_stage_running = False
 
@@ -105,6 +115,7 @@ class StageCallable(PythonOperator):
             num_retained=settings.num_retained,
             checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         )
+        push_link(self, context, registration.job_name)
         self._prepared = PreparedStage(storage, registration, settings.tolerable_failed_checkpoints)
 
     def _open_attempt(self) -> StageAttempt:

@@ -6,18 +6,25 @@ from typing import Any
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-from airflow_provider_statecheck.gateway.http_client import MOUNT_PATH
+from airflow_provider_statecheck.gateway.paths import MOUNT_PATH
 
 
 class StatecheckPlugin(AirflowPlugin):
-    """Adds the coordinator's API to the api-server."""
+    """Adds the coordinator's API to the api-server, and the last line of a failed try to its log."""
 
     name = "statecheck"
 
-    # Every Airflow process loads the plugin, only the api-server asks for its apps.
+    # Every Airflow process loads the plugin; what one of them needs alone is imported when it asks for it.
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Return the API."""
         from airflow_provider_statecheck.api.airflow_app import create_airflow_app
 
         return [{"app": create_airflow_app(), "url_prefix": MOUNT_PATH, "name": "statecheck"}]
+
+    @property
+    def listeners(self) -> list[Any]:  # type: ignore[override]
+        """Return the listener of failed tasks."""
+        from airflow_provider_statecheck.plugins import last_line
+
+        return [last_line]

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
+    AcknowledgeReply,
     AttemptGrant,
     ConfirmDiscards,
     DeclineCheckpoint,
@@ -40,6 +41,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
+from airflow_provider_statecheck.spark.status_log import CheckpointLog
 from airflow_provider_statecheck.storage.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.storage.document import (
     CheckpointDocument,
@@ -83,6 +85,8 @@ class StageAttempt:
         self._cleaner = CheckpointsCleaner(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         self.grant: AttemptGrant = gateway.register(registration)
+        self._log = CheckpointLog(registration.job_name, registration.uid, self.grant.attempt.epoch)
+        self._log.registered(self.grant)
         self.latest: CheckpointRecord | None = None
 
     def restore(self) -> RestoredStage | None:
@@ -95,10 +99,11 @@ class StageAttempt:
         if not self.grant.is_restore:
             self._discard(self.grant.effects, frozenset())
             return None
-        restored = restore_latest(self.storage, self.grant)
+        restored = self._load_latest()
         self._gateway.confirm_restore(restored.confirmation(self.grant.attempt))
         self._documents.remember(restored.document)
         self.latest = restored.checkpoint
+        self._log.restored(restored.checkpoint)
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
         return restored
 
@@ -144,6 +149,21 @@ class StageAttempt:
         if status is AttemptStatus.FINISHED:
             self._sweep()
 
+    def _load_latest(self) -> RestoredStage:
+        try:
+            return restore_latest(self.storage, self.grant)
+        except StateCheckError as error:
+            self._close_unrestored(error)
+            raise
+
+    def _close_unrestored(self, error: StateCheckError) -> None:
+        message = FinishAttempt(attempt=self.grant.attempt, status=AttemptStatus.FAILED, message=str(error))
+        try:
+            self._gateway.finish(message)
+        except CoordinatorError as closing:
+            # The next registration closes it; the error that matters is the one which is being raised.
+            log.warning("The attempt that could not be restored is left open: %s", closing)
+
     def _take(
         self,
         snapshots: tuple[SnapshotHandle, ...],
@@ -154,12 +174,14 @@ class StageAttempt:
     ) -> CheckpointRecord:
         request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key())
         pending = self._gateway.trigger(request)
+        self._log.triggered(pending)
         try:
             message = replace(
                 self._write(pending, snapshots, state, new_bytes),
                 counts={"snapshots": len(snapshots), "items": finished_items},
             )
         except StateCheckError as error:
+            self._log.failed(pending.checkpoint_id, error)
             self._decline(pending, error)
             raise
         return self._acknowledge(message, pinned)
@@ -216,23 +238,16 @@ class StageAttempt:
 
     def _acknowledge(self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]) -> CheckpointRecord:
         reply = self._gateway.acknowledge(message)
+        completed = reply.checkpoint if reply.is_completed else None
+        if completed is None:
+            late = _too_late(message, reply)
+            self._log.failed(message.checkpoint_id, late)
+            self._discard(reply.effects, pinned)
+            raise late
+        self.latest = completed
+        self._log.completed(completed)
         self._discard(reply.effects, pinned)
-        if not reply.is_completed or reply.checkpoint is None:
-            raise CheckpointDeclinedError(
-                f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
-                f"checkpoint_timeout_seconds if its bytes need longer to be written.",
-                reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
-            )
-        self.latest = reply.checkpoint
-        log.info(
-            "Checkpoint %s completed: %s snapshots, %s finished items, %s bytes new, %s bytes in all",
-            message.checkpoint_id,
-            message.counts["snapshots"],
-            message.counts["items"],
-            message.state_size_bytes,
-            message.full_size_bytes,
-        )
-        return reply.checkpoint
+        return completed
 
     def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
         message = DeclineCheckpoint(
@@ -251,6 +266,7 @@ class StageAttempt:
         gone = self._cleaner.discard(effects, pinned)
         if not gone:
             return
+        self._log.discarded(c for c in effects.discards if c.checkpoint_id in gone)
         attempt = self.grant.attempt
         try:
             self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
@@ -265,3 +281,11 @@ class StageAttempt:
             sweep(self.storage, self._gateway.describe(self.grant.attempt.job_id))
         except (StorageError, CoordinatorError) as error:
             log.warning("Orphans were not swept, a later sweep finds them: %s", error)
+
+
+def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:
+    return CheckpointDeclinedError(
+        f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
+        f"checkpoint_timeout_seconds if its bytes need longer to be written.",
+        reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
+    )

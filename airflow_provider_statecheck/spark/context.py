@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.progress import LoopProgress, keyed
 from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey, describe
 from airflow_provider_statecheck.spark.snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.state import StageState
+from airflow_provider_statecheck.spark.status_log import describe_content
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -231,13 +232,13 @@ class StageContext:
 
     def kept(self) -> str:
         """Say what a retry will find."""
-        latest = self._attempt.latest
-        name = self._attempt.registration.job_name
+        name, latest = self._attempt.registration.job_name, self._attempt.latest
         if latest is None:
             return f"Job {name!r} kept nothing: no checkpoint was completed; a retry starts from the beginning."
+        is_kept_by_clear = self._attempt.registration.on_clear is not OnClear.RESTART
         return (
-            f"Job {name!r} kept checkpoint {latest.checkpoint_id} with {latest.counts.get('snapshots', 0)} snapshots and "
-            f"{latest.counts.get('items', 0)} finished items, {latest.full_size_bytes} bytes; a retry goes on from there. Restore pointer: {latest.location}"
+            f"Job {name!r} kept checkpoint {latest.checkpoint_id}: {describe_content(latest)}. A retry goes on from there"
+            f"{', and so does the task when it is cleared' if is_kept_by_clear else ''}. Restore pointer: {latest.location}"
         )
 
     def __enter__(self) -> Self:

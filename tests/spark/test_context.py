@@ -635,8 +635,8 @@ def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     kept = checkpoint.kept()
     assert "\n" not in kept
     assert kept == (
-        f"Job 'context' kept checkpoint 3 with 1 snapshots and 2 finished items, {latest.full_size_bytes} bytes; "
-        f"a retry goes on from there. Restore pointer: {latest.location}"
+        f"Job 'context' kept checkpoint 3: 1 snapshots, 2 finished items, {latest.full_size_bytes} bytes. A retry goes on "
+        f"from there, and so does the task when it is cleared. Restore pointer: {latest.location}"
     )
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [kept]
     (attempt,) = tries.view().attempts
@@ -647,4 +647,4 @@ def test_a_try_that_fails_before_its_first_own_checkpoint_still_names_the_restor
     with tries.failing() as checkpoint:
         checkpoint.snapshot("rows", tries.builder("rows"))
     with tries.failing() as checkpoint:
-        assert "kept checkpoint 1 with 1 snapshots" in checkpoint.kept()
+        assert "kept checkpoint 1: 1 snapshots" in checkpoint.kept()

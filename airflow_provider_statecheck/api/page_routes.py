@@ -1,0 +1,40 @@
+"""Pages for people: what is kept of a job, as the button on a task's page shows it."""
+
+from __future__ import annotations
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
+
+from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.job_page import render_job
+from airflow_provider_statecheck.api.job_routes import JobPath
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.gateway.paths import JOB_PAGES
+
+router = APIRouter(tags=["pages"])
+
+
+@router.get(f"{JOB_PAGES}/{{job_id}}", response_class=HTMLResponse)
+def job_page(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> HTMLResponse:
+    """Show a job to a user who may read the task instances of every Dag that works on it."""
+    view = services.coordinator.describe(JobId(job_id))
+    for dag_id in sorted(_dags_of(view)):
+        _require_readable(dag_id, user)
+    return HTMLResponse(render_job(view))
+
+
+def _dags_of(view: JobView) -> set[str]:
+    return {dict(attempt.owner.airflow).get("dag_id", "") for attempt in view.attempts} - {""}
+
+
+def _require_readable(dag_id: str, user: GetUserDep) -> None:
+    may_read = get_auth_manager().is_authorized_dag(
+        method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=DagDetails(id=dag_id), user=user
+    )
+    if not may_read:
+        raise AccessDeniedError(f"Expected a user who may read task instances of Dag {dag_id!r}, found another.")

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from airflow_provider_statecheck.api.job_page import readable_size, render_job
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+
+HOSTILE = "<script>alert('x')</script>"
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def _page(job_name: str = "sales", message: str = "", uid: str = "aggregate") -> Tags:
+    coordinator = CheckpointCoordinator(InMemoryJobStore(ManualClock()))
+    first = coordinator.register(make_registration(job_name=job_name, uid=uid)).attempt
+    for _ in range(3):
+        complete_checkpoint(coordinator, first)
+    coordinator.finish(FinishAttempt(attempt=first, status=AttemptStatus.FAILED, message=message))
+    coordinator.register(make_registration(job_name=job_name, uid=uid))
+    return Tags(render_job(coordinator.describe(job_id_of(job_name))))
+
+
+def test_page_shows_attempts_checkpoints_and_restore_pointers() -> None:
+    text = _page(message="PlannedError: disk full").text
+    for expected in ("retry after an attempt that failed", "PlannedError: disk full", "subsumed", "/chk-3"):
+        assert expected in text
+    assert "/chk-1" not in text, "what is subsumed is no restore pointer"
+
+
+def test_what_users_wrote_cannot_become_markup() -> None:
+    page = _page(job_name=HOSTILE, message=HOSTILE, uid=HOSTILE)
+    assert "script" not in page.seen
+    assert page.text.count(HOSTILE) >= 3
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_610_612_736, "1.5 GiB"), (2**51, "2048.0 TiB")],
+)
+def test_sizes_are_readable(count: int, text: str) -> None:
+    assert readable_size(count) == text
