@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.metadata.outcomes import executing
 
 
 class AirflowTaskLiveness:
@@ -23,5 +24,5 @@ class AirflowTaskLiveness:
             TaskInstance.task_id == coordinates["task_id"],
             TaskInstance.map_index == int(coordinates["map_index"]),
         )
-        with create_session() as session:
+        with executing(), create_session() as session:
             return bool(session.scalar(query) == "running")

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.challenge import CHALLENGE_KEY, challenge_of
+from airflow_provider_statecheck.metadata.outcomes import executing
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ class AirflowTasks:
         Return the running task instance that holds a secret, which is of no use any more afterwards.
 
         :raises AccessDeniedError: if there is none, it does not run, or the secret is not its own.
+        :raises CoordinatorUnavailableError: if the database does not answer.
         """
         from airflow.utils.session import create_session
 
-        with create_session() as session:
+        with executing(), create_session() as session:
             ti = _running_task(session, ti_id)
             _use_up(session, ti, secret)
             return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
@@ -42,7 +44,7 @@ class AirflowTasks:
         from airflow.models.dag import DagModel
         from airflow.utils.session import create_session
 
-        with create_session() as session:
+        with executing(), create_session() as session:
             return session.get(DagModel, dag_id) is not None
 
 
