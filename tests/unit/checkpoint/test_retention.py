@@ -11,13 +11,13 @@ from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retenti
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def completed(checkpoint_id: int, unusable_reason: str | None = None) -> CheckpointRecord:
+def completed(checkpoint_id: int, unusable_reason: str | None = None, generation: int = 1) -> CheckpointRecord:
     return CheckpointRecord(
         job_id=job_id_of("sales"),
         checkpoint_id=checkpoint_id,
         operator_id=operator_id_of("aggregate"),
         epoch=1,
-        generation=1,
+        generation=generation,
         status=CheckpointStatus.COMPLETED,
         request_key=f"key-{checkpoint_id}",
         location=f"memory://base/chk-{checkpoint_id}",
@@ -64,3 +64,8 @@ def test_the_newest_are_kept(checkpoints, num_retained, expected):
 )
 def test_an_unusable_one_takes_no_place_and_goes_when_the_oldest_kept_is_newer(checkpoints, num_retained, expected):
     assert subsumed(checkpoints, num_retained) == expected
+
+
+def test_the_first_one_of_a_new_generation_subsumes_all_of_the_old():
+    rows = [completed(1), completed(2), completed(3, generation=2)]
+    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 2)] == [1, 2]
