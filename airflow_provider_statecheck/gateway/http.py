@@ -23,7 +23,12 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord
-from airflow_provider_statecheck.exceptions import AccessDeniedError, StaleAttemptError, TokenExpiredError
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CoordinatorError,
+    StaleAttemptError,
+    TokenExpiredError,
+)
 from airflow_provider_statecheck.gateway.credentials import Credentials
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.gateway.wire import decode, encode
@@ -68,7 +73,7 @@ class HttpGateway:
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Fence all earlier attempts of the operator and say what to restore."""
         token = self._credentials.obtain()
-        grant = decode(AttemptGrant, self._client.post("attempts/register", encode(request), token))
+        grant = _read_reply(AttemptGrant, self._client.post("attempts/register", encode(request), token))
         self._tokens[grant.attempt] = token
         self._owners[grant.attempt] = request.owner
         return grant
@@ -86,15 +91,15 @@ class HttpGateway:
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         """Draw the id of a new checkpoint."""
-        return decode(PendingCheckpoint, self._speak("trigger", request.attempt, request))
+        return _read_reply(PendingCheckpoint, self._speak("trigger", request.attempt, request))
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
         """Complete a checkpoint whose bytes are all on storage."""
-        return decode(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
+        return _read_reply(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
         """Abort a checkpoint that will not be completed."""
-        return decode(OpenEffects, self._speak("decline", request.attempt, request))
+        return _read_reply(OpenEffects, self._speak("decline", request.attempt, request))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """
@@ -111,20 +116,20 @@ class HttpGateway:
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """Close the attempt; its pins end."""
-        return decode(OpenEffects, self._speak("finish", request.attempt, request))
+        return _read_reply(OpenEffects, self._speak("finish", request.attempt, request))
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
-        return decode(tuple[JobRecord, ...], self._read("jobs"))
+        return _read_reply(tuple[JobRecord, ...], self._read("jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
         """Return all that is kept of a job."""
-        return decode(JobView, self._read(f"jobs/{job_id}"))
+        return _read_reply(JobView, self._read(f"jobs/{job_id}"))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator."""
         data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
-        return None if data is None else decode(CheckpointRecord, data)
+        return None if data is None else _read_reply(CheckpointRecord, data)
 
     def reading_token(self, job_id: JobId, lifetime_seconds: float) -> str:
         """
@@ -155,3 +160,13 @@ class HttpGateway:
         if self._reading is None:
             self._reading = self._credentials.obtain()
         return self._reading
+
+
+def _read_reply(kind: type[Reply], data: Any) -> Reply:
+    try:
+        return decode(kind, data)
+    except ValueError as error:
+        raise CoordinatorError(
+            f"Expected a reply of this version of the API, found another ({error}); install one version of the provider on "
+            f"the api-server and on the workers."
+        ) from error
