@@ -10,17 +10,19 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.operators.pyspark import (
         CheckpointedPySparkOperator as CheckpointedPySparkOperator,
     )
+    from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor as CheckpointSensor
     from airflow_provider_statecheck.spark.context import StageContext as StageContext
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "CheckpointSensor": "airflow_provider_statecheck.sensors.checkpoint",
     "CheckpointedPySparkOperator": "airflow_provider_statecheck.operators.pyspark",
     "StageContext": "airflow_provider_statecheck.spark.context",
     "StatecheckHook": "airflow_provider_statecheck.hooks.statecheck",
 }
 
-__all__ = ["CheckpointedPySparkOperator", "StageContext", "StatecheckHook", "__version__"]
+__all__ = ["CheckpointSensor", "CheckpointedPySparkOperator", "StageContext", "StatecheckHook", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

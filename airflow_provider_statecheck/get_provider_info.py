@@ -33,7 +33,22 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": _INTEGRATION,
-                "python-modules": ["airflow_provider_statecheck.operators.pyspark"],
+                "python-modules": [
+                    "airflow_provider_statecheck.operators.pyspark",
+                    "airflow_provider_statecheck.operators.spark_submit",
+                ],
+            }
+        ],
+        "sensors": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_provider_statecheck.sensors.checkpoint"],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": ["airflow_provider_statecheck.triggers.checkpoint"],
             }
         ],
         "hooks": [

@@ -56,7 +56,7 @@ def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:
 
 def require_job(token: TokenRecord, job_id: JobId) -> None:
     """
-    Refuse to read any job but the token's own; a task that has registered nothing may read all.
+    Refuse any job but the token's own; a task that has registered nothing may read all.
 
     :raises AccessDeniedError: otherwise.
     """

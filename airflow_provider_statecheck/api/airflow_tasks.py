@@ -34,7 +34,9 @@ class AirflowTasks:
         """
         from airflow.utils.session import create_session
 
-        with executing(), create_session() as session:
+        # A session of its own: the first statement of the transaction is the lock.
+        with executing(), create_session(scoped=False) as session:
+            _lock_if_sqlite(session)
             ti = _running_task(session, ti_id)
             _use_up(session, ti, secret)
             return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
@@ -46,6 +48,14 @@ class AirflowTasks:
 
         with executing(), create_session() as session:
             return session.get(DagModel, dag_id) is not None
+
+
+def _lock_if_sqlite(session: Session) -> None:
+    # SQLite has no row locks: two exchanges would both read the secret before either deletes it.
+    from sqlalchemy import text
+
+    if session.get_bind().dialect.name == "sqlite":
+        session.execute(text("BEGIN IMMEDIATE"))
 
 
 def _running_task(session: Session, ti_id: str) -> TaskInstance:
@@ -67,12 +77,17 @@ def _use_up(session: Session, ti: TaskInstance, secret: str) -> None:
     backend = get_state_backend()
     scope = TaskScope(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
     written = backend.get(scope, CHALLENGE_KEY, session=session)
-    if written is None or not hmac.compare_digest(_text(written), challenge_of(secret)):
+    if written is None or not _is_equal(_text(written), challenge_of(secret)):
         raise AccessDeniedError(
             f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that was "
             f"used before."
         )
     backend.delete(scope, CHALLENGE_KEY, session=session)
+
+
+def _is_equal(one: str, other: str) -> bool:
+    # Of texts, the comparison takes ASCII alone, and anything may be in the store.
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
 
 
 def _text(stored: str) -> str:

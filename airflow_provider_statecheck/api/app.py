@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 from airflow_provider_statecheck.api import attempt_routes, job_routes, token_routes
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.errors import install_error_replies
+from airflow_provider_statecheck.api.limits import refuse_unstorable
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
 
@@ -44,6 +45,7 @@ def create_app(services: Services) -> FastAPI:
         title="statecheck",
         summary="The checkpoint coordinator of Airflow's Spark tasks.",
         version=version(_DISTRIBUTION),
+        dependencies=[Depends(refuse_unstorable)],
     )
     app.state.services = services
     install_error_replies(app)

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.api.access import (
     TokenDep,
     owner_of,
     require_attempt,
+    require_job,
     require_registration,
     require_task,
 )
@@ -41,6 +42,7 @@ def register(
 ) -> AttemptGrant:
     """Fence all earlier attempts of the operator and say what to restore; the token becomes that of the attempt."""
     request = require_registration(token, message, services.tasks)
+    services.tokens.claim(token, request.attempt_key)
     grant = services.coordinator.register(request)
     services.tokens.bind(token, grant.attempt, request.attempt_key)
     return grant
@@ -109,6 +111,7 @@ def confirm_discards(
 ) -> None:
     """Record that bytes are gone."""
     require_attempt(token, message.attempt)
+    require_job(token, message.job_id)
     services.coordinator.confirm_discards(message)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError
 
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
@@ -20,6 +23,8 @@ from airflow_provider_statecheck.exceptions import (
     TokenExpiredError,
 )
 from airflow_provider_statecheck.gateway.errors import encode_error
+
+log = logging.getLogger(__name__)
 
 # The first class that fits decides.
 _STATUS: tuple[tuple[type[StateCheckError], int], ...] = (
@@ -46,7 +51,16 @@ def install_error_replies(app: FastAPI) -> None:
 async def _reply(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StateCheckError)  # noqa: S101 - registered for this class alone
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), _OTHERWISE)
-    return JSONResponse(encode_error(error), status_code=status)
+    return JSONResponse(encode_error(error) | {"message": _public_text(error)}, status_code=status)
+
+
+def _public_text(error: StateCheckError) -> str:
+    # A driver names the database's host and user; callers that have not yet shown a token get this reply too.
+    cause = error.__cause__
+    if not isinstance(cause, DBAPIError) or str(cause.orig) not in str(error):
+        return str(error)
+    log.warning("%s", error)
+    return str(error).replace(str(cause.orig), "the api-server's log says more")
 
 
 async def _reply_to_malformed(request: Request, error: Exception) -> JSONResponse:

@@ -7,6 +7,7 @@ from typing import Annotated
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
 from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
@@ -23,8 +24,9 @@ def login(
     task: Annotated[Caller, Body(openapi_examples=examples.LOGIN)], services: ServicesDep, user: GetUserDep
 ) -> IssuedToken:
     """Give a task's token to a user of Airflow who may edit instances of that task."""
+    dag = DagDetails(id=task.dag_id, team_name=DagModel.get_team_name(task.dag_id))
     may_edit = get_auth_manager().is_authorized_dag(
-        method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=DagDetails(id=task.dag_id), user=user
+        method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
     )
     if not may_edit:
         raise AccessDeniedError(f"Expected a user who may edit task instances of Dag {task.dag_id!r}, found another.")

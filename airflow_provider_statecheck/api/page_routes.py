@@ -5,6 +5,7 @@ from __future__ import annotations
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
@@ -33,8 +34,9 @@ def _dags_of(view: JobView) -> set[str]:
 
 
 def _require_readable(dag_id: str, user: GetUserDep) -> None:
+    dag = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     may_read = get_auth_manager().is_authorized_dag(
-        method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=DagDetails(id=dag_id), user=user
+        method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
     )
     if not may_read:
         raise AccessDeniedError(f"Expected a user who may read task instances of Dag {dag_id!r}, found another.")

@@ -86,10 +86,32 @@ class TokenKeeper:
             self._slide(state.token, now)
         return state.token
 
+    def claim(self, token: TokenRecord, attempt_key: str) -> None:
+        """
+        Let a task's token register under one key and no other, be it that two registrations come at once.
+
+        :raises AccessDeniedError: if it was used under another key.
+        """
+        if not self._store.claim(token, attempt_key):
+            raise AccessDeniedError(
+                "Expected a token that has registered nothing else, found one that was used; ask for another."
+            )
+
     def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None) -> None:
-        """Make a task's token that of the attempt which it registered or adopted."""
-        if token.attempt != attempt:
-            self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME)
+        """
+        Make a task's token that of the attempt which it registered or adopted.
+
+        :raises AccessDeniedError: if another task registered it, or if the token became that of another attempt.
+        """
+        if token.attempt == attempt:
+            return
+        owner = self._store.owner_of(attempt)
+        is_own = owner is not None and dict(owner.airflow) == dict(token.caller.coordinates)
+        if not is_own or not self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME):
+            raise AccessDeniedError(
+                f"Expected attempt {attempt.epoch} of job {attempt.job_id} to be the caller's own, found another's; "
+                f"register an attempt under a new key with a new token."
+            )
 
     def require_tables(self) -> None:
         """

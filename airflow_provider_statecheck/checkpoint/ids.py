@@ -35,6 +35,20 @@ def operator_id_of(uid: str) -> OperatorId:
     return OperatorId(_digest("uid", uid))
 
 
+def job_name(name: str, *, is_test: bool) -> str:
+    """
+    Return the name under which a job is kept.
+
+    :param is_test: Whether it is a test run's, which never touches the job of that name.
+    """
+    return f"{TEST_NAMESPACE}{name}" if is_test else name
+
+
+def uid_with_key(uid: str, map_key: str | None) -> str:
+    """Return the uid of one instance of a mapped task, or of a task that is not mapped."""
+    return f"{uid}[{map_key}]" if map_key else uid
+
+
 def is_test_job(name: str) -> bool:
     """Tell whether the job lives in the namespace of test runs, apart from every real job."""
     return name.startswith(TEST_NAMESPACE)

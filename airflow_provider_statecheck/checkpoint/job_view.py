@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
@@ -22,6 +23,8 @@ class JobView:
     operators: tuple[OperatorRecord, ...]
     attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
+    read_at: datetime
+    """That moment by the store's clock, which is also the one of all other times here; never before ``job.seen_at``."""
 
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""

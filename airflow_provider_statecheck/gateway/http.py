@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -25,15 +26,18 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
-    CoordinatorError,
     StaleAttemptError,
     TokenExpiredError,
 )
 from airflow_provider_statecheck.gateway.credentials import Credentials
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.gateway.wire import decode, encode
+from airflow_provider_statecheck.gateway.reply import read_reply
+from airflow_provider_statecheck.gateway.wire import encode
 
-Reply = TypeVar("Reply")
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    token: str = field(repr=False)
 
 
 class HttpGateway:
@@ -73,7 +77,7 @@ class HttpGateway:
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """Fence all earlier attempts of the operator and say what to restore."""
         token = self._credentials.obtain()
-        grant = _read_reply(AttemptGrant, self._client.post("attempts/register", encode(request), token))
+        grant = read_reply(AttemptGrant, self._client.post("attempts/register", encode(request), token))
         self._tokens[grant.attempt] = token
         self._owners[grant.attempt] = request.owner
         return grant
@@ -91,15 +95,15 @@ class HttpGateway:
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         """Draw the id of a new checkpoint."""
-        return _read_reply(PendingCheckpoint, self._speak("trigger", request.attempt, request))
+        return read_reply(PendingCheckpoint, self._speak("trigger", request.attempt, request))
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
         """Complete a checkpoint whose bytes are all on storage."""
-        return _read_reply(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
+        return read_reply(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
         """Abort a checkpoint that will not be completed."""
-        return _read_reply(OpenEffects, self._speak("decline", request.attempt, request))
+        return read_reply(OpenEffects, self._speak("decline", request.attempt, request))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """
@@ -116,20 +120,20 @@ class HttpGateway:
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """Close the attempt; its pins end."""
-        return _read_reply(OpenEffects, self._speak("finish", request.attempt, request))
+        return read_reply(OpenEffects, self._speak("finish", request.attempt, request))
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
-        return _read_reply(tuple[JobRecord, ...], self._read("jobs"))
+        return read_reply(tuple[JobRecord, ...], self._read("jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
         """Return all that is kept of a job."""
-        return _read_reply(JobView, self._read(f"jobs/{job_id}"))
+        return read_reply(JobView, self._read(f"jobs/{job_id}"))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator."""
         data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
-        return None if data is None else _read_reply(CheckpointRecord, data)
+        return None if data is None else read_reply(CheckpointRecord, data)
 
     def reading_token(self, job_id: JobId, lifetime_seconds: float) -> str:
         """
@@ -138,7 +142,7 @@ class HttpGateway:
         :param lifetime_seconds: How long it is valid.
         """
         body = {"job_id": job_id, "lifetime_seconds": lifetime_seconds}
-        return str(self._client.post("token/read", body, self._reader())["token"])
+        return read_reply(_Issued, self._client.post("token/read", body, self._reader())).token
 
     def _speak(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
         try:
@@ -160,13 +164,3 @@ class HttpGateway:
         if self._reading is None:
             self._reading = self._credentials.obtain()
         return self._reading
-
-
-def _read_reply(kind: type[Reply], data: Any) -> Reply:
-    try:
-        return decode(kind, data)
-    except ValueError as error:
-        raise CoordinatorError(
-            f"Expected a reply of this version of the API, found another ({error}); install one version of the provider on "
-            f"the api-server and on the workers."
-        ) from error

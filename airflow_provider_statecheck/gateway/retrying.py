@@ -98,12 +98,25 @@ class RetryingGateway:
         return self._repeat(lambda: self._gateway.latest(job_id, operator_id))
 
     def _repeat(self, call: Callable[[], Reply]) -> Reply:
-        for pause in self._pauses:
-            try:
-                return call()
-            except CoordinatorError as error:
-                if not error.retryable:
-                    raise
-                log.warning("The coordinator's call is repeated in %s s: %s", pause, error)
-                self._sleep(pause)
-        return call()
+        return repeat(call, self._pauses, self._sleep)
+
+
+def repeat(
+    call: Callable[[], Reply], pauses_seconds: tuple[float, ...], sleep: Callable[[float], None] = time.sleep
+) -> Reply:
+    """
+    Make a call, and again after each pause if it fails in a retryable way.
+
+    :param call: What may be repeated.
+    :param pauses_seconds: How long to wait before each repetition.
+    :param sleep: How to wait.
+    """
+    for pause in pauses_seconds:
+        try:
+            return call()
+        except CoordinatorError as error:
+            if not error.retryable:
+                raise
+            log.warning("The coordinator's call is repeated in %s s: %s", pause, error)
+            sleep(pause)
+    return call()

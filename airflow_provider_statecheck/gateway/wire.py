@@ -46,7 +46,7 @@ def decode(kind: type[Message], data: Any) -> Message:
     """
     try:
         return _decode(kind, data)  # type: ignore[no-any-return]
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"Expected a {getattr(kind, '__name__', kind)}, found {str(data)[:200]!r}: {error}") from error
 
 
@@ -57,21 +57,30 @@ def _decode(kind: Any, data: Any) -> Any:
     if origin is tuple:
         return _tuple(get_args(kind), data)
     if origin is dict:
-        return {str(key): _decode(get_args(kind)[1], each) for key, each in data.items()}
+        return {str(key): _decode(get_args(kind)[1], each) for key, each in _of_form(Mapping, data).items()}
     if is_dataclass(kind):
         return _dataclass(kind, data)
     return _plain(getattr(kind, "__supertype__", kind), data)
 
 
 def _dataclass(kind: Any, data: Mapping[str, Any]) -> Any:
+    _of_form(Mapping, data)
     hints = _hints(kind)
     return kind(**{f.name: _decode(hints[f.name], data[f.name]) for f in fields(kind) if f.name in data})
 
 
 def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
+    _of_form(list | tuple, data)
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_decode(kinds[0], each) for each in data)
     return tuple(_decode(kind, each) for kind, each in zip(kinds, data, strict=True))
+
+
+def _of_form(kind: Any, data: Any) -> Any:
+    # A text can be iterated and searched too: it would pass for a list, or for a message all of whose fields have defaults.
+    if not isinstance(data, kind):
+        raise TypeError(f"{type(data).__name__} is of another form")
+    return data
 
 
 def _plain(kind: Any, data: Any) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 
-if TYPE_CHECKING:
-    import httpx
-
 DEFAULT_CONN_ID = "statecheck_default"
 CONN_TYPE = "statecheck"
-_DEFAULT_TIMEOUT_SECONDS = 30.0
+DEFAULT_TIMEOUT_SECONDS = 30.0
+_CONNECT_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +24,26 @@ class CoordinatorAddress:
     url: str
     login: str | None = None
     password: str | None = field(default=None, repr=False)
-    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
     def open(self) -> HttpClient:
         """Return a client of the server."""
-        return HttpClient(self.url, _client(self.timeout_seconds))
+        return HttpClient(self.url, httpx.Client(timeout=self._timeout(), verify=_trusted()))
+
+    def open_async(self) -> httpx.AsyncClient:
+        """Return a client for an event loop, which reads certificates when it is made and not later."""
+        return httpx.AsyncClient(timeout=self._timeout(), verify=_trusted())
+
+    def _timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self.timeout_seconds, connect=_CONNECT_TIMEOUT_SECONDS)
 
 
 def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
     """
     Return the address that the connection names, else ``[statecheck] api_url``, else Airflow's api-server.
 
-    :param conn_id: The connection; it need not exist.
-    :raises InvalidConfigurationError: for a connection whose fields do not make an address.
+    :param conn_id: The connection; the default one need not exist.
+    :raises InvalidConfigurationError: for a connection that is missing or whose fields do not make an address.
     """
     connection = _connection(conn_id)
     if connection is None:
@@ -54,8 +62,13 @@ def _connection(conn_id: str) -> Any:
 
     try:
         return BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException:
-        return None
+    except AirflowNotFoundException as error:
+        if conn_id == DEFAULT_CONN_ID:
+            return None
+        raise InvalidConfigurationError(
+            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or leave it out to use "
+            f"Airflow's own api-server."
+        ) from error
 
 
 def _url_of(connection: Any) -> str | None:
@@ -67,7 +80,7 @@ def _url_of(connection: Any) -> str | None:
 
 
 def _timeout_of(connection: Any) -> float:
-    given = connection.extra_dejson.get("timeout") or _DEFAULT_TIMEOUT_SECONDS
+    given = connection.extra_dejson.get("timeout") or DEFAULT_TIMEOUT_SECONDS
     try:
         timeout = float(given)
     except (TypeError, ValueError):
@@ -95,16 +108,12 @@ def _execution_api_url() -> str:
     return str(conf.get("core", "execution_api_server_url", fallback=default) or default).rstrip("/")
 
 
-def _client(timeout_seconds: float) -> httpx.Client:
-    import ssl
-
-    import httpx
+def _trusted() -> ssl.SSLContext | bool:
     from airflow.sdk.configuration import conf
 
     trusted = conf.get("api", "ssl_ca_file", fallback=None) or conf.get("api", "ssl_cert", fallback=None)
-    timeout = httpx.Timeout(timeout_seconds, connect=5.0)
     if not trusted:
-        return httpx.Client(timeout=timeout)
+        return True
     context = ssl.create_default_context()
     context.load_verify_locations(trusted)
-    return httpx.Client(timeout=timeout, verify=context)
+    return context

@@ -8,7 +8,9 @@ from airflow.sdk import BaseHook
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
+from airflow_provider_statecheck.hooks.address import CONN_TYPE, DEFAULT_CONN_ID, coordinator_address
+from airflow_provider_statecheck.hooks.connection_check import check_address
 from airflow_provider_statecheck.hooks.transport import airflow_gateway
 
 if TYPE_CHECKING:
@@ -22,10 +24,19 @@ class StatecheckHook(BaseHook):
 
     Jobs are named as the operators name them: the user's own name, else ``dag_id/<logical date or run id>``; what a test
     run wrote is under ``test/``.
+
+    :param statecheck_conn_id: Connection that names the server and, where tasks cannot prove themselves, a user. The
+        default one need not exist: without it the coordinator is on this Airflow's api-server.
     """
 
-    def __init__(self) -> None:
+    conn_name_attr = "statecheck_conn_id"
+    default_conn_name = DEFAULT_CONN_ID
+    conn_type = CONN_TYPE
+    hook_name = "Statecheck coordinator"
+
+    def __init__(self, statecheck_conn_id: str = default_conn_name) -> None:
         super().__init__()
+        self.statecheck_conn_id = statecheck_conn_id
         self._gateway: CheckpointCoordinatorGateway | None = None
 
     @override
@@ -36,8 +47,19 @@ class StatecheckHook(BaseHook):
         :raises EnvironmentNotReadyError: where Airflow's database cannot be reached.
         """
         if self._gateway is None:
-            self._gateway = airflow_gateway()
+            self._gateway = airflow_gateway(self.statecheck_conn_id)
         return self._gateway
+
+    def test_connection(self) -> tuple[bool, str]:
+        """
+        Tell whether the connection leads to a coordinator, over HTTP even where its database could be asked.
+
+        :return: Whether it does, and what was found.
+        """
+        try:
+            return True, check_address(coordinator_address(self.statecheck_conn_id))
+        except StateCheckError as error:
+            return False, str(error)
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""

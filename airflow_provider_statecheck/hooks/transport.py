@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID, coordinator_address
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.gateway.credentials import Credentials
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.gateway.http_client import HttpClient
     from airflow_provider_statecheck.gateway.retrying import RetryingGateway
     from airflow_provider_statecheck.hooks.address import CoordinatorAddress
+
+Reply = TypeVar("Reply")
 
 _BLOCKED = "airflow-db-not-allowed"
 
@@ -25,13 +29,14 @@ def is_orm_open() -> bool:
     return not os.environ.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "").startswith(_BLOCKED)
 
 
-def airflow_gateway() -> RetryingGateway:
+def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> RetryingGateway:
     """
     Reach the coordinator of this Airflow: in process where its database is open, else over HTTP.
 
+    :param conn_id: Connection that names the server, for the way over HTTP.
     :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
     """
-    return _in_process() if is_orm_open() else over_http(task_gateway())
+    return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
 
 
 def over_http(gateway: HttpGateway) -> RetryingGateway:
@@ -41,16 +46,27 @@ def over_http(gateway: HttpGateway) -> RetryingGateway:
     return RetryingGateway(gateway, _PAUSES_SECONDS)
 
 
-def task_gateway() -> HttpGateway:
+def patiently(call: Callable[[], Reply]) -> Reply:
+    """
+    Make a call over HTTP, again and again while the api-server is down for a moment.
+
+    :param call: What may be repeated.
+    """
+    from airflow_provider_statecheck.gateway.retrying import repeat
+
+    return repeat(call, _PAUSES_SECONDS)
+
+
+def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
     """
     Reach the coordinator's API as the task that runs in this process.
 
+    :param conn_id: Connection that names the server.
     :raises EnvironmentNotReadyError: if none does.
     """
     from airflow_provider_statecheck.gateway.http import HttpGateway
-    from airflow_provider_statecheck.hooks.address import coordinator_address
 
-    address = coordinator_address()
+    address = coordinator_address(conn_id)
     client = address.open()
     return HttpGateway(client, _credentials(client, address))
 

@@ -172,7 +172,7 @@ class SqlJobStore:
             job = session.get(Job, job_id)
             if job is None:
                 raise _no_such_job(job_id)
-            return _view(session, job)
+            return _view(session, job, self._clock.now())
 
     def _begin(self, session: Session, job_id: JobId) -> SqlJobTransaction:
         now = self._clock.now()
@@ -197,7 +197,7 @@ class SqlJobStore:
                 session.rollback()
 
 
-def _view(session: Session, job: Job) -> JobView:
+def _view(session: Session, job: Job, now: datetime) -> JobView:
     operators = session.scalars(select(Operator).where(Operator.job_id == job.job_id).order_by(Operator.uid))
     attempts = session.scalars(
         select(Attempt).where(Attempt.job_id == job.job_id).order_by(Attempt.operator_id, Attempt.epoch)
@@ -210,6 +210,7 @@ def _view(session: Session, job: Job) -> JobView:
         operators=tuple(mapping.operator_record(row) for row in operators),
         attempts=tuple(mapping.attempt_record(row) for row in attempts),
         checkpoints=tuple(mapping.checkpoint_record(row) for row in checkpoints),
+        read_at=max(now, job.seen_at),
     )
 
 

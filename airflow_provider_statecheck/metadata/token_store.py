@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import Row, Select, and_, delete, select, update
-from sqlalchemy.engine import Engine
+from sqlalchemy import ColumnElement, Row, Select, and_, delete, or_, select, update
+from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.metadata.mapping import attempt_record
 from airflow_provider_statecheck.metadata.models import Attempt, Operator, Token
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
 
@@ -85,21 +86,37 @@ class SqlTokenStore:
             row = session.execute(_with_attempt(token_hash)).one_or_none()
             return None if row is None else _state(row)
 
-    def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None, expires_at: datetime) -> None:
-        """Make a token that of one attempt."""
+    def owner_of(self, attempt: AttemptRef) -> AttemptOwner | None:
+        """Return who holds an attempt, ``None`` if there is no such attempt."""
+        with executing(), Session(self._engine) as session:
+            row = session.get(Attempt, (attempt.job_id, attempt.operator_id, attempt.epoch))
+            return None if row is None else attempt_record(row).owner
+
+    def claim(self, token: TokenRecord, attempt_key: str) -> bool:
+        """Reserve a token for one registration; tell whether it was free, or reserved for that one already."""
+        is_free = and_(Token.attempt_key.is_(None), Token.operator_id.is_(None))
+        return self._update(token, {"attempt_key": attempt_key}, or_(is_free, Token.attempt_key == attempt_key))
+
+    def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None, expires_at: datetime) -> bool:
+        """Make a token that of one attempt; tell whether it was that of no other."""
+        is_its = and_(
+            Token.job_id == attempt.job_id, Token.operator_id == attempt.operator_id, Token.epoch == attempt.epoch
+        )
         bound = replace(token, job_id=attempt.job_id, attempt=attempt, attempt_key=attempt_key, expires_at=expires_at)
-        self._update(bound)
+        return self._update(token, _columns(bound), or_(Token.operator_id.is_(None), is_its))
 
     def extend(self, token: TokenRecord, expires_at: datetime) -> None:
         """Let a token live longer."""
-        self._update(replace(token, expires_at=expires_at))
+        self._update(token, {"expires_at": expires_at})
 
-    def _update(self, record: TokenRecord) -> None:
+    def _update(self, token: TokenRecord, values: dict[str, object], *conditions: ColumnElement[bool]) -> bool:
+        statement = update(Token).where(Token.token_hash == token.token_hash, *conditions).values(**values)
         with Session(self._engine) as session:
             with executing():
-                session.execute(update(Token).where(Token.token_hash == record.token_hash).values(**_columns(record)))
+                result = session.execute(statement.execution_options(synchronize_session=False))
             with committing():
                 session.commit()
+        return isinstance(result, CursorResult) and result.rowcount == 1
 
 
 def _with_attempt(token_hash: str) -> Select[Token, Operator, Attempt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE
+from airflow_provider_statecheck.checkpoint.ids import job_name, uid_with_key
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
@@ -24,8 +24,7 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
     :param job: The user's own name; by default state lives with the run.
     :param is_test: Whether the task runs with Airflow's database open, where it must not touch the real job.
     """
-    name = job or f"{context['ti'].dag_id}/{run_key_of(context)}"
-    return f"{TEST_NAMESPACE}{name}" if is_test else name
+    return job_name(job or f"{context['ti'].dag_id}/{run_key_of(context)}", is_test=is_test)
 
 
 def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> str:
@@ -42,8 +41,7 @@ def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> 
             f"Expected map_key for the mapped task {ti.task_id!r}, found none; give each instance a key of its content, "
             f"for its index would be another item's after the list has changed."
         )
-    name = uid or str(ti.task_id)
-    return f"{name}[{map_key}]" if map_key else name
+    return uid_with_key(uid or str(ti.task_id), map_key)
 
 
 def owner_of(context: Mapping[str, Any], map_key: str | None) -> AttemptOwner:

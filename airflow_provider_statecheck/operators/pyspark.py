@@ -10,24 +10,12 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
 
-from airflow_provider_statecheck.exceptions import (
-    ConcurrentAttemptError,
-    EnvironmentNotReadyError,
-    InvalidConfigurationError,
-    NoRestorableCheckpointError,
-)
+from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, prepare_stage
 from airflow_provider_statecheck.operators.siblings import refuse_shared_uid
 from airflow_provider_statecheck.operators.stage_callable import (
     CHECKPOINT_PARAMETER,
     StageCallable,
     with_optional_parameters,
-)
-
-_A_RETRY_CANNOT_HELP = (
-    InvalidConfigurationError,
-    EnvironmentNotReadyError,
-    NoRestorableCheckpointError,
-    ConcurrentAttemptError,
 )
 
 
@@ -89,7 +77,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         self.on_clear = on_clear
 
     @property
-    def settings(self) -> dict[str, Any]:  # type: ignore[override]
+    def settings(self) -> dict[str, Any]:
         """Return the arguments that replace Airflow's configuration, as they are after rendering."""
         return {
             "checkpoint_dir": self.checkpoint_dir,
@@ -109,7 +97,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
         try:
             self._refuse_trouble(context)
             return super().execute(context)
-        except _A_RETRY_CANNOT_HELP as error:
+        except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error
 
     @override
@@ -123,10 +111,10 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     def _refuse_trouble(self, context: Mapping[str, Any]) -> None:
         from airflow_provider_statecheck.spark.versions import check_environment
 
-        self._prepare(context)
+        self._prepared = prepare_stage(self, context)
         dag = self.get_dag()
         if dag is not None:
-            refuse_shared_uid(self.task_id, list(dag.tasks), CheckpointedPySparkOperator)
+            refuse_shared_uid(self.task_id, list(dag.tasks))
         check_environment()
 
     def _spark_conf(self) -> dict[str, str]:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.operators.registration import CheckpointedTask
 
 
-def refuse_shared_uid(task_id: str, tasks: Sequence[Any], kind: type[Any]) -> None:
+def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
     """
     Compare a task with the others of its Dag, by their arguments before templates are rendered.
 
     :param task_id: The task that starts.
     :param tasks: All tasks of the Dag.
-    :param kind: The class of tasks that keep state.
     :raises InvalidConfigurationError: if another one has the same job, uid and map key.
     """
-    identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, kind)}
+    identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, CheckpointedTask)}
     mine = identities.get(task_id)
     for other_id, identity in identities.items():
         if mine is not None and other_id != task_id and identity == mine:

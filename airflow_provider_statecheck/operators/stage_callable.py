@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.python import PythonOperator
@@ -12,13 +11,11 @@ from airflow.sdk.exceptions import AirflowException
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
-from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
+from airflow_provider_statecheck.operators.links import CheckpointsLink
+from airflow_provider_statecheck.operators.registration import PreparedStage
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.spark.attempt import StageAttempt
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 CHECKPOINT_PARAMETER = "checkpoint"
 
@@ -27,26 +24,12 @@ class StageTerminatedError(AirflowException):
     """The task was told to end while its stage was running."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedStage:
-    """What a try needs to register."""
-
-    storage: CheckpointStorage
-    registration: RegisterAttempt
-    tolerable_failed_checkpoints: int
-
-
 class StageCallable(PythonOperator):
     """
     Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
 
     Subclassed beside ``PySparkOperator``, which makes the session and calls on to here.
     """
-
-    job: str | None
-    uid: str | None
-    map_key: str | None
-    settings: dict[str, Any]
 
     kept: str | None = None
     """What a failed try kept, for the last line of its log."""
@@ -90,33 +73,6 @@ class StageCallable(PythonOperator):
     def _give(self, checkpoint: Any) -> None:
         if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
             self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
-
-    def _prepare(self, context: Mapping[str, Any]) -> None:
-        """
-        Work out where the bytes go and who asks, before anything is started.
-
-        :raises InvalidConfigurationError: for a setting out of range, or a mapped task without a key.
-        """
-        from airflow_provider_statecheck.checkpoint.ids import new_key
-        from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-        from airflow_provider_statecheck.configuration import StatecheckSettings
-        from airflow_provider_statecheck.hooks.transport import is_orm_open
-        from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-
-        settings = StatecheckSettings.from_airflow(**self.settings)
-        storage = CheckpointStorage.open(settings.checkpoint_dir)
-        registration = RegisterAttempt(
-            job_name=job_name_of(context, self.job, is_test=is_orm_open()),
-            uid=uid_of(context, self.uid, self.map_key),
-            attempt_key=new_key(),
-            owner=owner_of(context, self.map_key),
-            storage_base=storage.base_uri,
-            on_clear=settings.on_clear,
-            num_retained=settings.num_retained,
-            checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
-        )
-        push_link(self, context, registration.job_name)
-        self._prepared = PreparedStage(storage, registration, settings.tolerable_failed_checkpoints)
 
     def _open_attempt(self) -> StageAttempt:
         from airflow_provider_statecheck.hooks.transport import airflow_gateway

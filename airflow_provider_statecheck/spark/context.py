@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
+from airflow_provider_statecheck.spark.kept import kept_line
 from airflow_provider_statecheck.spark.progress import LoopProgress, keyed
 from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey, describe
 from airflow_provider_statecheck.spark.snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.state import StageState
-from airflow_provider_statecheck.spark.status_log import describe_content
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,6 +126,22 @@ class StageContext:
             storage_options=storage_options or {},
         )
         return cls(spark, attempt)
+
+    @classmethod
+    def current(cls, spark: SparkSession | None = None) -> Self:
+        """
+        Return the context of an application that ``CheckpointedSparkSubmitOperator`` submitted.
+
+        The first call finds the coordinator by itself and restores; later ones return the same context.
+
+        :param spark: The session that computes; by default the running one, else a new one.
+        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing on it.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises NoRestorableCheckpointError: if there was state and none of it can be read.
+        """
+        from airflow_provider_statecheck.spark.current import CURRENT
+
+        return cast("Self", CURRENT.get(cls, spark))
 
     def snapshot(
         self,
@@ -232,14 +248,7 @@ class StageContext:
 
     def kept(self) -> str:
         """Say what a retry will find."""
-        name, latest = self._attempt.registration.job_name, self._attempt.latest
-        if latest is None:
-            return f"Job {name!r} kept nothing: no checkpoint was completed; a retry starts from the beginning."
-        is_kept_by_clear = self._attempt.registration.on_clear is not OnClear.RESTART
-        return (
-            f"Job {name!r} kept checkpoint {latest.checkpoint_id}: {describe_content(latest)}. A retry goes on from there"
-            f"{', and so does the task when it is cleared' if is_kept_by_clear else ''}. Restore pointer: {latest.location}"
-        )
+        return kept_line(self._attempt.registration, self._attempt.latest)
 
     def __enter__(self) -> Self:
         return self

@@ -147,6 +147,7 @@ class InMemoryJobStore:
                 operators=tuple(rows.operators.values()),
                 attempts=tuple(a for _, a in sorted(rows.attempts.items())),
                 checkpoints=tuple(c for _, c in sorted(rows.checkpoints.items())),
+                read_at=max(self._clock.now(), rows.job.seen_at),
             )
 
     def _new_rows(self, job_id: JobId, name: str | None) -> _Rows:

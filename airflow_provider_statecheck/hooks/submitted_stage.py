@@ -1,0 +1,102 @@
+"""A stage whose driver runs in another process, as the task that submitted it sees it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptRef, FinishAttempt, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.hooks.transport import over_http
+from airflow_provider_statecheck.spark.handover import Handover
+from airflow_provider_statecheck.spark.kept import kept_line, latest_kept
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.job_view import JobView
+    from airflow_provider_statecheck.hooks.driver_access import DriverAccess
+
+log = logging.getLogger(__name__)
+
+
+class SubmittedStage:
+    """
+    Registers the attempt for the driver or adopts the one that still runs, and closes what the driver left open.
+
+    :param access: The way to the coordinator.
+    :param registration: Who asks, under which job and uid, with which settings.
+    :param tolerable_failed_checkpoints: How many checkpoints in a row may fail before the stage fails.
+    """
+
+    def __init__(
+        self, access: DriverAccess, registration: RegisterAttempt, tolerable_failed_checkpoints: int = -1
+    ) -> None:
+        self.registration = registration
+        self._access = access
+        self._gateway = over_http(access.gateway)
+        self._tolerable = tolerable_failed_checkpoints
+        self._attempt: AttemptRef | None = None
+
+    def register(self) -> Handover:
+        """
+        Register an attempt, which fences all earlier ones.
+
+        :return: What the driver needs; it opens this attempt alone.
+        """
+        self._attempt = self._gateway.register(self.registration).attempt
+        return Handover(
+            url=self._access.url,
+            token=self._access.gateway.token_of(self._attempt),
+            registration=self.registration,
+            tolerable_failed_checkpoints=self._tolerable,
+        )
+
+    def adopt_running(self) -> None:
+        """Speak for the attempt of a driver that an earlier try submitted; a try that submitted one has its own."""
+        running = self._newest_attempt() if self._attempt is None else None
+        if running is None or running.status is not AttemptStatus.RUNNING:
+            return
+        ref = AttemptRef(job_id=running.job_id, operator_id=running.operator_id, epoch=running.epoch)
+        try:
+            self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
+        except StaleAttemptError as ended:
+            log.info("The driver's attempt ended before it could be adopted: %s", ended)
+            return
+        self._attempt = ref
+        log.info("Attempt %s of job %r goes on; its driver was adopted.", ref.epoch, self.registration.job_name)
+
+    def was_cleared(self) -> bool:
+        """Tell whether the task was cleared since its newest attempt registered."""
+        newest = self._newest_attempt()
+        return newest is not None and newest.owner.clear_marker != self.registration.owner.clear_marker
+
+    def close(self, status: AttemptStatus, message: str = "") -> None:
+        """Close the attempt if its driver ended without doing so."""
+        if self._attempt is None:
+            return
+        try:
+            self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
+        except StateCheckError as error:
+            # The next registration fences it; what became of the driver is what counts here.
+            log.warning("The attempt could not be closed, the next one will fence it: %s", error)
+
+    def kept(self) -> str:
+        """Say what a retry will find."""
+        try:
+            view = self._view()
+        except StateCheckError as error:
+            return f"What job {self.registration.job_name!r} kept cannot be told: {error}"
+        latest = None if view is None else latest_kept(view, self.registration.uid)
+        return kept_line(self.registration, latest)
+
+    def _newest_attempt(self) -> AttemptRecord | None:
+        view, operator_id = self._view(), operator_id_of(self.registration.uid)
+        mine = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
+        return view.current_attempt(mine[0]) if view is not None and mine else None
+
+    def _view(self) -> JobView | None:
+        try:
+            return self._gateway.describe(job_id_of(self.registration.job_name))
+        except CheckpointNotFoundError:
+            return None

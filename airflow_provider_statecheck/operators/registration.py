@@ -1,0 +1,87 @@
+"""What a checkpointed task needs before anything is started: where its bytes go and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from airflow_provider_statecheck.exceptions import (
+    ConcurrentAttemptError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+)
+from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
+from airflow_provider_statecheck.operators.links import push_link
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.configuration import StatecheckSettings
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+A_RETRY_CANNOT_HELP = (
+    InvalidConfigurationError,
+    EnvironmentNotReadyError,
+    NoRestorableCheckpointError,
+    ConcurrentAttemptError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedStage:
+    """What a try needs to register."""
+
+    storage: CheckpointStorage
+    registration: RegisterAttempt
+    tolerable_failed_checkpoints: int
+
+
+@runtime_checkable
+class CheckpointedTask(Protocol):
+    """The arguments that all checkpointed operators have, as they are after rendering."""
+
+    task_id: str
+    job: str | None
+    uid: str | None
+    map_key: str | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that replace Airflow's configuration."""
+        ...
+
+
+def prepare_stage(task: CheckpointedTask, context: Mapping[str, Any]) -> PreparedStage:
+    """
+    Work out where the bytes go and who asks, and make the link to the job's page work.
+
+    :raises InvalidConfigurationError: for a setting out of range, or a mapped task without a key.
+    """
+    from airflow_provider_statecheck.configuration import StatecheckSettings
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+    settings = StatecheckSettings.from_airflow(**task.settings)
+    storage = CheckpointStorage.open(settings.checkpoint_dir)
+    registration = _registration(task, context, settings, storage.base_uri)
+    push_link(task, context, registration.job_name)
+    return PreparedStage(storage, registration, settings.tolerable_failed_checkpoints)
+
+
+def _registration(
+    task: CheckpointedTask, context: Mapping[str, Any], settings: StatecheckSettings, storage_base: str
+) -> RegisterAttempt:
+    from airflow_provider_statecheck.checkpoint.ids import new_key
+    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.hooks.transport import is_orm_open
+
+    return RegisterAttempt(
+        job_name=job_name_of(context, task.job, is_test=is_orm_open()),
+        uid=uid_of(context, task.uid, task.map_key),
+        attempt_key=new_key(),
+        owner=owner_of(context, task.map_key),
+        storage_base=storage_base,
+        on_clear=settings.on_clear,
+        num_retained=settings.num_retained,
+        checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
+    )

@@ -1,0 +1,194 @@
+"""A Spark application of the user's own whose retry goes on from the last completed checkpoint."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowFailException
+from typing_extensions import override
+
+from airflow_provider_statecheck.operators.links import CheckpointsLink
+from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, PreparedStage, prepare_stage
+from airflow_provider_statecheck.operators.siblings import refuse_shared_uid
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.sdk import Context
+
+    from airflow_provider_statecheck.hooks.spark_submit import Shipping
+    from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+
+_PACKAGES = "packages"
+
+
+class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
+    """
+    Submit an application that saves its progress.
+
+    The application calls :meth:`StageContext.current() <airflow_provider_statecheck.spark.context.StageContext.current>`.
+    When it fails, the retry's submission restores what a completed checkpoint holds. A driver on a standalone cluster
+    that outlives its task goes on; the retry reconnects to it, as it does with Spark's own operator.
+
+    Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
+    those of ``SparkSubmitOperator``; those of this class that are not given come from the section ``[statecheck]`` of
+    Airflow's configuration.
+
+    :param job: Name of the unit of recovery; by default state lives with the Dag run. (templated)
+    :param uid: Name of this stage within the job; by default the task id. (templated)
+    :param map_key: For a mapped task: what tells its instances apart whatever their order is. (templated)
+    :param checkpoint_dir: Where the bytes go, any fsspec URI that the driver reaches too. (templated)
+    :param num_retained: How many completed checkpoints to keep.
+    :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
+    :param tolerable_failed_checkpoints: How many may fail in a row before the application fails, ``-1`` for any number.
+    :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
+    :param ship_package: Whether to add this package to the application's Python files; not needed where it is installed.
+    :param package_dir: For cluster mode: a folder that every worker sees, for what is shipped; by default one below a
+        ``checkpoint_dir`` that is a local path. (templated)
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "job",
+        "uid",
+        "map_key",
+        "checkpoint_dir",
+        "package_dir",
+    )
+    operator_extra_links = (CheckpointsLink(),)
+
+    kept: str | None = None
+    """What a failed try kept, for the last line of its log."""
+    checkpoints_url: str | None = None
+    """The page of the job, once the task has begun."""
+
+    _stage: SubmittedStage | None = None
+    _shipping: Shipping | None = None
+
+    def __init__(
+        self,
+        *,
+        job: str | None = None,
+        uid: str | None = None,
+        map_key: str | None = None,
+        checkpoint_dir: str | None = None,
+        num_retained: int | None = None,
+        checkpoint_timeout_seconds: float | None = None,
+        tolerable_failed_checkpoints: int | None = None,
+        on_clear: str | None = None,
+        ship_package: bool = True,
+        package_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.uid = uid
+        self.map_key = map_key
+        self.checkpoint_dir = checkpoint_dir
+        self.num_retained = num_retained
+        self.checkpoint_timeout_seconds = checkpoint_timeout_seconds
+        self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
+        self.on_clear = on_clear
+        self.ship_package = ship_package
+        self.package_dir = package_dir
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that replace Airflow's configuration, as they are after rendering."""
+        return {
+            "checkpoint_dir": self.checkpoint_dir,
+            "num_retained": self.num_retained,
+            "checkpoint_timeout_seconds": self.checkpoint_timeout_seconds,
+            "tolerable_failed_checkpoints": self.tolerable_failed_checkpoints,
+            "on_clear": self.on_clear,
+        }
+
+    @override
+    def execute(self, context: Context) -> Any:
+        """
+        Submit the application, or reconnect to its driver, and wait for its end.
+
+        :raises AirflowFailException: for trouble that no retry can mend.
+        """
+        try:
+            with self._prepared(context) as stage:
+                self._hook = self._get_hook()
+                self._forget_driver_of_cleared_task(context, stage)
+                with self._closing(stage):
+                    return super().execute(context)
+        except A_RETRY_CANNOT_HELP as error:
+            raise AirflowFailException(str(error)) from error
+
+    @override
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        """Adopt the attempt of a driver that an earlier try submitted, then wait for the driver's end."""
+        self._adopt_running()
+        super().poll_until_complete(external_id, context)
+
+    @override
+    def get_job_result(self, external_id: Any, context: Context) -> None:
+        """Take care of the attempt of a driver that came to its end while no task was there."""
+        self._adopt_running()
+        super().get_job_result(external_id, context)
+
+    @override
+    def _get_hook(self) -> SparkSubmitHook:
+        from airflow_provider_statecheck.hooks.spark_submit import CheckpointedSparkSubmitHook
+
+        hook = super()._get_hook()
+        if self._stage is None or self._shipping is None:
+            return hook
+        return CheckpointedSparkSubmitHook.taking_over(hook, self._stage, self._shipping)
+
+    def _adopt_running(self) -> None:
+        if self._stage is not None:
+            self._stage.adopt_running()
+
+    @contextmanager
+    def _prepared(self, context: Context) -> Iterator[SubmittedStage]:
+        from airflow_provider_statecheck.hooks.driver_access import driver_access
+        from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+
+        self._refuse_shared_uid()
+        prepared = prepare_stage(self, context)
+        registration = prepared.registration
+        with driver_access(registration.owner) as access, tempfile.TemporaryDirectory() as scratch:
+            self._shipping = self._shipping_to(Path(scratch), prepared)
+            self._stage = SubmittedStage(access, registration, prepared.tolerable_failed_checkpoints)
+            yield self._stage
+
+    @contextmanager
+    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+        from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+
+        try:
+            yield
+        except BaseException as error:
+            stage.close(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+            self.kept = stage.kept()
+            self.log.error(self.kept)  # noqa: TRY400 - Airflow shows the error itself
+            raise
+        stage.close(AttemptStatus.FINISHED)
+
+    def _forget_driver_of_cleared_task(self, context: Context, stage: SubmittedStage) -> None:
+        # Airflow remembers the driver over a clear too, and would not run the task again after a success.
+        store = context.get("task_state_store")
+        if store is not None and store.get(self.external_id_key) and stage.was_cleared():
+            self.log.info("The task was cleared; its application is submitted again.")
+            store.delete(self.external_id_key)
+
+    def _shipping_to(self, scratch: Path, prepared: PreparedStage) -> Shipping:
+        from airflow_provider_statecheck.hooks.spark_submit import Shipping
+        from airflow_provider_statecheck.storage.uris import normalise_base
+
+        shared = normalise_base(self.package_dir) if self.package_dir else f"{prepared.storage.base_uri}/{_PACKAGES}"
+        return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
+
+    def _refuse_shared_uid(self) -> None:
+        dag = self.get_dag()
+        if dag is not None:
+            refuse_shared_uid(self.task_id, list(dag.tasks))

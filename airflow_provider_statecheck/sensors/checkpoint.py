@@ -1,0 +1,173 @@
+"""Waiting for a checkpoint of a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.awaited import AwaitedCheckpoint
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID
+from airflow_provider_statecheck.hooks.reading import ReadingAccess, reading_access
+from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
+from airflow_provider_statecheck.hooks.transport import is_orm_open
+from airflow_provider_statecheck.triggers.checkpoint import CheckpointTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CheckpointSensor(BaseSensorOperator):
+    """
+    Wait until a job, or one operator of it, has a completed checkpoint.
+
+    A job that has not begun is waited for like one without a checkpoint. What is found is returned: ``job``, ``uid``,
+    ``checkpoint_id``, ``pointer`` (the directory that a restore starts from) and ``completed_at``. Where Airflow's
+    database is open, as in ``dag.test``, it waits for the job of the test runs, as the operators write to that one.
+
+    :param job: Name of the job; one that lives with its Dag run is called ``dag_id/<logical date or run id>``. (templated)
+    :param uid: Name of the operator within the job; by default any operator will do. (templated)
+    :param map_key: For an operator that is a mapped task: the key of the instance. (templated)
+    :param at_least: The lowest checkpoint id that will do. (templated)
+    :param max_age: How long ago the checkpoint may have been completed, by the coordinator's clock.
+    :param statecheck_conn_id: Connection that names the server; it need not exist. (templated)
+    :param deferrable: Whether to wait in the triggerer.
+    """
+
+    template_fields: Sequence[str] = ("job", "uid", "map_key", "at_least", "statecheck_conn_id")
+    ui_color = "#d9e8f5"
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        uid: str | None = None,
+        map_key: str | None = None,
+        at_least: int | str | None = None,
+        max_age: timedelta | None = None,
+        statecheck_conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.uid = uid
+        self.map_key = map_key
+        self.at_least = at_least
+        self.max_age = max_age
+        self.statecheck_conn_id = statecheck_conn_id
+        self.deferrable = deferrable
+
+    @cached_property
+    def hook(self) -> StatecheckHook:
+        """Return the way to the coordinator."""
+        return StatecheckHook(self.statecheck_conn_id)
+
+    @override
+    def execute(self, context: Context) -> Any:
+        """
+        Look, and then wait in the worker or in the triggerer.
+
+        :raises AirflowFailException: for trouble that waiting cannot mend.
+        """
+        if not self.deferrable:
+            return super().execute(context)
+        began = time.monotonic()
+        answer = self.poke(context)
+        return answer.xcom_value if answer else self._defer(self.timeout - (time.monotonic() - began))
+
+    @override
+    def poke(self, context: Context) -> PokeReturnValue:
+        """
+        Look whether the checkpoint is there.
+
+        :raises AirflowFailException: for trouble that waiting cannot mend.
+        """
+        try:
+            found = self._find()
+        except (InvalidConfigurationError, EnvironmentNotReadyError) as error:
+            raise AirflowFailException(str(error)) from error
+        return PokeReturnValue(is_done=found is not None, xcom_value=found)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """
+        Return what the trigger found.
+
+        :raises AirflowException: if it could not go on waiting; a retry may.
+        """
+        if event["status"] != "success":
+            raise AirflowException(event["message"])
+        found: dict[str, Any] = event["checkpoint"]
+        self.log.info("Found checkpoint %s at %s.", found["checkpoint_id"], found["pointer"])
+        return found
+
+    def _find(self) -> dict[str, Any] | None:
+        awaited = self._awaited()
+        self.log.info("Looking for %s.", awaited)
+        try:
+            return awaited.find(self.hook.get_conn().describe(awaited.job_id))
+        except CheckpointNotFoundError:
+            return None  # a job is there from its first attempt on
+
+    def _defer(self, seconds_left: float) -> NoReturn:
+        seconds, awaited = max(seconds_left, 0.0), self._awaited()
+        access = reading_access(awaited.job_id, seconds, self.statecheck_conn_id)
+        self.defer(
+            trigger=_trigger(awaited, self.poke_interval, access),
+            method_name="execute_complete",
+            timeout=timedelta(seconds=seconds),
+        )
+
+    def _awaited(self) -> AwaitedCheckpoint:
+        job_id_of(self.job)  # an empty name must not become that of the namespace alone
+        return AwaitedCheckpoint(
+            job=job_name(self.job, is_test=is_orm_open()),
+            uid=_full_uid(self.uid, self.map_key),
+            at_least=_checkpoint_id(self.at_least),
+            max_age=self.max_age,
+        )
+
+
+def _trigger(awaited: AwaitedCheckpoint, poke_interval: float, access: ReadingAccess | None) -> CheckpointTrigger:
+    way: dict[str, Any] = {}
+    if access is not None:
+        way = {"url": access.url, "token": access.token, "request_timeout_seconds": access.timeout_seconds}
+    return CheckpointTrigger(
+        job=awaited.job,
+        uid=awaited.uid,
+        at_least=awaited.at_least,
+        max_age_seconds=None if awaited.max_age is None else awaited.max_age.total_seconds(),
+        poke_interval=poke_interval,
+        **way,
+    )
+
+
+def _full_uid(uid: str | None, map_key: str | None) -> str | None:
+    if map_key is None:
+        return uid
+    if not uid or not map_key:
+        raise InvalidConfigurationError(
+            f"Expected map_key to be a text beside the uid of a mapped task, found uid={uid!r} and map_key={map_key!r}; "
+            f"give both."
+        )
+    return uid_with_key(uid, map_key)
+
+
+def _checkpoint_id(given: int | str | None) -> int | None:
+    try:
+        return None if given is None else int(given)
+    except ValueError as error:
+        raise InvalidConfigurationError(f"Expected at_least to be a checkpoint id, found {given!r}.") from error

@@ -1,0 +1,78 @@
+"""The one context of a driver that ``spark-submit`` started."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.spark.handover import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.spark.requirements import check_driver_packages
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
+    from airflow_provider_statecheck.spark.context import StageContext
+
+# A driver outlives an api-server that is restarted.
+_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+
+class CurrentContext:
+    """Makes the context at the first call and remembers it: a handover is good for one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handover: Handover | None = None
+        self._context: StageContext | None = None
+
+    def get(self, kind: type[StageContext], spark: SparkSession | None) -> StageContext:
+        """
+        Return the context of this process.
+
+        :param kind: What to make at the first call.
+        :param spark: The session that computes; by default the running one, else a new one.
+        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+        """
+        with self._lock:
+            if self._context is None:
+                check_driver_packages()
+                # Kept, so that a call after one that failed finds it again.
+                self._handover = self._handover or take_handover()
+                session = spark or _session()
+                _hide_from_workers(session)
+                self._context = kind(session, _repeat_registration(self._handover))
+            return self._context
+
+
+CURRENT = CurrentContext()
+
+
+def _repeat_registration(handover: Handover) -> StageAttempt:
+    from airflow_provider_statecheck.gateway.credentials import GivenToken
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.gateway.http_client import HttpClient
+    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+    http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
+    return StageAttempt(
+        RetryingGateway(http, _PAUSES_SECONDS),
+        CheckpointStorage.open(handover.registration.storage_base),
+        handover.registration,
+        tolerable_failed_checkpoints=handover.tolerable_failed_checkpoints,
+    )
+
+
+def _hide_from_workers(spark: SparkSession) -> None:
+    # In local mode Python workers inherit the environment of the JVM, which cannot change its own.
+    context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        context.environment[HANDOVER_VARIABLE] = ""
+
+
+def _session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate()

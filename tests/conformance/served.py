@@ -1,0 +1,63 @@
+"""The process that serves the API, its clock and its callers, as a test holds them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.conformance.api_process import SECRET
+
+ROOT = Path(__file__).parents[2]
+
+
+class ApiProcess:
+    """The process that serves one folder after the other."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.conformance.api_process"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self.url = f"http://127.0.0.1:{self._answer()}"
+
+    def serve(self, folder: Path) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{folder}\n")
+        self._process.stdin.flush()
+        assert self._answer() == "serving"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+class FolderClock(ManualClock):
+    """Shows the server the time that the test set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._file = folder / "now"
+        self.advance(0)
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self._file.write_text(self.now().isoformat())
+
+
+class ClaimedTask:
+    """Credentials of whatever task the test speaks for."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self.owner = AttemptOwner(logical_task="dag/task", run_key="", run_id="run", clear_marker="", label="")
+
+    def obtain(self) -> str:
+        dag_id, task_id = self.owner.logical_task.split("/")
+        caller = {"dag_id": dag_id, "run_id": self.owner.run_id, "task_id": task_id.partition("[")[0]}
+        return str(self._client.post("token", {"ti_id": json.dumps(caller), "secret": SECRET})["token"])

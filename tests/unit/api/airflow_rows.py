@@ -1,0 +1,78 @@
+"""Rows of Airflow's own tables, as far as the API looks at them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import delete, insert, update
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.gateway.challenge import CHALLENGE_KEY, challenge_of
+
+SECRET = "the secret that the task made"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A task instance in its run, and what it wrote into its state store."""
+
+    engine: Engine
+    ti_id: uuid.UUID
+    run_id: str
+
+    @classmethod
+    def start(cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running") -> RunningTask:
+        """Insert a run with one task instance."""
+        task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}")
+        run = {"dag_id": "nightly", "run_id": task.run_id, "run_type": "manual", "clear_number": 0}
+        instance = {"id": task.ti_id, "dag_id": "nightly", "run_id": task.run_id, "task_id": task_id, "state": state}
+        with engine.begin() as connection:
+            connection.execute(insert(_table("dag_run")).values(run_after=datetime.now(UTC), **run))
+            row = instance | {"map_index": map_index, "pool": "default_pool", "pool_slots": 1}
+            connection.execute(insert(_table("task_instance")).values(**row))
+        return task
+
+    def announce(self, value: Any = None, key: str = CHALLENGE_KEY, map_index: int = -1) -> None:
+        """Write into the state store what the execution API would, by default the secret's hash as JSON."""
+        from airflow.state import TaskScope, get_state_backend
+        from sqlalchemy.orm import Session
+
+        scope = TaskScope(dag_id="nightly", run_id=self.run_id, task_id="features", map_index=map_index)
+        text = f'"{challenge_of(SECRET)}"' if value is None else value
+        with Session(self.engine) as session:
+            get_state_backend().set(scope, key, text, session=session)
+            session.commit()
+
+    def become(self, state: str) -> None:
+        """Change the state of the task instance."""
+        instances = _table("task_instance")
+        with self.engine.begin() as connection:
+            connection.execute(update(instances).where(instances.c.id == self.ti_id).values(state=state))
+
+
+def add_dag(engine: Engine, dag_id: str) -> None:
+    """Insert a Dag."""
+    with engine.begin() as connection:
+        remove_dag(engine, dag_id)
+        connection.execute(insert(_table("dag_bundle")).values(name=f"bundle-of-{dag_id}", active=True))
+        limits = {"max_active_tasks": 1, "max_consecutive_failed_dag_runs": 0, "has_task_concurrency_limits": False}
+        connection.execute(insert(_table("dag")).values(dag_id=dag_id, bundle_name=f"bundle-of-{dag_id}", **limits))
+
+
+def remove_dag(engine: Engine, dag_id: str) -> None:
+    """Delete a Dag."""
+    with engine.begin() as connection:
+        connection.execute(delete(_table("dag")).where(_table("dag").c.dag_id == dag_id))
+        bundles = _table("dag_bundle")
+        connection.execute(delete(bundles).where(bundles.c.name == f"bundle-of-{dag_id}"))
+
+
+def _table(name: str) -> Any:
+    from airflow.models import import_all_models
+    from airflow.models.base import Base
+
+    import_all_models()
+    return Base.metadata.tables[name]

@@ -1,0 +1,300 @@
+"""
+Who may call which route.
+
+The routes are those of the API's own OpenAPI document, the messages are its examples with the identities of the test's
+attempt. A route that is added there without a rule here fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from airflow_provider_statecheck.api.app import create_app
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.tokens import ATTEMPT_LIFETIME, DRAIN_LIFETIME
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.gateway.wire import decode, encode
+from tests.unit.api.server import (
+    CALLER,
+    JOB,
+    UID,
+    ApiServer,
+    Tasks,
+    accepted,
+    description,
+    owner_of,
+    registration,
+)
+from tests.unit.api.stage import Stage
+
+Route = tuple[str, str]
+
+PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
+"""The documented ones; what they check themselves is tested elsewhere."""
+REFUSED = (401, 403, 409)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Whose token a route takes, and what its example needs to fit the stage."""
+
+    right: Callable[[Stage], str]
+    fit: Callable[[Stage], dict[str, Any]] = lambda stage: {}
+
+
+RULES: dict[Route, Rule] = {
+    ("POST", "/v1/token/read"): Rule(Stage.task_token),
+    ("POST", "/v1/attempts/register"): Rule(Stage.task_token, lambda s: {"job_name": JOB, "attempt_key": new_key()}),
+    ("POST", "/v1/attempts/adopt"): Rule(Stage.task_token),
+    ("POST", "/v1/attempts/confirm-restore"): Rule(
+        Stage.attempt_token, lambda s: {"checkpoint_id": 2, "skipped": [{"checkpoint_id": 3, "reason": "gone"}]}
+    ),
+    ("POST", "/v1/attempts/trigger"): Rule(Stage.attempt_token),
+    ("POST", "/v1/attempts/acknowledge"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
+    ("POST", "/v1/attempts/decline"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
+    ("POST", "/v1/attempts/confirm-discards"): Rule(Stage.attempt_token, lambda s: {"checkpoint_ids": [1]}),
+    ("POST", "/v1/attempts/finish"): Rule(Stage.attempt_token),
+    ("GET", "/v1/jobs"): Rule(Stage.task_token),
+    ("GET", "/v1/jobs/{job_id}"): Rule(Stage.reading_token),
+    ("GET", "/v1/jobs/{job_id}/operators/{operator_id}/latest"): Rule(Stage.reading_token),
+}
+READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
+CHANGES_NOTHING = {*READS_OF_ITS_JOB, ("GET", "/v1/jobs")}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that the route's rule makes of the route's example."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None
+
+    def send(self, api: ApiServer, authorization: str | None) -> Any:
+        headers = {} if authorization is None else {"Authorization": authorization}
+        return api.client.request(self.method, f"/statecheck{self.path}", json=self.body, headers=headers)
+
+
+def _operations() -> dict[Route, dict[str, Any]]:
+    paths = description()["paths"]
+    return {(verb.upper(), path): operation for path, verbs in paths.items() for verb, operation in verbs.items()}
+
+
+def _request(stage: Stage, route: Route) -> Request:
+    ref = stage.attempt.ref
+    body = _example(_operations()[route])
+    if body is not None:
+        identities = {"attempt": ref, "job_id": ref["job_id"], "owner": encode(owner_of(CALLER))}
+        body |= {name: value for name, value in identities.items() if name in body}
+        body |= RULES[route].fit(stage)
+    return Request(route[0], route[1].format(**ref), body)
+
+
+def _example(operation: dict[str, Any]) -> dict[str, Any] | None:
+    if "requestBody" not in operation:
+        return None
+    examples = operation["requestBody"]["content"]["application/json"]["examples"]
+    return copy.deepcopy(next(iter(examples.values()))["value"])
+
+
+def _no_token(stage: Stage, route: Route) -> None:
+    return None
+
+
+def _no_scheme(stage: Stage, route: Route) -> str:
+    return RULES[route].right(stage)
+
+
+def _another_scheme(stage: Stage, route: Route) -> str:
+    return f"Basic {RULES[route].right(stage)}"
+
+
+def _no_text(stage: Stage, route: Route) -> str:
+    return "Bearer "
+
+
+def _two_tokens(stage: Stage, route: Route) -> str:
+    return f"Bearer {RULES[route].right(stage)} {RULES[route].right(stage)}"
+
+
+def _forged(stage: Stage, route: Route) -> str:
+    return f"Bearer {secrets.token_urlsafe(32)}"
+
+
+def _hash_of_the_right_one(stage: Stage, route: Route) -> str:
+    import hashlib
+
+    return f"Bearer {hashlib.sha256(RULES[route].right(stage).encode()).hexdigest()}"
+
+
+def _shortened(stage: Stage, route: Route) -> str:
+    return f"Bearer {RULES[route].right(stage)[:-1]}"
+
+
+def _expired(stage: Stage, route: Route) -> str:
+    token = RULES[route].right(stage)
+    stage.api.clock.advance(ATTEMPT_LIFETIME.total_seconds())
+    return f"Bearer {token}"
+
+
+def _revoked_by_the_api(stage: Stage, route: Route) -> str:
+    stage.api.attempt()
+    return f"Bearer {stage.attempt.token}"
+
+
+def _revoked_in_process(stage: Stage, route: Route) -> str:
+    stage.api.services.coordinator.register(decode(RegisterAttempt, registration()))
+    return f"Bearer {stage.attempt.token}"
+
+
+def _of_an_earlier_epoch(stage: Stage, route: Route) -> str:
+    earlier = stage.attempt
+    stage.attempt = stage.api.attempt()
+    return f"Bearer {earlier.token}"
+
+
+def _of_the_same_epoch_in_another_job(stage: Stage, route: Route) -> str:
+    stage.api.attempt(job="another job")
+    other = stage.api.attempt(job="another job")
+    assert other.ref == stage.attempt.ref | {"job_id": other.job_id}
+    return f"Bearer {other.token}"
+
+
+def _of_another_operator(stage: Stage, route: Route) -> str:
+    stage.api.attempt(uid="another uid")
+    other = stage.api.attempt(uid="another uid")
+    assert other.ref == stage.attempt.ref | {"operator_id": other.ref["operator_id"]}
+    return f"Bearer {other.token}"
+
+
+def _read_only(stage: Stage, route: Route) -> str:
+    return f"Bearer {stage.reading_token()}"
+
+
+def _read_only_of_another_job(stage: Stage, route: Route) -> str:
+    return f"Bearer {stage.api.reading_token(stage.api.attempt(job='another job').job_id)}"
+
+
+def _of_an_attempt_that_ended_long_ago(stage: Stage, route: Route) -> str:
+    accepted(stage.api.finish(stage.attempt))
+    stage.api.clock.advance(DRAIN_LIFETIME.total_seconds())
+    return f"Bearer {stage.attempt.token}"
+
+
+WRONG = [
+    _no_token,
+    _no_scheme,
+    _another_scheme,
+    _no_text,
+    _two_tokens,
+    _forged,
+    _hash_of_the_right_one,
+    _shortened,
+    _expired,
+    _revoked_by_the_api,
+    _revoked_in_process,
+    _of_an_earlier_epoch,
+    _of_the_same_epoch_in_another_job,
+    _of_another_operator,
+    _read_only,
+    _read_only_of_another_job,
+    _of_an_attempt_that_ended_long_ago,
+]
+MAY_READ_ITS_JOB = (_of_another_operator, _read_only)
+CASES = [(r, w) for r in RULES for w in WRONG if not (r in READS_OF_ITS_JOB and w in MAY_READ_ITS_JOB)]
+
+
+def _name(value: Any) -> str:
+    return value.__name__.strip("_") if callable(value) else "-".join(value).replace("/v1/", "")
+
+
+def test_every_route_of_the_description_has_a_rule() -> None:
+    assert set(_operations()) == PUBLIC | set(RULES)
+
+
+def test_no_route_is_hidden_from_the_description() -> None:
+    app = create_app(Services(lambda: create_engine("sqlite://"), Tasks()))
+    described = {path for _, path in _operations()}
+    served = {getattr(route, "path", "") for route in app.routes}
+    assert described <= served
+    assert served - described == {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+
+
+@pytest.mark.parametrize("route", sorted(RULES), ids=_name)
+def test_the_right_token_is_taken(stage: Stage, route: Route) -> None:
+    request, token = _request(stage, route), RULES[route].right(stage)
+    before = stage.api.rows()
+    accepted(request.send(stage.api, f"Bearer {token}"))
+    assert (stage.api.rows() == before) == (route in CHANGES_NOTHING)
+
+
+@pytest.mark.parametrize(("route", "wrong"), CASES, ids=_name)
+def test_a_wrong_token_is_refused_and_changes_nothing(
+    stage: Stage, route: Route, wrong: Callable[[Stage, Route], str | None]
+) -> None:
+    authorization = wrong(stage, route)
+    request = _request(stage, route)
+    before = stage.api.rows()
+
+    response = request.send(stage.api, authorization)
+
+    assert response.status_code in REFUSED, response.text
+    assert {"code", "message"} <= set(response.json())
+    assert stage.api.rows() == before
+
+
+@pytest.mark.parametrize("route", sorted(READS_OF_ITS_JOB), ids=_name)
+@pytest.mark.parametrize("token", MAY_READ_ITS_JOB, ids=_name)
+def test_any_token_of_a_job_reads_that_job(
+    stage: Stage, route: Route, token: Callable[[Stage, Route], str | None]
+) -> None:
+    accepted(_request(stage, route).send(stage.api, token(stage, route)))
+
+
+SPEAKING = sorted(route for route, rule in RULES.items() if rule.right is Stage.attempt_token)
+
+
+@pytest.mark.parametrize("route", SPEAKING, ids=_name)
+@pytest.mark.parametrize("change", [{"epoch": 1}, {"epoch": 3}, {"operator_id": "0" * 32}, {"job_id": "0" * 32}])
+def test_an_attempt_speaks_for_no_other_even_of_its_own_job(
+    stage: Stage, route: Route, change: dict[str, Any]
+) -> None:
+    request = _request(stage, route)
+    assert request.body is not None
+    request.body["attempt"] |= change
+    before = stage.api.rows()
+    assert request.send(stage.api, f"Bearer {stage.attempt.token}").status_code in REFUSED
+    assert stage.api.rows() == before
+
+
+def test_discards_of_another_job_are_not_confirmed_by_naming_ones_own_attempt(stage: Stage) -> None:
+    victim = stage.api.attempt(job="another job", uid=UID)
+    for _ in range(3):
+        stage.api.complete(victim)
+    stage.api.attempt(job="another job", uid=UID)
+    body = {"job_id": victim.job_id, "checkpoint_ids": [1], "attempt": stage.attempt.ref}
+    before = stage.api.rows()
+
+    response = stage.api.post("confirm-discards", stage.attempt.token, body)
+
+    assert response.status_code == 403
+    assert stage.api.rows() == before
+
+
+def test_discards_without_an_attempt_are_not_confirmed(stage: Stage) -> None:
+    body = {"job_id": stage.attempt.job_id, "checkpoint_ids": [1]}
+    assert stage.api.post("confirm-discards", stage.attempt.token, body).status_code == 403
+
+
+def test_the_reply_tells_a_missing_token_from_an_unknown_one(api: ApiServer) -> None:
+    missing, unknown = api.call("GET", "/v1/jobs"), api.call("GET", "/v1/jobs", "null")
+    assert "found none" in missing.json()["message"]
+    assert "found an unknown one" in unknown.json()["message"]

@@ -1,0 +1,221 @@
+"""The challenge exchange against Airflow's own tables."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import sessionmaker
+
+from airflow_provider_statecheck.api import airflow_tasks
+from airflow_provider_statecheck.api.airflow_tasks import AirflowTasks
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.gateway.challenge import challenge_of
+from airflow_provider_statecheck.metadata.token_store import Caller
+from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
+
+MEETING_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def sqlite_airflow(airflow_db: Path) -> Engine:
+    from airflow import settings
+
+    engine: Engine = settings.get_engine()
+    assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
+    return engine
+
+
+@pytest.fixture(scope="module")
+def postgres_airflow(postgres_url: str) -> Iterator[Engine]:
+    from airflow.models import import_all_models
+    from airflow.models.base import Base
+
+    import_all_models()
+    engine = create_engine(postgres_url, connect_args={"options": "-csearch_path=airflow_tasks"})
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA airflow_tasks"))
+        names = ("dag", "dag_bundle", "dag_run", "task_instance", "task_state_store")
+        Base.metadata.create_all(connection, tables=_with_referred(Base.metadata.tables, names))
+    yield engine
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA airflow_tasks CASCADE"))
+    engine.dispose()
+
+
+def _with_referred(tables, names):
+    wanted, left = set(), list(names)
+    while left:
+        table = tables[left.pop()]
+        if table not in wanted:
+            wanted.add(table)
+            left += [key.column.table.name for key in table.foreign_keys]
+    return list(wanted)
+
+
+@pytest.fixture(params=["sqlite_airflow", pytest.param("postgres_airflow", marks=pytest.mark.db)])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    from airflow import settings
+
+    engine: Engine = request.getfixturevalue(request.param)
+    monkeypatch.setattr(settings, "NonScopedSession", sessionmaker(engine, autoflush=False))
+    monkeypatch.setattr(settings, "Session", sessionmaker(engine, autoflush=False))
+    return engine
+
+
+@pytest.fixture
+def task(engine: Engine) -> RunningTask:
+    return RunningTask.start(engine)
+
+
+def _prove(task: RunningTask, secret: str = SECRET) -> Caller:
+    return AirflowTasks().prove(str(task.ti_id), secret)
+
+
+def test_the_task_that_announced_a_secret_proves_itself_with_it(task: RunningTask) -> None:
+    task.announce()
+    assert _prove(task) == Caller(dag_id="nightly", run_id=task.run_id, task_id="features")
+
+
+def test_an_instance_of_a_mapped_task_is_told_by_its_index(engine: Engine) -> None:
+    task = RunningTask.start(engine, map_index=3)
+    task.announce(map_index=3)
+    assert _prove(task).map_index == 3
+
+
+def test_a_secret_works_once(task: RunningTask) -> None:
+    task.announce()
+    _prove(task)
+    with pytest.raises(AccessDeniedError, match="another or one that was used before"):
+        _prove(task)
+
+
+def test_a_task_can_announce_again(task: RunningTask) -> None:
+    for _ in range(2):
+        task.announce()
+        _prove(task)
+
+
+@pytest.mark.parametrize("secret", ["another", "", challenge_of(SECRET), f"{SECRET} ", SECRET.upper(), "é"])
+def test_a_wrong_secret_is_refused_and_leaves_the_right_one_valid(task: RunningTask, secret: str) -> None:
+    task.announce()
+    with pytest.raises(AccessDeniedError, match="Expected the secret"):
+        _prove(task, secret)
+    _prove(task)
+
+
+@pytest.mark.parametrize("written", ["null", '""', '"é"', "é", "{}", "[]", "1", "true", "", "not JSON", "\U0001d11e"])
+def test_a_store_that_holds_something_else_proves_nothing(task: RunningTask, written: str) -> None:
+    task.announce(written)
+    for secret in (SECRET, "", "None"):
+        with pytest.raises(AccessDeniedError, match="Expected the secret"):
+            _prove(task, secret)
+
+
+@pytest.mark.parametrize("written", [json.dumps(challenge_of(SECRET)), challenge_of(SECRET)])
+def test_the_hash_is_read_with_and_without_quotes(task: RunningTask, written: str) -> None:
+    task.announce(written)
+    _prove(task)
+
+
+def test_a_hash_under_another_key_proves_nothing(task: RunningTask) -> None:
+    task.announce(key="mine")
+    with pytest.raises(AccessDeniedError):
+        _prove(task)
+
+
+def test_nothing_announced_proves_nothing(task: RunningTask) -> None:
+    with pytest.raises(AccessDeniedError):
+        _prove(task)
+
+
+@pytest.mark.parametrize(
+    "state", ["success", "failed", "queued", "scheduled", "up_for_retry", "deferred", "restarting", "removed"]
+)
+def test_a_task_that_does_not_run_gets_nothing(task: RunningTask, state: str) -> None:
+    task.announce()
+    task.become(state)
+    with pytest.raises(AccessDeniedError, match=state):
+        _prove(task)
+    task.become("running")
+    _prove(task)
+
+
+def test_the_secret_of_another_task_proves_nothing(engine: Engine, task: RunningTask) -> None:
+    other = RunningTask.start(engine)
+    other.announce()
+    with pytest.raises(AccessDeniedError):
+        _prove(task)
+    _prove(other)
+
+
+def test_the_secret_of_another_instance_of_a_mapped_task_proves_nothing(engine: Engine) -> None:
+    task = RunningTask.start(engine, map_index=0)
+    task.announce(map_index=1)
+    with pytest.raises(AccessDeniedError):
+        _prove(task)
+
+
+def test_an_unknown_id_is_refused(engine: Engine) -> None:
+    with pytest.raises(AccessDeniedError, match="found none"):
+        AirflowTasks().prove(str(uuid.uuid4()), SECRET)
+
+
+@pytest.mark.parametrize("ti_id", ["", "x", "1", "' OR 1=1 --", "0" * 31, "a-secret-in-the-wrong-place", "None"])
+def test_what_is_no_id_is_refused_without_being_shown(engine: Engine, ti_id: str) -> None:
+    with pytest.raises(AccessDeniedError) as caught:
+        AirflowTasks().prove(ti_id, SECRET)
+    assert str(caught.value) == "Expected the id of a task instance, found something else."
+
+
+def test_two_exchanges_of_one_secret_at_once_prove_it_once(
+    task: RunningTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.announce()
+    _let_readers_meet(monkeypatch)
+    proved: list[Caller] = []
+    refused: list[AccessDeniedError] = []
+
+    def exchange() -> None:
+        try:
+            proved.append(_prove(task))
+        except AccessDeniedError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=exchange) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(proved), len(refused)) == (1, 1)
+
+
+def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
+    meeting, compare = threading.Barrier(2), airflow_tasks._is_equal  # noqa: SLF001 - the step between read and delete
+
+    def meet(one: str, other: str) -> bool:
+        try:
+            meeting.wait(MEETING_SECONDS)
+        except threading.BrokenBarrierError:
+            pass
+        return compare(one, other)
+
+    monkeypatch.setattr(airflow_tasks, "_is_equal", meet)
+
+
+def test_a_dag_is_known_by_its_row(engine: Engine) -> None:
+    is_dag: Callable[[str], bool] = AirflowTasks().is_dag
+    add_dag(engine, "known_dag")
+    try:
+        assert is_dag("known_dag")
+        assert not is_dag("unknown_dag")
+        assert not is_dag("")
+    finally:
+        remove_dag(engine, "known_dag")

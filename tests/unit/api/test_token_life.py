@@ -1,0 +1,302 @@
+"""How long a token lives, what it becomes, and what of it is kept."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from airflow_provider_statecheck.api.tokens import (
+    ATTEMPT_LIFETIME,
+    DRAIN_LIFETIME,
+    LONGEST_READ_SECONDS,
+    TASK_LIFETIME,
+    IssuedToken,
+)
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.metadata.models import Token
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.unit.api.server import (
+    JOB,
+    OTHER_DAG,
+    OTHER_TASK,
+    ApiServer,
+    accepted,
+    acknowledgement,
+    registration,
+)
+from tests.unit.api.stage import Stage
+
+SECOND = timedelta(seconds=1)
+
+
+def _wait(api: ApiServer, time: timedelta) -> None:
+    api.clock.advance(time.total_seconds())
+
+
+def _refused(response: Any, status: int, code: str) -> None:
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+
+
+class TestOfATask:
+    def test_it_ends_after_a_quarter_of_an_hour(self, api: ApiServer) -> None:
+        token = api.task_token()
+        _wait(api, TASK_LIFETIME - SECOND)
+        accepted(api.call("GET", "/v1/jobs", token))
+        _wait(api, SECOND)
+        _refused(api.call("GET", "/v1/jobs", token), 401, "token_expired")
+
+    def test_it_does_not_slide(self, api: ApiServer) -> None:
+        token = api.task_token()
+        for _ in range(3):
+            _wait(api, TASK_LIFETIME / 4)
+            accepted(api.call("GET", "/v1/jobs", token))
+        _wait(api, TASK_LIFETIME / 4)
+        _refused(api.post("register", token, registration()), 401, "token_expired")
+
+    def test_it_registers_one_attempt_and_no_second(self, api: ApiServer) -> None:
+        token = api.task_token()
+        accepted(api.post("register", token, registration()))
+        before = api.rows()
+        for job in (JOB, "another job"):
+            _refused(api.post("register", token, registration(job)), 403, "access_denied")
+        assert api.rows() == before
+
+    def test_it_repeats_its_own_registration_with_the_same_grant(self, api: ApiServer) -> None:
+        attempt = api.attempt()
+        assert accepted(api.post("register", attempt.token, attempt.message)) == attempt.grant
+
+    @pytest.mark.parametrize("change", [{"job_name": "another job"}, {"attempt_key": "0" * 32}])
+    def test_it_does_not_repeat_another_registration(self, api: ApiServer, change: dict[str, str]) -> None:
+        attempt = api.attempt()
+        before = api.rows()
+        _refused(api.post("register", attempt.token, attempt.message | change), 403, "access_denied")
+        assert api.rows() == before
+
+    def test_two_registrations_at_once_give_one_attempt(self, api: ApiServer) -> None:
+        token, bound = api.task_token(), threading.Barrier(2)
+        keeper, claim = api.services.tokens, api.services.tokens.claim
+
+        def claim_together(*arguments: Any) -> None:
+            bound.wait(timeout=60)  # both requests have been checked with the same unused token
+            claim(*arguments)
+
+        keeper.claim = claim_together  # type: ignore[method-assign]
+        statuses: list[int] = []
+
+        def register(job: str) -> None:
+            statuses.append(api.post("register", token, registration(job)).status_code)
+
+        threads = [threading.Thread(target=register, args=[job]) for job in ("one", "other")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == [200, 403]
+        assert len(api.rows()["statecheck_attempt"]) == 1
+
+    def test_a_registration_whose_binding_was_lost_can_be_repeated_but_not_replaced(
+        self, api: ApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        token, message = api.task_token(), registration()
+        with monkeypatch.context() as patch:
+            patch.setattr(api.services.tokens, "bind", lambda *_: None)
+            accepted(api.post("register", token, message))
+        _refused(api.post("register", token, registration()), 403, "access_denied")
+        accepted(api.post("register", token, message))
+        assert len(api.rows()["statecheck_attempt"]) == 1
+
+
+class TestOfAnAttempt:
+    def test_it_slides_while_the_attempt_is_open(self, stage: Stage) -> None:
+        for _ in range(5):
+            _wait(stage.api, ATTEMPT_LIFETIME - SECOND)
+            stage.api.trigger(stage.attempt)
+        _wait(stage.api, ATTEMPT_LIFETIME)
+        _refused(stage.api.finish(stage.attempt), 401, "token_expired")
+
+    def test_a_later_use_never_shortens_its_life(self, stage: Stage) -> None:
+        _wait(stage.api, ATTEMPT_LIFETIME / 2)
+        stage.api.trigger(stage.attempt)
+        _wait(stage.api, ATTEMPT_LIFETIME / 100)
+        stage.api.trigger(stage.attempt)
+        _wait(stage.api, ATTEMPT_LIFETIME * 0.98)
+        stage.api.trigger(stage.attempt)
+
+    def test_it_outlives_the_death_of_its_task(self, stage: Stage) -> None:
+        def nobody_runs(*_: object) -> None:
+            raise AccessDeniedError("Expected a running task instance, found failed.")
+
+        stage.api.tasks.prove = nobody_runs  # type: ignore[assignment,method-assign]
+        _wait(stage.api, TASK_LIFETIME * 2)
+        accepted(stage.api.post("acknowledge", stage.attempt.token, acknowledgement(stage.attempt, stage.pending)))
+
+    def test_after_the_end_it_still_repeats_the_finish_and_confirms_discards(self, stage: Stage) -> None:
+        accepted(stage.api.finish(stage.attempt))
+        _wait(stage.api, DRAIN_LIFETIME - SECOND)
+        effects = accepted(stage.api.finish(stage.attempt))
+        open_ids = [each["checkpoint_id"] for each in effects["discards"]]
+        body = {"job_id": stage.attempt.job_id, "checkpoint_ids": open_ids, "attempt": stage.attempt.ref}
+        accepted(stage.api.post("confirm-discards", stage.attempt.token, body))
+        assert accepted(stage.api.finish(stage.attempt))["discards"] == []
+
+    def test_the_time_after_the_end_is_ten_minutes_and_does_not_slide(self, stage: Stage) -> None:
+        assert timedelta(minutes=10) == DRAIN_LIFETIME
+        accepted(stage.api.finish(stage.attempt))
+        for _ in range(2):
+            _wait(stage.api, DRAIN_LIFETIME / 2)
+            response = stage.api.finish(stage.attempt)
+        _refused(response, 403, "access_denied")
+
+    def test_after_the_end_it_begins_nothing(self, stage: Stage) -> None:
+        accepted(stage.api.finish(stage.attempt))
+        body = {"attempt": stage.attempt.ref, "request_key": new_key()}
+        before = stage.api.rows()["statecheck_checkpoint"]
+        _refused(stage.api.post("trigger", stage.attempt.token, body), 409, "stale_attempt")
+        _refused(stage.api.post("register", stage.attempt.token, stage.attempt.message), 409, "stale_attempt")
+        assert stage.api.rows()["statecheck_checkpoint"] == before
+
+    def test_it_ends_at_once_when_a_newer_attempt_registers(self, stage: Stage) -> None:
+        stage.api.attempt()
+        _refused(stage.api.finish(stage.attempt), 409, "stale_attempt")
+
+    def test_the_one_that_an_adoption_gives_leaves_the_drivers_own_valid(self, stage: Stage) -> None:
+        token = stage.api.task_token()
+        message = {"attempt": stage.attempt.ref, "owner": stage.attempt.message["owner"]}
+        accepted(stage.api.post("adopt", token, message))
+        stage.api.trigger(stage.attempt)
+        body = {"attempt": stage.attempt.ref, "request_key": new_key()}
+        accepted(stage.api.post("trigger", token, body))
+        _refused(stage.api.post("register", token, stage.attempt.message), 403, "access_denied")
+
+
+class TestForReading:
+    def test_it_ends_at_the_time_that_was_asked_for(self, stage: Stage) -> None:
+        token, path = stage.api.reading_token(stage.attempt.job_id, 7200.0), f"/v1/jobs/{stage.attempt.job_id}"
+        for _ in range(2):
+            _wait(stage.api, timedelta(seconds=3599))
+            accepted(stage.api.call("GET", path, token))
+        _wait(stage.api, timedelta(seconds=2))
+        _refused(stage.api.call("GET", path, token), 401, "token_expired")
+
+    def test_it_outlives_the_attempts_of_its_job(self, stage: Stage) -> None:
+        token = stage.reading_token()
+        stage.api.attempt()
+        accepted(stage.api.call("GET", f"/v1/jobs/{stage.attempt.job_id}", token))
+
+    def test_it_gives_no_other(self, stage: Stage) -> None:
+        body = {"job_id": stage.attempt.job_id, "lifetime_seconds": 1.0}
+        _refused(stage.api.call("POST", "/v1/token/read", stage.reading_token(), body), 403, "access_denied")
+
+    @pytest.mark.parametrize("seconds", [0, -1, LONGEST_READ_SECONDS + 1, 1e308])
+    def test_a_time_out_of_range_is_refused(self, api: ApiServer, seconds: float) -> None:
+        body = {"job_id": job_id_of(JOB), "lifetime_seconds": seconds}
+        response = api.call("POST", "/v1/token/read", api.task_token(), body)
+        _refused(response, 400, "invalid_configuration")
+        assert len(api.rows()["statecheck_token"]) == 1
+
+
+class TestRegistration:
+    """A task registers in its own name, and what the server knows of it stands above what it says."""
+
+    def test_another_task_is_not_claimed(self, api: ApiServer) -> None:
+        for claimed in ("nightly/report", "nightly/features2", "hourly/features", "nightly/features/x", "features", ""):
+            message = registration()
+            message["owner"]["logical_task"] = claimed
+            _refused(api.post("register", api.task_token(), message), 403, "access_denied")
+        assert api.rows()["statecheck_job"] == []
+
+    def test_an_instance_of_the_own_mapped_task_is(self, api: ApiServer) -> None:
+        message = registration()
+        message["owner"]["logical_task"] = "nightly/features[2026-01]"
+        accepted(api.post("register", api.task_token(), message))
+
+    @pytest.mark.parametrize("job", ["hourly/2026-01-01", "hourly/", "hourly/a/b"])
+    def test_a_job_named_after_another_dag_is_refused(self, api: ApiServer, job: str) -> None:
+        _refused(api.post("register", api.task_token(), registration(job)), 403, "access_denied")
+        assert api.rows()["statecheck_job"] == []
+
+    @pytest.mark.parametrize("job", ["nightly/2026-01-01", "sales", "hourly", "no_dag/sales", "test/nightly/x"])
+    def test_any_other_name_is_taken(self, api: ApiServer, job: str) -> None:
+        accepted(api.post("register", api.task_token(), registration(job)))
+
+    def test_run_and_coordinates_are_those_that_the_server_knows(self, api: ApiServer) -> None:
+        message = registration()
+        message["owner"] |= {"run_id": "another run", "airflow": [["dag_id", "hourly"], ["map_index", "7"]]}
+        token = api.task_token()
+        accepted(api.post("register", token, message))
+        owner = _owner(api, token)
+        assert owner["run_id"] == "run-1"
+        assert dict(owner["airflow"]) == {
+            "dag_id": "nightly",
+            "run_id": "run-1",
+            "task_id": "features",
+            "map_index": "-1",
+        }
+
+    def test_an_adoption_is_in_the_own_name_and_run_too(self, stage: Stage) -> None:
+        api, before = stage.api, stage.api.rows()["statecheck_attempt"]
+        for caller, claimed in ((OTHER_TASK, stage.attempt.message["owner"]), (OTHER_DAG, registration()["owner"])):
+            body = {"attempt": stage.attempt.ref, "owner": claimed}
+            _refused(api.post("adopt", api.task_token(caller), body), 403, "access_denied")
+        own = registration(caller=OTHER_TASK)["owner"]
+        body = {"attempt": stage.attempt.ref, "owner": own}
+        _refused(api.post("adopt", api.task_token(OTHER_TASK), body), 409, "stale_attempt")
+        assert api.rows()["statecheck_attempt"] == before
+
+    def test_another_tasks_registration_cannot_be_repeated_to_get_its_attempt(self, api: ApiServer) -> None:
+        victim = api.attempt(job="sales")
+        thief = api.task_token(OTHER_DAG)
+        seen = accepted(api.call("GET", f"/v1/jobs/{victim.job_id}", thief))["attempts"][0]["attempt_key"]
+        message = registration("sales", caller=OTHER_DAG, attempt_key=seen)
+
+        _refused(api.post("register", thief, message), 403, "access_denied")
+
+        _refused(api.post("trigger", thief, {"attempt": victim.ref, "request_key": new_key()}), 403, "access_denied")
+        api.trigger(victim)
+
+
+def _owner(api: ApiServer, token: str) -> dict[str, Any]:
+    jobs = accepted(api.call("GET", "/v1/jobs", api.task_token()))
+    return dict(accepted(api.call("GET", f"/v1/jobs/{jobs[0]['job_id']}", token))["attempts"][0]["owner"])
+
+
+class TestKept:
+    def test_no_token_is_in_the_database(self, stage: Stage) -> None:
+        tokens = [stage.attempt.token, stage.task_token(), stage.reading_token()]
+        kept = str(stage.api.rows())
+        database = stage.api.engine.url.database
+        assert database is not None
+        stage.api.engine.dispose()
+        with open(database, "rb") as file:  # noqa: PTH123 - a file that another process may still write
+            raw = file.read()
+        assert "nightly/features" in kept
+        assert b"nightly/features" in raw, "the search must find what is there"
+        for token in tokens:
+            assert token not in kept
+            assert token.encode() not in raw
+
+    def test_what_expired_a_day_ago_is_dropped_when_the_next_token_is_given(self, api: ApiServer) -> None:
+        for _ in range(3):
+            api.task_token()
+        _wait(api, TASK_LIFETIME + timedelta(days=1))
+        api.task_token()
+        assert len(api.rows()["statecheck_token"]) == 4, "until then the reply can say that it expired"
+        _wait(api, SECOND)
+        api.task_token()
+        assert len(api.rows()["statecheck_token"]) == 2
+
+    def test_a_time_of_the_client_is_never_looked_at(self, api: ApiServer) -> None:
+        token = api.task_token()
+        with api.engine.connect() as connection:
+            expires_at = connection.execute(select(Token.expires_at)).scalar_one()
+        assert expires_at == ManualClock().now() + TASK_LIFETIME
+        accepted(api.call("GET", "/v1/jobs", token))
+
+    def test_a_token_does_not_show_in_the_text_of_its_object(self) -> None:
+        issued = IssuedToken(token="the-token-itself", expires_at=datetime.fromisoformat("2026-01-01T00:00:00+00:00"))
+        assert "the-token-itself" not in repr(issued) + str(issued)

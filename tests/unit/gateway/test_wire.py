@@ -1,0 +1,180 @@
+"""Messages survive the trip as JSON, and what is no message is told as such."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from airflow_provider_statecheck.api.tokens import IssuedToken
+from airflow_provider_statecheck.checkpoint import job_view, messages, records
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.gateway.wire import decode, encode
+from airflow_provider_statecheck.metadata.token_store import Caller
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TIMES = st.datetimes(timezones=st.just(UTC))
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def _classes() -> list[type[Any]]:
+    found = [
+        kind
+        for module in (messages, records, job_view)
+        for _, kind in inspect.getmembers(module, is_dataclass)
+        if kind.__module__ == module.__name__
+    ]
+    return [*found, Caller, IssuedToken]
+
+
+CLASSES = _classes()
+st.register_type_strategy(str, TEXTS)
+st.register_type_strategy(datetime, TIMES)
+st.register_type_strategy(float, NUMBERS)
+
+
+def test_the_classes_are_found() -> None:
+    assert {AttemptRef, RegisterAttempt, CheckpointRecord, job_view.JobView} <= set(CLASSES)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_message_comes_back_equal(kind: type[Any]) -> None:
+    @given(st.builds(kind))
+    @settings(max_examples=25, deadline=None, database=None)
+    def comes_back(message: Any) -> None:
+        assert decode(kind, json.loads(json.dumps(encode(message)))) == message
+
+    comes_back()
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_what_a_newer_version_adds_is_ignored(kind: type[Any]) -> None:
+    @given(st.builds(kind))
+    @settings(max_examples=10, deadline=None, database=None)
+    def is_ignored(message: Any) -> None:
+        sent = _with_more(encode(message))
+        assert decode(kind, sent) == message
+
+    is_ignored()
+
+
+def _with_more(sent: Any) -> Any:
+    return {**sent, "added_later": {"deep": [1, None]}}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_data_of_any_other_form_are_a_value_error(kind: type[Any]) -> None:
+    anything = st.recursive(
+        st.none() | st.booleans() | st.integers() | NUMBERS | TEXTS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names(kind), inner, max_size=9),
+        max_leaves=12,
+    )
+
+    @given(anything)
+    @settings(max_examples=60, deadline=None, database=None)
+    def is_refused_or_read(data: Any) -> None:
+        try:
+            message = decode(kind, data)
+        except ValueError:
+            return
+        assert isinstance(data, dict)
+        assert isinstance(message, kind)
+
+    is_refused_or_read()
+
+
+def _names(kind: type[Any]) -> st.SearchStrategy[str]:
+    return st.sampled_from([each.name for each in fields(kind)]) | TEXTS
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class AllForms:
+    number: int = 0
+    ratio: float = 0.0
+    text: str = ""
+    flag: bool = False
+    time: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    colour: Colour = Colour.RED
+    maybe: int | None = None
+    inner: Inner = Inner()
+    many: tuple[Inner, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        "",
+        "text",
+        [],
+        ["number"],
+        7,
+        {"number": "1"},
+        {"number": 1.5},
+        {"number": True},
+        {"number": None},
+        {"ratio": "1"},
+        {"ratio": True},
+        {"ratio": 10**400},
+        {"text": 1},
+        {"flag": 1},
+        {"time": "yesterday"},
+        {"time": 5},
+        {"colour": "blue"},
+        {"colour": []},
+        {"maybe": "x"},
+        {"inner": None},
+        {"inner": "number"},
+        {"inner": []},
+        {"many": "ab"},
+        {"many": {"number": 1}},
+        {"many": [1]},
+        {"pairs": ["ab"]},
+        {"pairs": [["a"]]},
+        {"pairs": [["a", "b", "c"]]},
+        {"counts": [["a", 1]]},
+        {"counts": {"a": "1"}},
+        {"counts": "ab"},
+    ],
+)
+def test_a_field_of_another_form_is_a_value_error(data: Any) -> None:
+    with pytest.raises(ValueError, match="Expected a AllForms, found"):
+        decode(AllForms, data)
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    assert decode(AllForms, {}) == AllForms()
+    assert decode(AllForms, {"ratio": 1, "maybe": None}) == AllForms(ratio=1.0)
+
+
+def test_a_missing_field_without_default_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="epoch"):
+        decode(AttemptRef, {"job_id": "a", "operator_id": "b"})
+
+
+def test_a_text_is_no_empty_answer() -> None:
+    with pytest.raises(ValueError, match="OpenEffects"):
+        decode(OpenEffects, "everything is well")
+
+
+def test_a_list_of_messages_and_a_plain_value_are_read_too() -> None:
+    assert decode(tuple[Inner, ...], [{"number": 1}]) == (Inner(1),)
+    assert decode(dict[str, int], {"a": 1}) == {"a": 1}

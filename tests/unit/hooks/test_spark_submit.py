@@ -1,0 +1,160 @@
+"""The command and the environment of a submission, without Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.hooks.spark_submit import CheckpointedSparkSubmitHook, Shipping
+from airflow_provider_statecheck.spark.handover import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.testing.messages import make_registration
+
+TOKEN = "a token that nobody may see"
+STANDALONE = {"conn_type": "spark", "host": "spark://master", "port": 7077}
+IN_CLUSTER = {**STANDALONE, "extra": {"deploy-mode": "cluster"}}
+
+
+class Stage:
+    """Registers nothing."""
+
+    registered = 0
+
+    def register(self) -> Handover:
+        self.registered += 1
+        return Handover(url="http://api", token=TOKEN, registration=REGISTRATION)
+
+
+class Started(Exception):
+    """Raised instead of starting spark-submit."""
+
+
+REGISTRATION: RegisterAttempt = make_registration()
+
+
+@pytest.fixture
+def submit(monkeypatch, tmp_path: Path) -> Any:
+    """Submit an application and return the command, the environment and the hook."""
+    started: dict[str, Any] = {}
+
+    def popen(command: list[str], **kwargs: Any) -> None:
+        started.update(command=command, environment=kwargs["env"])
+        raise Started
+
+    monkeypatch.setattr("airflow.providers.apache.spark.hooks.spark_submit.subprocess.Popen", popen)
+
+    def run(connection: dict[str, Any], application: str = "/jobs/a.py", *, ships: bool = True, **kwargs: Any) -> Any:
+        hook = make_hook(monkeypatch, tmp_path, connection, ships=ships, **kwargs)
+        with pytest.raises(Started):
+            hook.submit(application)
+        return started["command"], started["environment"], hook
+
+    return run
+
+
+def make_hook(
+    monkeypatch,
+    tmp_path: Path,
+    connection: dict[str, Any],
+    *,
+    ships: bool = True,
+    shared: str | None = None,
+    **kwargs: Any,
+) -> CheckpointedSparkSubmitHook:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    shipping = Shipping(
+        scratch=tmp_path / "scratch", shared=shared or f"file://{tmp_path}/shared", is_package_shipped=ships
+    )
+    return CheckpointedSparkSubmitHook.taking_over(SparkSubmitHook(**kwargs), Stage(), shipping)  # type: ignore[arg-type]
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize("connection", [{"conn_type": "spark", "host": "local[2]"}, STANDALONE, IN_CLUSTER])
+def test_token_is_in_the_childs_environment_and_nowhere_on_the_command_line(submit, connection) -> None:
+    command, environment, hook = submit(connection)
+    assert take_handover(dict(environment)).token == TOKEN
+    assert TOKEN not in " ".join(command)
+    assert TOKEN not in repr(hook._stage.register())
+
+
+def test_the_tasks_own_environment_stays_as_it_was(submit, monkeypatch) -> None:
+    import os
+
+    before = dict(os.environ)
+    submit(STANDALONE)
+    assert {k: v for k, v in os.environ.items() if k != "AIRFLOW_CONN_SPARK_DEFAULT"} == {
+        k: v for k, v in before.items() if k != "AIRFLOW_CONN_SPARK_DEFAULT"
+    }
+
+
+def test_variables_of_the_user_are_kept_in_client_mode(submit) -> None:
+    _, environment, _ = submit(STANDALONE, env_vars={"MINE": "1"})
+    assert (environment["MINE"], HANDOVER_VARIABLE in environment) == ("1", True)
+
+
+def test_package_is_added_to_the_users_python_files_in_client_mode(submit, tmp_path) -> None:
+    command, _, _ = submit(STANDALONE, py_files="/jobs/mine.zip")
+    mine, shipped = option(command, "--py-files").split(",")
+    assert mine == "/jobs/mine.zip"
+    assert Path(shipped).parent == tmp_path / "scratch"
+
+
+def test_nothing_is_shipped_where_the_package_is_installed(submit) -> None:
+    command, _, _ = submit(STANDALONE, ships=False)
+    assert "--py-files" not in command
+    assert command[-1] == "/jobs/a.py"
+
+
+def test_python_application_in_cluster_mode_is_run_by_sparks_own_runner(submit, tmp_path) -> None:
+    command, _, _ = submit(IN_CLUSTER, application_args=["--day", "1"])
+    jar, script, python_files, *arguments = command[-5:]
+    assert option(command, "--class") == "org.apache.spark.deploy.PythonRunner"
+    assert jar == f"file://{tmp_path}/shared/statecheck-python-launcher.jar"
+    assert (script, arguments) == ("/jobs/a.py", ["--day", "1"])
+    assert Path(python_files).parent == tmp_path / "shared"
+    assert option(command, "--files") == python_files
+    assert f"spark.submit.pyFiles={python_files}" in command
+    assert "spark.driver.supervise=false" in command
+
+
+def test_jar_in_cluster_mode_stays_as_it_is(submit) -> None:
+    command, _, _ = submit(IN_CLUSTER, "/jobs/a.jar", java_class="Main")
+    assert (command[-1], option(command, "--class")) == ("/jobs/a.jar", "Main")
+
+
+def test_cluster_mode_without_a_shared_folder_is_refused_before_anything_is_registered(monkeypatch, tmp_path) -> None:
+    hook = make_hook(monkeypatch, tmp_path, IN_CLUSTER, shared="s3://bucket/packages")
+    with pytest.raises(InvalidConfigurationError, match="give one as package_dir"):
+        hook.submit("/jobs/a.py")
+    assert hook._stage.registered == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("connection", "conf", "text"),
+    [
+        ({"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}, {}, "use deploy_mode='client'"),
+        (STANDALONE, {"spark.submit.deployMode": "cluster"}, "use deploy_mode='cluster'"),
+        (IN_CLUSTER, {"spark.driver.supervise": "True"}, "let Airflow retry"),
+    ],
+    ids=["YARN cluster", "hidden cluster", "supervised"],
+)
+def test_modes_without_a_safe_way_are_refused(monkeypatch, tmp_path, connection, conf, text) -> None:
+    with pytest.raises(InvalidConfigurationError, match=text):
+        make_hook(monkeypatch, tmp_path, connection, conf=conf)
+
+
+def test_workers_of_local_mode_get_the_tasks_python(submit, monkeypatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    _, environment, _ = submit({"conn_type": "spark", "host": "local[2]"})
+    assert environment["PYSPARK_PYTHON"] == sys.executable
+    _, environment, _ = submit(STANDALONE)
+    assert "PYSPARK_PYTHON" not in environment

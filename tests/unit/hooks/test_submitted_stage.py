@@ -1,0 +1,155 @@
+"""What a task does for a driver in another process, over a coordinator in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, AttemptRef, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.hooks.driver_access import DriverAccess
+from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+
+
+class Gateway(CheckpointCoordinator):
+    """A coordinator that gives tokens."""
+
+    def token_of(self, attempt: AttemptRef) -> str:
+        return f"token of attempt {attempt.epoch}"
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway(InMemoryJobStore(ManualClock()))
+
+
+def make_stage(gateway: Any, **changes: Any) -> SubmittedStage:
+    return SubmittedStage(DriverAccess("http://api", gateway), make_registration(**changes), 5)
+
+
+def attempts(gateway: Gateway) -> tuple[AttemptRecord, ...]:
+    return gateway.describe(job_id_of("sales")).attempts
+
+
+def complete_checkpoint(gateway: Gateway, epoch: int) -> None:
+    ref = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("aggregate"), epoch=epoch)
+    pending = gateway.trigger(TriggerCheckpoint(attempt=ref, request_key=f"request {epoch}"))
+    gateway.acknowledge(
+        AcknowledgeCheckpoint(
+            attempt=ref,
+            checkpoint_id=pending.checkpoint_id,
+            metadata_uri=f"{pending.location}/_metadata",
+            metadata_size=1,
+            metadata_sha256="00",
+        )
+    )
+
+
+def test_handover_has_the_token_of_the_attempt_and_the_registration_to_repeat(gateway) -> None:
+    stage = make_stage(gateway)
+    handover = stage.register()
+    assert (handover.url, handover.token) == ("http://api", "token of attempt 1")
+    assert (handover.registration, handover.tolerable_failed_checkpoints) == (stage.registration, 5)
+    assert gateway.register(handover.registration).attempt.epoch == 1
+
+
+def test_attempt_that_the_driver_left_open_is_closed_with_the_reason(gateway) -> None:
+    stage = make_stage(gateway)
+    stage.register()
+    stage.close(AttemptStatus.FAILED, "driver was killed")
+    assert [(a.status, a.message) for a in attempts(gateway)] == [(AttemptStatus.FAILED, "driver was killed")]
+
+
+def test_what_the_driver_said_at_its_end_stands(gateway) -> None:
+    driver, task = make_stage(gateway), make_stage(gateway)
+    task.register()
+    driver.adopt_running()
+    driver.close(AttemptStatus.FAILED, "its own reason")
+    task.close(AttemptStatus.FINISHED)
+    assert [a.message for a in attempts(gateway)] == ["its own reason"]
+
+
+def test_retry_adopts_the_attempt_that_still_runs_and_closes_it(gateway) -> None:
+    make_stage(gateway).register()
+    retry = make_stage(gateway, owner=make_owner(label="try 2"))
+    retry.adopt_running()
+    assert [a.owner.label for a in attempts(gateway)] == ["try 2"]
+    retry.close(AttemptStatus.FINISHED)
+    assert [a.status for a in attempts(gateway)] == [AttemptStatus.FINISHED]
+
+
+def test_try_that_submitted_a_driver_adopts_nothing(gateway) -> None:
+    stage = make_stage(gateway)
+    stage.register()
+    stage.adopt_running()
+    assert [a.epoch for a in attempts(gateway)] == [1]
+
+
+@pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
+def test_attempt_that_has_ended_is_not_adopted(gateway, status) -> None:
+    first = make_stage(gateway)
+    first.register()
+    first.close(status)
+    retry = make_stage(gateway)
+    retry.adopt_running()
+    retry.close(AttemptStatus.FAILED, "too late")
+    assert [(a.status, a.message) for a in attempts(gateway)] == [(status, "")]
+
+
+def test_attempt_of_another_task_is_not_adopted(gateway) -> None:
+    make_stage(gateway).register()
+    other = make_stage(gateway, owner=make_owner(logical_task="dag/other"))
+    other.adopt_running()
+    other.close(AttemptStatus.FAILED)
+    assert [a.status for a in attempts(gateway)] == [AttemptStatus.RUNNING]
+
+
+def test_nothing_is_adopted_or_closed_where_there_is_no_job(gateway) -> None:
+    stage = make_stage(gateway)
+    stage.adopt_running()
+    stage.close(AttemptStatus.FAILED)
+    assert not stage.was_cleared()
+    assert "kept nothing" in stage.kept()
+
+
+@pytest.mark.parametrize(("marker", "was_cleared"), [("3/0", False), ("7/0", True)], ids=["retry", "clear"])
+def test_a_clear_is_told_from_a_retry(gateway, marker: str, was_cleared: bool) -> None:
+    make_stage(gateway).register()
+    assert make_stage(gateway, owner=make_owner(clear_marker=marker)).was_cleared() is was_cleared
+
+
+def test_last_line_names_the_checkpoint_that_a_retry_restores(gateway) -> None:
+    stage = make_stage(gateway)
+    stage.register()
+    complete_checkpoint(gateway, 1)
+    assert "kept checkpoint 1" in stage.kept()
+
+
+def test_last_line_does_not_promise_what_an_earlier_generation_left(gateway) -> None:
+    first = make_stage(gateway)
+    first.register()
+    complete_checkpoint(gateway, 1)
+    first.close(AttemptStatus.FINISHED)
+    cleared = make_stage(gateway, owner=make_owner(clear_marker="7/0"))
+    cleared.register()
+    assert "kept nothing" in cleared.kept()
+
+
+def test_coordinator_that_does_not_answer_hides_no_failure_of_the_driver(gateway, monkeypatch) -> None:
+    stage = make_stage(gateway)
+    stage.register()
+
+    def refuse(*_: Any) -> None:
+        raise CoordinatorError("away")
+
+    monkeypatch.setattr(gateway, "finish", refuse)
+    monkeypatch.setattr(gateway, "describe", refuse)
+    stage.close(AttemptStatus.FAILED, "driver was killed")
+    assert stage.kept() == "What job 'sales' kept cannot be told: away"
