@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.operators.pyspark import (
         CheckpointedPySparkOperator as CheckpointedPySparkOperator,
     )
+    from airflow_provider_statecheck.operators.spark_submit import (
+        CheckpointedSparkSubmitOperator as CheckpointedSparkSubmitOperator,
+    )
     from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor as CheckpointSensor
     from airflow_provider_statecheck.spark.context import StageContext as StageContext
 
@@ -18,11 +21,19 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "CheckpointSensor": "airflow_provider_statecheck.sensors.checkpoint",
     "CheckpointedPySparkOperator": "airflow_provider_statecheck.operators.pyspark",
+    "CheckpointedSparkSubmitOperator": "airflow_provider_statecheck.operators.spark_submit",
     "StageContext": "airflow_provider_statecheck.spark.context",
     "StatecheckHook": "airflow_provider_statecheck.hooks.statecheck",
 }
 
-__all__ = ["CheckpointSensor", "CheckpointedPySparkOperator", "StageContext", "StatecheckHook", "__version__"]
+__all__ = [
+    "CheckpointSensor",
+    "CheckpointedPySparkOperator",
+    "CheckpointedSparkSubmitOperator",
+    "StageContext",
+    "StatecheckHook",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

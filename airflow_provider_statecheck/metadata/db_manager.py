@@ -28,8 +28,16 @@ class StatecheckDBManager(BaseDBManager):
 
     @override
     def downgrade(self, to_revision: str, from_revision: str | None = None, show_sql_only: bool = False) -> None:
-        """Take the tables back to an earlier revision, ``base`` for none at all."""
+        """
+        Take the tables back to an earlier revision, ``base`` for none at all.
+
+        :param to_revision: The revision to go to.
+        :param from_revision: Where the statements begin that are shown, by default the newest revision.
+        :param show_sql_only: Print the statements instead of running them.
+        """
         from alembic import command
 
         config: Any = self.get_alembic_config()  # type: ignore[no-untyped-call]
-        command.downgrade(config, to_revision, sql=show_sql_only)
+        # Without a database to look at, alembic wants to be told both ends.
+        revision = f"{from_revision or 'heads'}:{to_revision}" if show_sql_only else to_revision
+        command.downgrade(config, revision, sql=show_sql_only)

@@ -24,6 +24,10 @@ class StageTerminatedError(AirflowException):
     """The task was told to end while its stage was running."""
 
 
+class DriverLostError(AirflowException):
+    """The driver's JVM died under the stage."""
+
+
 class StageCallable(PythonOperator):
     """
     Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
@@ -52,8 +56,9 @@ class StageCallable(PythonOperator):
             self._is_stage_running = True
             try:
                 return run_interruptibly(spark, super().execute_callable)
-            except BaseException:
+            except BaseException as error:
                 self.kept = checkpoint.kept()
+                _name_lost_driver(error)
                 raise
             finally:
                 self._is_stage_running = False
@@ -87,6 +92,16 @@ class StageCallable(PythonOperator):
             prepared.registration,
             tolerable_failed_checkpoints=prepared.tolerable_failed_checkpoints,
         )
+
+
+def _name_lost_driver(error: BaseException) -> None:
+    from airflow_provider_statecheck.spark.session import is_connection_lost
+
+    if isinstance(error, Exception) and is_connection_lost(error):
+        raise DriverLostError(
+            f"The driver's JVM died while the stage used it ({type(error).__name__}); look for an out-of-memory kill or a "
+            f"crash file. A retry starts a new one."
+        ) from error
 
 
 def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:

@@ -392,6 +392,23 @@ class CoordinatorContract:
         assert gateway.latest(JOB, fast.attempt.operator_id) == fast_reply.checkpoint
         assert 1 not in {c.checkpoint_id for c in fast_reply.effects.discards}
 
+    # --- reading
+
+    def test_a_job_is_read_at_the_coordinators_own_time(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        complete_checkpoint(gateway, gateway.register(make_registration()).attempt)
+        clock.advance(90)
+        assert gateway.describe(JOB).read_at == clock.now()
+
+    def test_time_does_not_run_backwards_for_a_reader(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        gateway.register(make_registration())
+        clock.advance(-90)
+        view = gateway.describe(JOB)
+        assert view.read_at == view.job.seen_at
+
     # --- the end of an attempt
 
     def test_finish_aborts_what_is_pending_and_may_be_repeated(self, gateway: CheckpointCoordinatorGateway) -> None:

@@ -79,7 +79,7 @@ class CheckpointTrigger(BaseTrigger):
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again; it holds the token, and Airflow encrypts it."""
+        """Return what makes this trigger again; it holds the token, which Airflow keeps in its database and shows to nobody."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in _ARGUMENTS}
 
     @override

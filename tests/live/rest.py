@@ -1,0 +1,86 @@
+"""What the tests need of Airflow's REST API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+
+LIMIT_SECONDS = 240.0
+_POLL_SECONDS = 0.2
+
+Value = TypeVar("Value")
+
+
+def wait_until(what: str, look: Callable[[], Value | None], limit: float = LIMIT_SECONDS) -> Value:
+    """Look again and again until there is something, and return it."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(_POLL_SECONDS)
+    pytest.fail(f"waited {limit} s for {what}")
+
+
+class AirflowApi:
+    """Airflow as its only user, an administrator, sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=30)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def is_up(self) -> bool:
+        """Tell whether the api-server answers, with our part of it and its tables."""
+        try:
+            return self._client.get("/statecheck/v1/health").is_success
+        except httpx.TransportError:
+            return False
+
+    def log_in(self) -> None:
+        token = self._client.get("/auth/token").raise_for_status().json()["access_token"]
+        self._client.headers["Authorization"] = f"Bearer {token}"
+
+    def has_dag(self, dag_id: str) -> bool:
+        return self._client.get(f"/api/v2/dags/{dag_id}").is_success
+
+    def trigger(self, dag_id: str, run_id: str, logical_date: str, conf: dict[str, Any]) -> None:
+        body = {"dag_run_id": run_id, "logical_date": logical_date, "conf": conf}
+        self._send("POST", f"/dags/{dag_id}/dagRuns", body)
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        return str(self._send("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """Return the task instances of a run, mapped ones too."""
+        return list(self._send("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"])
+
+    def clear(self, dag_id: str, run_id: str, task_ids: Iterable[str]) -> None:
+        """Clear tasks and what is downstream of them, whatever their state is."""
+        body = {
+            "dag_run_id": run_id,
+            "task_ids": list(task_ids),
+            "dry_run": False,
+            "only_failed": False,
+            "include_downstream": True,
+        }
+        self._send("POST", f"/dags/{dag_id}/clearTaskInstances", body)
+
+    def mark_failed(self, dag_id: str, run_id: str, task_id: str) -> None:
+        self._send("PATCH", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}", {"new_state": "failed"})
+
+    def result(self, dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> Any:
+        """Return what a task returned."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/return_value"
+        return self._send("GET", f"{path}?map_index={map_index}")["value"]
+
+    def _send(self, method: str, path: str, body: Any = None) -> Any:
+        response = self._client.request(method, f"/api/v2{path}", json=body)
+        assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
+        return response.json()

@@ -1,0 +1,77 @@
+"""What a user would submit, with trouble in its first run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import airflow_provider_statecheck
+from airflow_provider_statecheck import StageContext
+
+WORK, TROUBLE = Path(sys.argv[1]), sys.argv[2]
+LIMIT_SECONDS = 300
+
+
+def note(what: str) -> None:
+    with (WORK / "computed.log").open("a") as log:
+        log.write(f"{what}\n")
+
+
+def wait_for(name: str) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (WORK / name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.05)
+
+
+def trouble(item: str) -> None:
+    """Go wrong in the way that the arguments name, once."""
+    once = WORK / f"trouble-{item}"
+    if once.exists():
+        return
+    if TROUBLE == "wait":
+        once.with_suffix(".part").write_text(str(os.getpid()))
+        once.with_suffix(".part").replace(once)
+        wait_for(f"go-{item}")
+    elif item == "b" and TROUBLE != "none":
+        once.touch()
+        if TROUBLE == "kill driver":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if TROUBLE == "kill jvm":
+            os.kill(os.getppid(), signal.SIGKILL)
+        raise RuntimeError("planned")
+
+
+def seen_by_worker(_: int) -> str | None:
+    return os.environ.get("SPARK_STATECHECK_HANDOVER")
+
+
+def main() -> None:
+    spark: Any = SparkSession.builder.getOrCreate()
+    (WORK / "package").write_text(airflow_provider_statecheck.__file__)
+    (WORK / "page").write_text(spark.sparkContext.uiWebUrl or "")
+    with StageContext.current(spark) as checkpoint:
+        assert StageContext.current() is checkpoint
+        assert "SPARK_STATECHECK_HANDOVER" not in os.environ
+        assert not spark.sparkContext.parallelize([0], 1).map(seen_by_worker).collect()[0]
+
+        def numbers() -> Any:
+            note("numbers")
+            return spark.range(100, numPartitions=2)
+
+        source = checkpoint.snapshot("numbers", numbers)
+        for item in checkpoint.each("items", ["a", "b", "c"]):
+            note(f"item {item}")
+            trouble(item)
+            checkpoint.state[item] = source.count()
+    (WORK / "result").write_text(str(sum(checkpoint.state.values())))
+    spark.stop()
+
+
+main()

@@ -1,0 +1,35 @@
+"""Applications that are killed, and whose retry goes on from the last completed checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from tests.submit.conftest import Pipeline
+
+RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "trouble"),
+    [
+        ("local", "kill driver"),
+        pytest.param("local", "kill jvm", marks=pytest.mark.soak),
+        pytest.param("client", "kill driver", marks=pytest.mark.soak),
+        pytest.param("cluster", "kill driver", marks=pytest.mark.soak),
+        pytest.param("rest", "raise", marks=pytest.mark.soak),
+    ],
+)
+def test_killed_application_is_submitted_again_and_restores(pipeline, mode: str, trouble: str) -> None:
+    stage: Pipeline = pipeline(mode, trouble)
+    assert stage.run() != 0
+    first = stage.output
+    assert stage.run() == 0, stage.output
+    assert stage.computed() == RESUMED
+    assert (stage.work / "result").read_text() == "300"
+    assert ".zip/" in (stage.work / "package").read_text(), "the driver uses the package that was shipped"
+    attempts = stage.job().attempts
+    assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
+    assert attempts[1].restored_from == 2
+    assert "kept checkpoint 2: 1 snapshots, 1 finished items" in first
+    assert "Restore pointer: file://" in first
