@@ -67,7 +67,7 @@ def get_provider_info() -> dict[str, Any]:
                     "relabeling": {"host": "API URL"},
                     "placeholders": {
                         "host": "https://airflow.example.com",
-                        "login": "only where the user of the connection shall be asked for",
+                        "login": "a user of Airflow, only where tasks cannot prove themselves",
                     },
                 },
                 "conn-fields": {

@@ -95,9 +95,10 @@ class StageCallable(PythonOperator):
 
 
 def _name_lost_driver(error: BaseException) -> None:
-    from airflow_provider_statecheck.spark.session import is_connection_lost
+    from airflow_provider_statecheck.spark.session import has_jvm_died
 
-    if isinstance(error, Exception) and is_connection_lost(error):
+    is_asked_to_end = isinstance(error, StageTerminatedError) or not isinstance(error, Exception)
+    if not is_asked_to_end and has_jvm_died(wait_seconds=1.0):
         raise DriverLostError(
             f"The driver's JVM died while the stage used it ({type(error).__name__}); look for an out-of-memory kill or a "
             f"crash file. A retry starts a new one."

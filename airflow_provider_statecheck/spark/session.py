@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def jvm_pid() -> int | None:
 def forget_dead_jvm() -> None:
     """Clear what pyspark remembers of a JVM that died; without this no session starts again in this process."""
     process = _gateway_process()
-    if process is None or process.poll() is None:
+    if not has_jvm_died():
         return
     log.warning("The driver JVM %s has died (status %s); it is replaced.", process.pid, process.returncode)
     from pyspark import SparkContext
@@ -108,9 +108,20 @@ def forget_dead_jvm() -> None:
         accumulators.shutdown()
 
 
-def is_connection_lost(error: BaseException | None) -> bool:
-    """Tell whether an error, or one that it came from, says that the driver JVM is gone."""
-    return error is not None and any(_is_gateway_failure(each) for each in _chain(error))
+def has_jvm_died(wait_seconds: float = 0.0) -> bool:
+    """
+    Tell whether this process started a driver JVM that has ended; whatever fails then fails for that reason.
+
+    :param wait_seconds: How long to wait for its end; its connections break a moment before.
+    """
+    process = _gateway_process()
+    if process is None:
+        return False
+    try:
+        process.wait(wait_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _default_worker_python(conf: Mapping[str, str], master: str | None) -> None:
@@ -121,34 +132,6 @@ def _default_worker_python(conf: Mapping[str, str], master: str | None) -> None:
         os.environ["PYSPARK_PYTHON"] = wanted
     elif master is not None and master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        current = waiting.pop()
-        if current is not None and id(current) not in seen:
-            seen.add(id(current))
-            yield current
-            waiting += [current.__cause__, current.__context__]
-
-
-def _is_gateway_failure(error: BaseException) -> bool:
-    from py4j.protocol import Py4JError, Py4JNetworkError
-
-    if isinstance(error, Py4JError):
-        return isinstance(error, Py4JNetworkError) or "Answer from Java side is empty" in str(error)
-    # A refused connection to something else, a service that user code calls, is none of Spark's.
-    return isinstance(error, ConnectionError) and _passed_through_py4j(error.__traceback__)
-
-
-def _passed_through_py4j(traceback: TracebackType | None) -> bool:
-    while traceback is not None:
-        if str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("py4j."):
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _gateway_process() -> Any:
