@@ -10,7 +10,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from airflow.sdk import BaseSensorOperator
 from airflow.sdk.plugins_manager import AirflowPlugin
+from airflow.triggers.base import BaseTrigger
 from airflow.utils.db_manager import BaseDBManager
 
 from airflow_provider_statecheck.configuration import StatecheckSettings
@@ -19,6 +21,8 @@ from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOpe
 from tests.unit.interpreter import modules_loaded_by
 
 INFO = get_provider_info()
+MODULES = ("operators", "sensors", "triggers", "hooks")
+(CONNECTION,) = INFO["connection-types"]
 OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
 # Where the API is belongs to the deployment, all others to a stage.
 STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name != "api_url"}
@@ -71,7 +75,53 @@ def test_db_managers_and_plugins_are_what_airflow_takes_them_for():
 def test_each_integration_that_is_referred_to_is_declared():
     declared = {item["integration-name"] for item in INFO["integrations"]}
 
-    assert {item["integration-name"] for key in ("operators", "hooks") for item in INFO[key]} <= declared
+    assert {item["integration-name"] for key in MODULES for item in INFO[key]} <= declared
+
+
+def test_connection_types_follow_the_strict_form_that_the_connection_form_reads():
+    """Airflow reads them from here, so that the form needs no hook; its lenient schema would let a misspelling pass."""
+    strict = json.loads(importlib.resources.files("airflow").joinpath("provider.yaml.schema.json").read_text())
+    schema = strict["properties"]["connection-types"]
+
+    jsonschema.validators.validator_for(schema)(schema).validate(INFO["connection-types"])
+    assert set(CONNECTION) <= set(schema["items"]["properties"])
+
+
+def test_the_connection_is_the_one_that_its_hook_takes():
+    hook = _resolve(CONNECTION["hook-class-name"])
+
+    assert (hook.conn_type, hook.hook_name) == (CONNECTION["connection-type"], CONNECTION["hook-name"])
+    arguments = inspect.signature(hook.__init__).parameters
+    assert arguments[hook.conn_name_attr].default == hook.default_conn_name
+    assert callable(hook.test_connection)
+
+
+def test_the_connections_form_hides_and_names_fields_that_there_are():
+    behaviour = CONNECTION["ui-field-behaviour"]
+    fields = {"description", "host", "login", "password", "schema", "port", "extra", *CONNECTION["conn-fields"]}
+
+    assert {*behaviour["hidden-fields"], *behaviour["relabeling"], *behaviour["placeholders"]} <= fields
+    assert not set(behaviour["hidden-fields"]) & {*behaviour["relabeling"], *behaviour["placeholders"]}
+
+
+def test_airflow_shows_the_connections_form_without_importing_the_hook():
+    code = """
+from airflow.providers_manager import ProvidersManager
+shown = {each.connection_type: each for each in ProvidersManager().iter_connection_type_hook_ui_metadata()}
+assert shown["statecheck"].hook_name == "Statecheck coordinator"
+assert shown["statecheck"].field_behaviour["relabeling"] == {"host": "API URL"}
+"""
+
+    assert CONNECTION["hook-class-name"].rpartition(".")[0] not in modules_loaded_by(code)
+
+
+@pytest.mark.parametrize(("section", "kind"), [("sensors", BaseSensorOperator), ("triggers", BaseTrigger)])
+def test_each_module_of_sensors_and_triggers_has_one(section: str, kind: type):
+    modules = [_resolve(name) for item in INFO[section] for name in item["python-modules"]]
+
+    for module in modules:
+        own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
+        assert any(issubclass(each, kind) for each in own), module.__name__
 
 
 def test_the_options_are_the_settings_and_arguments_of_the_operator():

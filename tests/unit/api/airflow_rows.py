@@ -24,7 +24,9 @@ class RunningTask:
     run_id: str
 
     @classmethod
-    def start(cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running") -> RunningTask:
+    def start(
+        cls, engine: Engine, task_id: str = "features", map_index: int = -1, state: str = "running"
+    ) -> RunningTask:
         """Insert a run with one task instance."""
         task = cls(engine, uuid.uuid4(), f"manual__{uuid.uuid4()}")
         run = {"dag_id": "nightly", "run_id": task.run_id, "run_type": "manual", "clear_number": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
@@ -76,7 +76,7 @@ class ApiServer:
         self.services = Services(lambda: self.engine, self.tasks, clock=self.clock)
         self.client = TestClient(create_server_app(self.services))
 
-    def __enter__(self) -> ApiServer:
+    def __enter__(self) -> Self:
         self.client.__enter__()
         return self
 

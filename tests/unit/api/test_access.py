@@ -8,6 +8,7 @@ attempt. A route that is added there without a rule here fails.
 from __future__ import annotations
 
 import copy
+import hashlib
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _example(operation: dict[str, Any]) -> dict[str, Any] | None:
     if "requestBody" not in operation:
         return None
     examples = operation["requestBody"]["content"]["application/json"]["examples"]
-    return copy.deepcopy(next(iter(examples.values()))["value"])
+    return dict(copy.deepcopy(next(iter(examples.values()))["value"]))
 
 
 def _no_token(stage: Stage, route: Route) -> None:
@@ -130,8 +131,6 @@ def _forged(stage: Stage, route: Route) -> str:
 
 
 def _hash_of_the_right_one(stage: Stage, route: Route) -> str:
-    import hashlib
-
     return f"Bearer {hashlib.sha256(RULES[route].right(stage).encode()).hexdigest()}"
 
 
@@ -264,9 +263,7 @@ SPEAKING = sorted(route for route, rule in RULES.items() if rule.right is Stage.
 
 @pytest.mark.parametrize("route", SPEAKING, ids=_name)
 @pytest.mark.parametrize("change", [{"epoch": 1}, {"epoch": 3}, {"operator_id": "0" * 32}, {"job_id": "0" * 32}])
-def test_an_attempt_speaks_for_no_other_even_of_its_own_job(
-    stage: Stage, route: Route, change: dict[str, Any]
-) -> None:
+def test_an_attempt_speaks_for_no_other_even_of_its_own_job(stage: Stage, route: Route, change: dict[str, Any]) -> None:
     request = _request(stage, route)
     assert request.body is not None
     request.body["attempt"] |= change

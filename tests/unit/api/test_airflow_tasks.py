@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import uuid
@@ -174,9 +175,7 @@ def test_what_is_no_id_is_refused_without_being_shown(engine: Engine, ti_id: str
     assert str(caught.value) == "Expected the id of a task instance, found something else."
 
 
-def test_two_exchanges_of_one_secret_at_once_prove_it_once(
-    task: RunningTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_exchanges_of_one_secret_at_once_prove_it_once(task: RunningTask, monkeypatch: pytest.MonkeyPatch) -> None:
     task.announce()
     _let_readers_meet(monkeypatch)
     proved: list[Caller] = []
@@ -198,13 +197,11 @@ def test_two_exchanges_of_one_secret_at_once_prove_it_once(
 
 def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
-    meeting, compare = threading.Barrier(2), airflow_tasks._is_equal  # noqa: SLF001 - the step between read and delete
+    meeting, compare = threading.Barrier(2), airflow_tasks._is_equal
 
     def meet(one: str, other: str) -> bool:
-        try:
+        with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(MEETING_SECONDS)
-        except threading.BrokenBarrierError:
-            pass
         return compare(one, other)
 
     monkeypatch.setattr(airflow_tasks, "_is_equal", meet)

@@ -50,9 +50,7 @@ class TestDescription:
         assert operation["tags"]
 
     @pytest.mark.parametrize(("verb", "path", "operation"), MESSAGES, ids=_ids)
-    def test_every_message_has_an_example_of_its_schema(
-        self, verb: str, path: str, operation: dict[str, Any]
-    ) -> None:
+    def test_every_message_has_an_example_of_its_schema(self, verb: str, path: str, operation: dict[str, Any]) -> None:
         assert _examples(operation)
         for example in _examples(operation):
             jsonschema.Draft202012Validator(_schema(operation)).validate(example)
@@ -135,7 +133,10 @@ class TestMalformedMessages:
         assert api.call("GET", "/v1/jobs/a%00b", api.task_token()).status_code == 400
 
     def test_the_largest_numbers_and_any_other_text_are_kept(self, stage: Stage) -> None:
-        body = acknowledgement(stage.attempt, stage.pending) | {"metadata_size": 2**63 - 1, "metadata_uri": "𝄞 \t\n\x7f"}
+        body = acknowledgement(stage.attempt, stage.pending) | {
+            "metadata_size": 2**63 - 1,
+            "metadata_uri": "𝄞 \t\n\x7f",
+        }
         reply = accepted(stage.api.post("acknowledge", stage.attempt.token, body))
         assert reply["checkpoint"]["metadata_size"] == 2**63 - 1
         assert reply["checkpoint"]["metadata_uri"] == "𝄞 \t\n\x7f"
@@ -221,4 +222,3 @@ class TestWithoutDatabase:
         response = stage.api.post("trigger", stage.attempt.token, body)
         assert response.status_code == 503
         assert "db.internal" not in response.text
-

@@ -110,7 +110,10 @@ class TestALostReply:
         assert failure.retryable
 
     def test_a_server_that_closes_after_the_request_does_too(self) -> None:
-        with _server(lambda connection: [connection.recv(65536)] and None) as url:
+        def read(connection: socket.socket) -> None:
+            connection.recv(65536)
+
+        with _server(read) as url:
             assert type(_failure(HttpClient(url))) is CommitStateUnknownError
 
     def test_so_does_one_that_dies_in_the_middle_of_its_reply(self) -> None:
@@ -123,13 +126,15 @@ class TestALostReply:
 
     def test_so_does_one_that_never_answers(self) -> None:
         done = threading.Event()
-        try:
-            with _server(lambda _: [done.wait(60)] and None) as url:
-                client = HttpClient(url, httpx.Client(timeout=httpx.Timeout(0.05, connect=5.0)))
-                assert type(_failure(client)) is CommitStateUnknownError
-                done.set()
-        finally:
+
+        def wait(_: socket.socket) -> None:
+            done.wait(60)
+
+        with _server(wait) as url:
+            client = HttpClient(url, httpx.Client(timeout=httpx.Timeout(0.05, connect=5.0)))
+            failure = _failure(client)
             done.set()
+        assert type(failure) is CommitStateUnknownError
 
 
 class TestAReplyOfSomethingElse:

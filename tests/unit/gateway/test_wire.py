@@ -19,17 +19,17 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.gateway.wire import decode, encode
 from airflow_provider_statecheck.metadata.token_store import Caller
 
-TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 TIMES = st.datetimes(timezones=st.just(UTC))
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 
 
 def _classes() -> list[type[Any]]:
-    found = [
+    found: list[type[Any]] = [
         kind
         for module in (messages, records, job_view)
-        for _, kind in inspect.getmembers(module, is_dataclass)
-        if kind.__module__ == module.__name__
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if is_dataclass(kind) and kind.__module__ == module.__name__
     ]
     return [*found, Caller, IssuedToken]
 

@@ -1,0 +1,137 @@
+"""The hook of a connection, over the real API in another process and over servers that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from airflow.models.connection import Connection
+from airflow.providers_manager import ProvidersManager
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.hooks.address import coordinator_address
+from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
+from tests.unit.hooks.canned import HEALTH, LOGIN, PAGE, VERSION, answering
+from tests.unit.worker import ServedJobs
+
+# Airflow's own connection form asks for hooks in a way that Airflow deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:ProvidersManager.hooks is deprecated")
+
+OURS = {HEALTH: (200, {"status": "ok", "version": "0.1.0"})}
+AIRFLOW = {VERSION: (200, {"version": "3.3.2"})}
+PASSWORD = "a password that is long enough"
+
+
+@pytest.fixture
+def tested(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, str]]:
+    """Test a connection as the form's button does: by an id that stands for what was typed into it."""
+
+    def test(url: str, **fields: Any) -> tuple[bool, str]:
+        connection = Connection(conn_id="typed", conn_type="statecheck", host=url, **fields)
+        monkeypatch.setenv("AIRFLOW_CONN_TYPED", connection.get_uri())
+        result: tuple[bool, str] = connection.test_connection()
+        return result
+
+    return test
+
+
+def test_a_coordinator_is_reached_and_named(served: ServedJobs, tested) -> None:
+    is_reached, text = tested(served.url)
+    assert is_reached, text
+    assert served.url in text
+    assert "version 0.1.0" in text
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_the_path_of_the_base_url_is_part_of_the_url(tested, slash: str) -> None:
+    with answering({f"/airflow{path}": answer for path, answer in OURS.items()}, (404, "none")) as url:
+        assert tested(f"{url}/airflow{slash}")[0]
+        assert not tested(url)[0]
+
+
+def test_a_user_that_airflow_knows_is_logged_in(tested) -> None:
+    with answering(OURS | {LOGIN: (201, {"access_token": "t"})}, (404, "none")) as url:
+        is_reached, text = tested(url, login="user", password=PASSWORD)
+    assert is_reached, text
+    assert "'user'" in text
+
+
+def test_a_wrong_login_is_told_without_the_password(tested) -> None:
+    with answering(OURS | {LOGIN: (401, {"detail": "Invalid credentials"})}, (404, "none")) as url:
+        is_reached, text = tested(url, login="user", password=PASSWORD)
+    assert not is_reached
+    assert "correct the login or the password" in text
+    assert PASSWORD not in text
+
+
+def test_no_server_is_told(tested) -> None:
+    is_reached, text = tested("http://127.0.0.1:9")
+    assert not is_reached
+    assert "found no server there" in text
+
+
+@pytest.mark.parametrize("url", ["htp://127.0.0.1", "http://127.0.0.1:many"])
+def test_what_is_no_address_is_told(tested, url: str) -> None:
+    is_reached, text = tested(url)
+    assert not is_reached
+    assert "Expected an address" in text
+
+
+@pytest.mark.parametrize("answer", [(404, "none"), (200, PAGE), (200, {"status": "ok"})], ids=["404", "page", "json"])
+def test_another_server_is_told_and_what_it_says_is_not(tested, answer: tuple[int, Any]) -> None:
+    with answering({}, answer) as url:
+        is_reached, text = tested(url)
+    assert not is_reached
+    assert "found another server" in text
+    assert "page" not in text
+
+
+def test_an_airflow_without_the_provider_is_told(tested) -> None:
+    """It answers any path with a page."""
+    with answering(AIRFLOW, (200, PAGE)) as url:
+        is_reached, text = tested(url)
+    assert not is_reached
+    assert "found Airflow 3.3.2 without it" in text
+
+
+def test_missing_tables_are_told(served: ServedJobs, tested) -> None:
+    served.drop_tables()
+    is_reached, text = tested(served.url)
+    assert not is_reached
+    assert "run 'airflow db migrate'" in text
+
+
+def test_a_timeout_that_is_none_is_told(tested) -> None:
+    is_reached, text = tested("http://127.0.0.1:9", extra=json.dumps({"timeout": "soon"}))
+    assert not is_reached
+    assert "timeout" in text
+
+
+def test_the_connection_is_tested_over_http_where_the_database_is_open(tested, monkeypatch) -> None:
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "sqlite:///airflow.db")
+    assert not tested("http://127.0.0.1:9")[0]
+
+
+def test_airflow_finds_the_hook_by_the_connections_type() -> None:
+    hook = ProvidersManager().hooks["statecheck"]
+    assert hook is not None
+    assert hook.connection_id_attribute_name == "statecheck_conn_id"
+    assert (hook.hook_name, hook.connection_testable) == (StatecheckHook.hook_name, True)
+
+
+def test_a_hook_reads_by_way_of_its_connection(in_worker: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_worker.complete()
+    monkeypatch.setenv("AIRFLOW_CONN_ELSEWHERE", json.dumps({"conn_type": "statecheck", "host": in_worker.url}))
+    monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", '{"conn_type": "statecheck", "host": "http://127.0.0.1:9"}')
+    hook = StatecheckHook("elsewhere")
+    assert [job.name for job in hook.jobs()] == ["sales"]
+    assert hook.restore_pointer("sales", "aggregate").endswith("/chk-1")
+
+
+def test_only_the_default_connection_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__STATECHECK__API_URL", "http://api:1234/")
+    assert coordinator_address().url == "http://api:1234"
+    with pytest.raises(InvalidConfigurationError, match="'elsewhere'"):
+        coordinator_address("elsewhere")

@@ -1,0 +1,202 @@
+"""Waiting in the triggerer, over the real API in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.hooks import reading
+from airflow_provider_statecheck.triggers import checkpoint
+from airflow_provider_statecheck.triggers.checkpoint import CheckpointTrigger
+from tests.unit.worker import ServedJobs
+
+FOUND = {"job": "sales", "uid": "aggregate", "checkpoint_id": 1, "pointer": f"memory://base/{job_id_of('sales')}/chk-1"}
+
+A_SERVER_ENDS = 20
+"""Looks that may still fail while a killed server's connection closes."""
+
+
+class Pauses:
+    """Does one thing in each pause instead of waiting; one pause too many fails the test."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        self._steps = list(steps)
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        assert self._steps, "it was to be found by now"
+        self._steps.pop(0)()
+
+
+@pytest.fixture
+def event_after(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a trigger as the triggerer does, with a step in each pause, and return the payload of its one event."""
+
+    def run(trigger: CheckpointTrigger, *steps: Callable[[], object], spare: int = 0) -> Any:
+        pauses = Pauses(*steps, *[lambda: None] * spare)
+        monkeypatch.setattr(checkpoint, "sleep", pauses)
+        events = asyncio.run(_events(_inflated(trigger)))
+        assert set(pauses.seconds) <= {trigger.poke_interval}
+        assert len(steps) <= len(pauses.seconds) <= len(steps) + spare
+        assert len(events) == 1
+        return events[0].payload
+
+    return run
+
+
+async def _events(trigger: CheckpointTrigger) -> list[Any]:
+    return [event async for event in trigger.run()]
+
+
+def _inflated(trigger: CheckpointTrigger) -> CheckpointTrigger:
+    """Make the trigger again, as another process does."""
+    classpath, kwargs = trigger.serialize()
+    module, _, name = classpath.rpartition(".")
+    again: CheckpointTrigger = getattr(importlib.import_module(module), name)(**kwargs)
+    return again
+
+
+def _trigger(served: ServedJobs, **changes: Any) -> CheckpointTrigger:
+    values: dict[str, Any] = {"job": "sales", "url": served.url, "poke_interval": 7.0}
+    values["token"] = changes.get("token") or served.reading_token("sales")
+    return CheckpointTrigger(**values | changes)
+
+
+def _found(payload: Any) -> dict[str, Any]:
+    assert payload["status"] == "success", payload
+    return {name: payload["checkpoint"][name] for name in FOUND}
+
+
+def test_a_checkpoint_that_is_there_is_found_at_the_first_look(served: ServedJobs, event_after) -> None:
+    served.complete()
+    payload = event_after(_trigger(served))
+    assert _found(payload) == FOUND
+    assert payload["checkpoint"]["completed_at"] == served.clock.now().isoformat()
+
+
+def test_a_job_that_has_not_begun_is_waited_for(served: ServedJobs, event_after) -> None:
+    assert _found(event_after(_trigger(served), served.begin, served.complete)) == FOUND
+
+
+def test_the_whole_condition_is_kept_from_the_worker_to_the_triggerer(served: ServedJobs, event_after) -> None:
+    served.complete()
+    served.complete()
+
+    def too_old() -> None:
+        served.complete()
+        served.clock.advance(61)
+
+    trigger = _trigger(served, uid="aggregate", at_least=3, max_age_seconds=60.0)
+    assert _found(event_after(trigger, too_old, served.complete))["checkpoint_id"] == 4
+
+
+def test_age_is_judged_by_the_servers_clock(served: ServedJobs, event_after) -> None:
+    """The test's own clock is months away from the server's."""
+    served.complete()
+    assert _found(event_after(_trigger(served, max_age_seconds=1.0))) == FOUND
+
+
+def test_a_restarted_api_server_is_waited_for(served: ServedJobs, event_after) -> None:
+    def restart() -> None:
+        served.restart_server()
+        served.complete()
+
+    assert _found(event_after(_trigger(served), restart, spare=A_SERVER_ENDS)) == FOUND
+
+
+def test_a_lost_reply_is_a_warning_and_asked_for_again(served: ServedJobs, event_after, capfd) -> None:
+    served.complete()
+    trigger = _trigger(served)
+    served.lose_replies()
+    assert _found(event_after(trigger, lambda: None, spare=A_SERVER_ENDS)) == FOUND
+    assert "asked again in 7.0 s" in capfd.readouterr().out
+
+
+def test_no_server_is_a_warning_and_asked_again(served: ServedJobs, event_after, capfd) -> None:
+    trigger = _trigger(served, url="http://127.0.0.1:9")
+    with pytest.raises(AssertionError, match="found by now"):
+        event_after(trigger, lambda: None)
+    assert capfd.readouterr().out.count("found no server there") == 2
+
+
+def test_missing_tables_are_waited_for(served: ServedJobs, event_after, capfd) -> None:
+    served.complete()
+    trigger = _trigger(served)
+    migrate = served.drop_tables()
+    assert _found(event_after(trigger, migrate, spare=A_SERVER_ENDS)) == FOUND
+    assert "airflow db migrate" in capfd.readouterr().out
+
+
+def test_an_expired_token_ends_the_wait(served: ServedJobs, event_after) -> None:
+    trigger = _trigger(served, token=served.reading_token("sales", lifetime_seconds=60.0))
+    payload = event_after(trigger, lambda: served.clock.advance(61))
+    assert payload["status"] == "error"
+    assert "'sales'" in payload["message"]
+    assert "expired" in payload["message"]
+
+
+@pytest.mark.parametrize("job", ["another job", None], ids=["of another job", "unknown"])
+def test_a_refused_token_ends_the_wait(served: ServedJobs, event_after, job: str | None) -> None:
+    token = "one-that-nobody-gave" if job is None else served.reading_token(job)
+    payload = event_after(_trigger(served, token=token))
+    assert payload["status"] == "error"
+    assert token not in payload["message"]
+
+
+def test_another_server_ends_the_wait(served: ServedJobs, event_after) -> None:
+    payload = event_after(_trigger(served, url=f"{served.url}/somewhere"))
+    assert payload["status"] == "error"
+    assert "[statecheck] api_url" in payload["message"]
+
+
+def test_the_token_is_in_the_arguments_and_nowhere_else(served: ServedJobs, event_after, caplog, capfd) -> None:
+    trigger = _trigger(served)
+    token = trigger.serialize()[1]["token"]
+    served.lose_replies()
+    with caplog.at_level(logging.DEBUG):
+        payload = event_after(trigger, served.complete, spare=A_SERVER_ENDS)
+    logged = capfd.readouterr()
+    access = reading.ReadingAccess(url="u", token=token)
+    for shown in (trigger, str(trigger), access, payload, caplog.text, logged.out, logged.err):
+        assert token not in repr(shown)
+    assert "asked again" in logged.out
+    assert "token=***" in repr(trigger)
+
+
+def test_where_the_database_is_open_the_coordinator_is_asked_in_a_thread(with_database, event_after) -> None:
+    payload = event_after(CheckpointTrigger(job="sales"), with_database.complete)
+    assert _found(payload) == FOUND
+
+
+def test_without_token_and_database_the_wait_ends_at_once(event_after, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
+    monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", '{"conn_type": "statecheck", "host": "http://127.0.0.1:9"}')
+    assert "running task" in event_after(CheckpointTrigger(job="sales"))["message"]
+
+
+def test_a_look_leaves_the_event_loop_to_others(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def others_turn(_: float) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(checkpoint, "sleep", others_turn)
+    trigger, turns = _trigger(served), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while turns < 100:
+            turns += 1
+            await asyncio.sleep(0)
+        served.complete()
+
+    async def both() -> list[Any]:
+        events, _ = await asyncio.gather(_events(trigger), others())
+        return events
+
+    assert _found(asyncio.run(both())[0].payload) == FOUND
