@@ -189,8 +189,9 @@ class CheckpointCoordinator:
         with self._store.transaction(request.job_id) as tx:
             if request.attempt is not None:
                 require_current(tx, request.attempt)
+            operator_id = None if request.attempt is None else request.attempt.operator_id
             for checkpoint_id in request.checkpoint_ids:
-                transitions.discarded(tx, checkpoint_id)
+                transitions.discarded(tx, checkpoint_id, operator_id)
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """
@@ -225,10 +226,12 @@ class CheckpointCoordinator:
         return self._store.describe(job_id)
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator, ``None`` if it has none."""
-        rows = self._store.describe(job_id).of_operator(operator_id)
-        completed = [c for c in rows if c.is_restorable]
-        return completed[-1] if completed else None
+        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
+        view = self._store.describe(job_id)
+        generation = next((o.generation for o in view.operators if o.operator_id == operator_id), 0)
+        mine = [c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generation]
+        usable = [c for c in mine if c.unusable_reason is None]
+        return usable[-1] if usable else None
 
     def _refuse_rival(self, request: RegisterAttempt) -> None:
         # Asked before the transaction: nothing foreign may run while a row is locked.

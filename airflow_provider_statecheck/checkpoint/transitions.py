@@ -72,10 +72,15 @@ def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int) -> N
         tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
 
 
-def discarded(tx: JobTransaction, checkpoint_id: int) -> None:
-    """Record that the bytes of an ended checkpoint are gone; any other checkpoint is left as it is."""
+def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | None) -> None:
+    """
+    Record that the bytes of an ended checkpoint are gone; any other checkpoint is left as it is.
+
+    :param operator_id: The only operator whose checkpoints may be meant; ``None`` for any.
+    """
     checkpoint = tx.checkpoint(checkpoint_id)
-    if checkpoint is not None and checkpoint.awaits_discard:
+    is_meant = checkpoint is not None and operator_id in (None, checkpoint.operator_id)
+    if checkpoint is not None and is_meant and checkpoint.awaits_discard:
         tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
 
 

@@ -43,7 +43,7 @@ class CheckpointSensor(BaseSensorOperator):
     :param map_key: For an operator that is a mapped task: the key of the instance. (templated)
     :param at_least: The lowest checkpoint id that will do. (templated)
     :param max_age: How long ago the checkpoint may have been completed, by the coordinator's clock.
-    :param statecheck_conn_id: Connection that names the server; it need not exist. (templated)
+    :param statecheck_conn_id: Connection that names the server; the default one need not exist. (templated)
     :param deferrable: Whether to wait in the triggerer.
     """
 

@@ -338,6 +338,30 @@ class CoordinatorContract:
         assert latest is not None
         assert latest.discarded_at is None
 
+    def test_an_attempt_cannot_confirm_discards_of_another_operator(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        mine = gateway.register(make_registration(num_retained=1)).attempt
+        for _ in range(2):
+            complete_checkpoint(gateway, mine)
+        other = gateway.register(make_registration(uid="other")).attempt
+        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=other))
+        assert gateway.describe(JOB).checkpoints[0].discarded_at is None
+
+    def test_latest_is_what_a_restore_would_start_from(self, gateway: CheckpointCoordinatorGateway) -> None:
+        first = gateway.register(make_registration())
+        for _ in range(2):
+            complete_checkpoint(gateway, first.attempt)
+        retry = gateway.register(make_registration())
+        skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
+        gateway.confirm_restore(ConfirmRestore(attempt=retry.attempt, checkpoint_id=1, skipped=skipped))
+        latest = gateway.latest(JOB, OPERATOR)
+        assert latest is not None
+        assert latest.checkpoint_id == 1
+        _finish(gateway, retry, AttemptStatus.FINISHED)
+        gateway.register(make_registration(owner=make_owner(clear_marker="6/1")))
+        assert gateway.latest(JOB, OPERATOR) is None, "a new generation has none yet"
+
     def test_what_an_attempt_restored_from_is_pinned_until_it_ends(self, gateway: CheckpointCoordinatorGateway) -> None:
         complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
         retry = gateway.register(make_registration(num_retained=1))

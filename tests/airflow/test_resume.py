@@ -106,4 +106,4 @@ def _wait_until_computing(airflow: Airflow, output) -> None:
     while "waiting" not in airflow.computed():
         ready, _, _ = select.select([output], [], [], 120)
         assert ready, "the stage did not begin"
-        output.readline()
+        os.read(output.fileno(), 65536)  # not by lines, for select does not see what a reader of lines holds back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,12 +42,15 @@ def begin(coordinator: CheckpointCoordinator, job: str) -> AttemptRef:
 def wait_for(text: str, process: Popen[str]) -> None:
     """Read what the process prints until a text is in it."""
     assert process.stdout is not None
-    read = ""
-    while text not in read:
-        ready, _, _ = select.select([process.stdout], [], [], LIMIT_SECONDS)
-        line = process.stdout.readline() if ready else ""
-        assert line, f"{text!r} was not to be seen in:\n{read}"
-        read += line
+    read, output = (
+        b"",
+        process.stdout.fileno(),
+    )  # not by lines, for select does not see what a reader of lines holds back
+    while text.encode() not in read:
+        ready, _, _ = select.select([output], [], [], LIMIT_SECONDS)
+        chunk = os.read(output, 65536) if ready else b""
+        assert chunk, f"{text!r} was not to be seen in:\n{read.decode(errors='replace')}"
+        read += chunk
 
 
 def found(airflow: Airflow) -> dict[str, Any]:

@@ -195,8 +195,7 @@ def test_a_look_leaves_the_event_loop_to_others(served: ServedJobs, monkeypatch:
             await asyncio.sleep(0)
         served.complete()
 
-    async def both() -> list[Any]:
-        events, _ = await asyncio.gather(_events(trigger), others())
-        return events
+    async def both() -> Any:
+        return (await asyncio.gather(_events(trigger), others()))[0]
 
     assert _found(asyncio.run(both())[0].payload) == FOUND

@@ -1,0 +1,204 @@
+"""Airflow's database commands with our tables: what they make, keep and drop, on each database."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine, inspect, text
+
+from airflow_provider_statecheck.api.tokens import TokenKeeper
+from airflow_provider_statecheck.checkpoint.clock import SystemClock
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).parents[2]
+MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
+FIRST, HEAD = "0001_0_1_0", "0002_0_1_0"
+TABLES = set(Base.metadata.tables)
+BEFORE_TOKENS = TABLES - {"statecheck_token"}
+CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
+EVERYTHING = dict.fromkeys(TABLES, 1)
+
+
+class Airflow:
+    """One Airflow with a home and a database of its own."""
+
+    def __init__(self, home: Path, url: str, managers: str = "") -> None:
+        self.engine: Engine = create_engine(url)
+        self._output = home / "output"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        settings = {
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": url,
+            "AIRFLOW__DATABASE__EXTERNAL_DB_MANAGERS": managers,
+            "PYTHONPATH": str(ROOT),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.airflow_commands"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=home,
+            env=environment | settings,
+        )
+
+    def run(self, *arguments: str) -> None:
+        """Run a command that has to succeed."""
+        status = self.status_of(*arguments)
+        assert status == 0, self.output
+
+    def status_of(self, *arguments: str) -> int:
+        """Run a command and return its exit status."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([str(self._output), *arguments]) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith("status "):
+                return int(line.split()[1])
+        pytest.fail(f"the process that runs Airflow's commands ended with {self._process.wait()}")
+
+    @property
+    def output(self) -> str:
+        """What the last command printed."""
+        return self._output.read_text()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+        self.engine.dispose()
+
+    def fill(self) -> None:
+        """Put a job with an attempt, a checkpoint and a token into our tables, and a variable into Airflow's."""
+        coordinator = CheckpointCoordinator(SqlJobStore(self.engine))
+        coordinator_attempt = coordinator.register(make_registration(job_name=f"sales {new_key()}")).attempt
+        complete_checkpoint(coordinator, coordinator_attempt)
+        self.give_token()
+        with self.engine.begin() as connection:
+            statement = "INSERT INTO variable (key, val, is_encrypted) VALUES ('kept', 'by airflow', false)"
+            connection.execute(text(statement))
+
+    def give_token(self) -> None:
+        TokenKeeper(SqlTokenStore(self.engine), SystemClock()).issue(CALLER)
+
+    def rows(self) -> dict[str, int]:
+        """Return how many rows each of our tables has that is there."""
+        return {name: self._count(name) for name in self.tables()}
+
+    def tables(self) -> set[str]:
+        """Return which of our tables are there, and any that are ours by name alone."""
+        names = inspect(self.engine).get_table_names()
+        return {name for name in names if name.startswith("statecheck_")}
+
+    def revision(self) -> str | None:
+        """Return the revision that our tables are stamped with."""
+        with self.engine.connect() as connection:
+            return connection.execute(text("SELECT version_num FROM alembic_version_statecheck")).scalar_one_or_none()
+
+    def keeps_its_own(self) -> bool:
+        """Tell whether the row in Airflow's own table is there."""
+        return self._count("variable") == 1
+
+    def _count(self, table: str) -> int:
+        with self.engine.connect() as connection:
+            return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
+
+
+def _database(request: pytest.FixtureRequest, home: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{home}/own.db"
+    server: str = request.getfixturevalue("postgres_url")
+    name = f"commands_{uuid.uuid4().hex}"
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return engine.url.set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.db)])
+def airflow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Airflow]:
+    airflow = Airflow(tmp_path, _database(request, tmp_path), MANAGER)
+    yield airflow
+    airflow.close()
+
+
+def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow: Airflow) -> None:
+    airflow.run("db", "migrate")
+    assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD)
+    airflow.fill()
+
+    airflow.run("db", "migrate")
+    airflow.run("db", "check-migrations", "--migration-wait-timeout", "1")
+    assert airflow.rows() == EVERYTHING, "what is up to date stays as it is"
+
+    airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--yes")
+    assert airflow.revision() == FIRST
+    assert airflow.rows() == dict.fromkeys(BEFORE_TOKENS, 1), "tokens alone go; attempts ask for new ones"
+    assert airflow.status_of("db", "check-migrations", "--migration-wait-timeout", "0") != 0
+
+    airflow.run("db-manager", "migrate", MANAGER)
+    assert airflow.revision() == HEAD
+    assert airflow.rows() == EVERYTHING | {"statecheck_token": 0}
+    airflow.give_token()
+
+    airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", "base", "--yes")
+    assert (airflow.tables(), airflow.revision()) == (set(), None)
+    assert airflow.keeps_its_own()
+
+    airflow.run("db", "migrate")
+    assert airflow.revision() == HEAD
+    assert airflow.rows() == dict.fromkeys(TABLES, 0)
+    assert airflow.keeps_its_own()
+
+    airflow.run("db", "reset", "--yes")
+    assert airflow.revision() == HEAD
+    assert airflow.rows() == dict.fromkeys(TABLES, 0)
+    assert not airflow.keeps_its_own()
+
+
+def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> None:
+    airflow.run("db", "migrate", "--use-migration-files")
+    assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD), "the files make what the models say"
+    airflow.fill()
+    airflow.run("db", "reset", "--yes")
+    assert airflow.rows() == dict.fromkeys(TABLES, 0)
+    airflow.run("db", "check-migrations", "--migration-wait-timeout", "1")
+    airflow.fill()
+    assert airflow.rows() == EVERYTHING
+
+
+def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -> None:
+    airflow.run("db-manager", "migrate", MANAGER)
+    airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--show-sql-only")
+    assert "DROP TABLE statecheck_token" in airflow.output
+    assert "DROP TABLE statecheck_job" not in airflow.output
+    airflow.run(
+        "db-manager", "downgrade", MANAGER, "--from-revision", FIRST, "--to-revision", "base", "--show-sql-only"
+    )
+    assert "DROP TABLE statecheck_job" in airflow.output
+    assert "DROP TABLE statecheck_token" not in airflow.output
+    assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD)
+
+
+def test_the_manager_command_works_only_where_it_is_configured(tmp_path: Path) -> None:
+    airflow = Airflow(tmp_path, f"sqlite:///{tmp_path}/own.db")
+    try:
+        assert airflow.status_of("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--yes") != 0
+        assert "not found in configuration" in airflow.output
+    finally:
+        airflow.close()
