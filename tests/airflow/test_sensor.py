@@ -71,8 +71,8 @@ def running(airflow: Airflow, dag_id: str, date: str) -> Iterator[Popen[str]]:
     [
         ("01", "poking", "True", LOOKING),
         ("02", "deferred", "False", WAITING),
-        ("03", "default", "False", LOOKING),
-        ("04", "default", "True", WAITING),
+        pytest.param("03", "default", "False", LOOKING, marks=pytest.mark.soak),
+        pytest.param("04", "default", "True", WAITING, marks=pytest.mark.soak),
     ],
     ids=["poking", "deferred", "poking by default", "deferred by default"],
 )
@@ -100,7 +100,9 @@ def test_sensor_waits_in_dag_test_and_returns_what_it_found(
     }
 
 
-@pytest.mark.parametrize("deferrable", ["False", "True"], ids=["poking", "deferrable"])
+@pytest.mark.parametrize(
+    "deferrable", [pytest.param("False", marks=pytest.mark.soak), "True"], ids=["poking", "deferrable"]
+)
 def test_a_checkpoint_that_is_there_is_returned_by_tasks_test(airflow: Airflow, deferrable: str) -> None:
     job = "test/default/2026-02-05T00:00:00+00:00"
     with coordinator_of(airflow) as coordinator:

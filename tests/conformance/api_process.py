@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -99,47 +100,67 @@ class Forker:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._folder = Path()
         self._child = 0
-        signal.signal(signal.SIGCHLD, lambda *_: self._replace())
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
     def serve(self, folder: Path) -> None:
+        """Serve another folder from now on."""
+        self.stop()
         self._folder = folder
-        if self._child:
-            os.kill(self._child, signal.SIGKILL)  # its end makes the next one
-        else:
+        self._fork()
+
+    def replace_dead(self) -> None:
+        """Fork a new server if the present one has ended."""
+        if self._child and os.waitpid(self._child, os.WNOHANG)[0]:
             self._fork()
 
     def stop(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if self._child:
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
-
-    def _replace(self) -> None:
-        os.waitpid(self._child, 0)
-        self._fork()
+            self._child = 0
 
     def _fork(self) -> None:
         self._child = os.fork()
         if self._child == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 serve(self._listener, self._folder)
             finally:
                 os._exit(1)
 
 
-def main() -> None:
-    forker = Forker()
-    sys.stdout.write(f"{forker.port}\n")
+def wake_at_the_end_of_a_child() -> int:
+    """Return a descriptor that can be read when a child has ended; a handler alone could come just before a wait."""
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return woken
+
+
+def say(text: object) -> None:
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-    for line in sys.stdin:
-        forker.serve(Path(line.strip()))
-        sys.stdout.write("serving\n")
-        sys.stdout.flush()
+
+
+def main() -> None:
+    forker, woken = Forker(), wake_at_the_end_of_a_child()
+    say(forker.port)
+    while True:
+        ready, _, _ = select.select([sys.stdin, woken], [], [])
+        if woken in ready:
+            os.read(woken, 1024)
+            forker.replace_dead()
+        if sys.stdin in ready:
+            folder = sys.stdin.readline().strip()
+            if not folder:
+                break
+            forker.serve(Path(folder))
+            say("serving")
     forker.stop()
 
 
