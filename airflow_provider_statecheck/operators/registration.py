@@ -45,11 +45,11 @@ class CheckpointedTask(Protocol):
     job: str | None
     uid: str | None
     map_key: str | None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments that replace Airflow's configuration."""
-        ...
+    checkpoint_dir: str | None
+    num_retained: int | None
+    checkpoint_timeout_seconds: float | None
+    tolerable_failed_checkpoints: int | None
+    on_clear: str | None
 
 
 def prepare_stage(task: CheckpointedTask, context: Mapping[str, Any]) -> PreparedStage:
@@ -61,7 +61,13 @@ def prepare_stage(task: CheckpointedTask, context: Mapping[str, Any]) -> Prepare
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
-    settings = StatecheckSettings.from_airflow(**task.settings)
+    settings = StatecheckSettings.from_airflow(
+        checkpoint_dir=task.checkpoint_dir,
+        num_retained=task.num_retained,
+        checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
+        tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
+        on_clear=task.on_clear,
+    )
     storage = CheckpointStorage.open(settings.checkpoint_dir)
     registration = _registration(task, context, settings, storage.base_uri)
     push_link(task, context, registration.job_name)

@@ -96,17 +96,6 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
         self.ship_package = ship_package
         self.package_dir = package_dir
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments that replace Airflow's configuration, as they are after rendering."""
-        return {
-            "checkpoint_dir": self.checkpoint_dir,
-            "num_retained": self.num_retained,
-            "checkpoint_timeout_seconds": self.checkpoint_timeout_seconds,
-            "tolerable_failed_checkpoints": self.tolerable_failed_checkpoints,
-            "on_clear": self.on_clear,
-        }
-
     @override
     def execute(self, context: Context) -> Any:
         """
