@@ -41,9 +41,10 @@ def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
 
 @contextmanager
 def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
+    from airflow_provider_statecheck.api.airflow_services import airflow_services
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.http_client import HttpClient
-    from airflow_provider_statecheck.hooks.own_server import OwnTokens, airflow_services, serving
+    from airflow_provider_statecheck.hooks.own_server import OwnTokens, serving
     from airflow_provider_statecheck.metadata.token_store import Caller
 
     task = dict(owner.airflow)

@@ -41,18 +41,6 @@ class OwnTokens:
         return token
 
 
-def airflow_services() -> Services:
-    """Return what the API works with on this Airflow's database."""
-    from airflow import settings
-
-    from airflow_provider_statecheck.api.airflow_liveness import AirflowTaskLiveness
-    from airflow_provider_statecheck.api.airflow_tasks import AirflowTasks
-    from airflow_provider_statecheck.api.metrics import airflow_metrics
-    from airflow_provider_statecheck.api.services import Services
-
-    return Services(settings.get_engine, AirflowTasks(), liveness=AirflowTaskLiveness(), observer=airflow_metrics())
-
-
 @contextmanager
 def serving(services: Services) -> Iterator[str]:
     """
