@@ -1,17 +1,19 @@
 """
 Checkpoint storage on any fsspec filesystem.
 
-A file is published whole or not at all: a hidden sibling and a link on local files, one PUT on object stores. A stream is
-never left by an exception, because several filesystems publish the half file then.
+A file is published whole or not at all. What fails for a moment is tried again, and every call may be repeated: a write
+whose reply was lost finds its own bytes, and that is success.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
 
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -19,9 +21,14 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import local_files
+from airflow_provider_statecheck.storage import listing, local_files, publishing
+from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken
+from airflow_provider_statecheck.storage.options import conceal
+from airflow_provider_statecheck.storage.retries import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import open_filesystem, serves
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, require_deletable, scheme_of
+
+Result = TypeVar("Result")
 
 
 class CheckpointStorage:
@@ -33,11 +40,25 @@ class CheckpointStorage:
 
     :param filesystem: The fsspec filesystem.
     :param base_uri: The checkpoint directory, normalised.
+    :param options: What the filesystem was opened with.
+    :param retries: How often what fails for a moment is tried again.
     """
 
-    def __init__(self, filesystem: Any, base_uri: str) -> None:
+    def __init__(
+        self,
+        filesystem: Any,
+        base_uri: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        retries: RetryPolicy | None = None,
+    ) -> None:
         self._fs = filesystem
         self.base_uri = base_uri
+        self._options = MappingProxyType(dict(options or {}))
+        self._retries = retries or RetryPolicy()
+
+    def __repr__(self) -> str:
+        return f"CheckpointStorage({redact(self.base_uri)!r})"
 
     @classmethod
     def open(cls, base_uri: str, **storage_options: Any) -> Self:
@@ -49,12 +70,29 @@ class CheckpointStorage:
         :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
         """
         base = normalise_base(base_uri)
-        return cls(open_filesystem(base, storage_options), base)
+        return cls(open_filesystem(base, storage_options), base, options=storage_options)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What another process needs to open the same storage; it may be credentials, so show it to nobody."""
+        return self._options
 
     @property
     def is_local(self) -> bool:
         """Tell whether the bytes are files of this machine."""
         return _is_local(self.base_uri)
+
+    def free_bytes(self) -> int | None:
+        """
+        Return how much space is left below the checkpoint directory, or ``None`` where the storage cannot tell.
+
+        :raises StorageError: if the storage fails.
+        """
+        if not self.is_local:
+            return None
+        with self._mapped(self.base_uri):
+            path = Path(self._locate(self.base_uri)[1])
+            return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
     def write_bytes(self, uri: str, data: bytes, *, overwrite: bool = False) -> None:
         """
@@ -63,17 +101,7 @@ class CheckpointStorage:
         :param overwrite: Whether other bytes under this name may be replaced.
         :raises StorageError: if other bytes are there already, or the storage fails.
         """
-        with _mapped(uri):
-            if not overwrite and self._holds(uri, data):
-                return
-            try:
-                self._publish(uri, data, overwrite=overwrite)
-            except FileExistsError:
-                # Somebody was faster. Equal bytes mean that it was this very step, done twice.
-                if not self._holds(uri, data):
-                    raise
-            except FileNotFoundError as error:
-                raise StorageError(f"Nothing can be written at {redact(uri)}: {redact(str(error))}") from error
+        self._call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
 
     def read_bytes(self, uri: str) -> bytes:
         """
@@ -82,9 +110,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if it is missing.
         :raises StorageError: if the storage fails.
         """
-        with _mapped(uri):
-            filesystem, path = self._locate(uri)
-            return bytes(filesystem.cat_file(path))
+        return self._call(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """
@@ -93,9 +119,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
-        with _mapped(uri):
-            filesystem, path = self._locate(uri)
-            return bytes(filesystem.cat_file(path, start=start, end=end))
+        return self._call(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
 
     def read_verified(self, uri: str, *, size: int, sha256: str) -> bytes:
         """
@@ -149,27 +173,17 @@ class CheckpointStorage:
 
         :raises StorageError: if the storage fails; an incomplete list is never returned.
         """
-        with _mapped(directory):
-            filesystem, root = self._locate(directory)
-            if _is_local(directory):
-                return local_files.list_files(Path(root))
-            try:
-                found = filesystem.find(root, detail=True)
-            except FileNotFoundError:
-                return {}
-            return {_relative(path, root): int(info["size"]) for path, info in found.items() if path != root}
+        if _is_local(directory):
+            return self._call(directory, lambda _, root: local_files.list_files(Path(root)))
+        return self._call(directory, _list_objects)
 
     def list_directories(self, directory: str) -> list[str]:
-        """Return the names of the directories in a directory; nothing if it is missing."""
-        with _mapped(directory):
-            filesystem, root = self._locate(directory)
-            try:
-                entries = filesystem.ls(root, detail=True)
-            except FileNotFoundError:
-                return []
-            # Object stores may list the marker of the directory itself.
-            found = (_relative(str(e["name"]), root) for e in entries if e["type"] == "directory")
-            return sorted(name for name in found if name)
+        """
+        Return the names of the directories in a directory; nothing if it is missing.
+
+        :raises StorageError: if the storage fails.
+        """
+        return self._call(directory, _list_directories)
 
     def delete_file(self, uri: str) -> None:
         """
@@ -179,12 +193,7 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails.
         """
         require_deletable(uri, self.base_uri)
-        with _mapped(uri):
-            filesystem, path = self._locate(uri)
-            try:
-                filesystem.rm_file(path)
-            except FileNotFoundError:
-                return
+        self._call(uri, _delete_file)
 
     def delete_directory(self, uri: str) -> None:
         """
@@ -194,59 +203,109 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; part of it may be gone.
         """
         require_deletable(uri, self.base_uri)
-        with _mapped(uri):
-            filesystem, path = self._locate(uri)
-            try:
-                filesystem.rm(path, recursive=True)
-            except FileNotFoundError:
-                return
-
-    def _publish(self, uri: str, data: bytes, *, overwrite: bool) -> None:
-        filesystem, path = self._locate(uri)
-        if _is_local(uri):
-            local_files.publish(Path(path), data, overwrite=overwrite)
-        else:
-            filesystem.pipe_file(path, data)
-
-    def _holds(self, uri: str, data: bytes) -> bool:
-        filesystem, path = self._locate(uri)
-        try:
-            found = filesystem.cat_file(path)
-        except FileNotFoundError:
-            return False
-        if found == data:
-            return True
-        raise StorageError(
-            f"Expected no file or equal bytes at {redact(uri)}, found {len(found)} other bytes; two writers share a "
-            f"directory.",
-            uri=redact(uri),
-        )
+        self._call(uri, listing.delete_all)
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # Not fsspec's exists(): that answers False whatever goes wrong.
-        with _mapped(uri):
+        return self._call(uri, _info_or_none)
+
+    def _call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+        with self._mapped(uri):
             filesystem, path = self._locate(uri)
-            try:
-                return dict(filesystem.info(path))
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+            return self._retries.call(lambda: operation(filesystem, path), redact(uri))
 
     def _locate(self, uri: str) -> tuple[Any, str]:
         filesystem = self._fs if serves(self._fs, self.base_uri, uri) else open_filesystem(uri, {})
         return filesystem, str(filesystem._strip_protocol(uri))
 
+    @contextmanager
+    def _mapped(self, uri: str) -> Iterator[None]:
+        try:
+            yield
+        except StateCheckError:
+            raise
+        except Exception as error:
+            # Everything: the clients of some object stores raise errors that are no OSError.
+            if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
+                raise _not_found(uri) from error
+            said = conceal(str(error), self._options) or type(error).__name__
+            message = f"The storage failed at {redact(uri)}: {said.rstrip('.')}.{advice(error)}"
+            raise StorageError(message, uri=redact(uri)) from error
 
-@contextmanager
-def _mapped(uri: str) -> Iterator[None]:
+
+def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:
     try:
-        yield
-    except StateCheckError:
-        raise
-    except FileNotFoundError as error:
-        raise _not_found(uri) from error
+        (publishing.replace if overwrite else publishing.create)(filesystem, path, data)
     except Exception as error:
-        # Everything: the clients of some object stores raise errors that are no OSError.
-        raise StorageError(f"The storage failed at {redact(uri)}: {redact(str(error))}", uri=redact(uri)) from error
+        if is_missing_bucket(error):
+            raise
+        if isinstance(error, FileNotFoundError):
+            # A multipart upload whose last reply was lost is unknown when it is completed again.
+            if not _holds(filesystem, path, data):
+                raise StorageError(f"Nothing can be written at {redact(uri)}: {redact(str(error))}") from error
+        elif not is_taken(error):
+            raise
+        # Somebody was faster. Equal bytes mean that it was this very step, done twice.
+        elif not _holds(filesystem, path, data):
+            raise _taken(uri) from error
+
+
+def _holds(filesystem: Any, path: str, data: bytes) -> bool:
+    try:
+        return bool(filesystem.info(path)["size"] == len(data) and filesystem.cat_file(path) == data)
+    except FileNotFoundError:
+        return False
+
+
+def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
+    if filesystem.async_impl:
+        return bytes(filesystem.cat_file(path, start=start, end=end))
+    # fsspec's cat_file opens a file of HDFS as one that cannot be sought, and then seeks.
+    with filesystem.open(path, "rb") as file:
+        file.seek(start)
+        return bytes(file.read(end - start))
+
+
+def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:
+    try:
+        return dict(filesystem.info(path))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if is_missing_bucket(error):
+            raise
+        return None
+
+
+def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
+    found = listing.find(filesystem, root).items()
+    # An object whose name ends with a slash marks a directory; Hadoop writes such.
+    return {_relative(path, root): int(info["size"]) for path, info in found if not path.endswith("/")}
+
+
+def _list_directories(filesystem: Any, root: str) -> list[str]:
+    try:
+        entries = filesystem.ls(root, detail=True)
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise
+        return []
+    # Object stores may list the marker of the directory itself.
+    found = (_relative(str(entry["name"]), root) for entry in entries if entry["type"] == "directory")
+    return sorted(name for name in found if name)
+
+
+def _delete_file(filesystem: Any, path: str) -> None:
+    try:
+        filesystem.rm_file(path)
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise
+
+
+def _taken(uri: str) -> StorageError:
+    return StorageError(
+        f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
+        uri=redact(uri),
+    )
 
 
 def _not_found(uri: str) -> CheckpointNotFoundError:

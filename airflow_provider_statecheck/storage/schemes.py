@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.storage.failures import advice
+from airflow_provider_statecheck.storage.options import conceal
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
+
+HINTS = {
+    "hdfs": "libhdfs and Java of a Hadoop client, found by HADOOP_HOME, CLASSPATH and ARROW_LIBHDFS_DIR; or use webhdfs://",
+    "webhdfs": "pip install requests",
+}
+"""What else must be there, for schemes that no extra brings."""
 
 
 def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
@@ -26,10 +34,13 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
         raise _not_installed(uri, error) from error
     except (TypeError, ValueError) as error:
         raise InvalidConfigurationError(
-            f"The filesystem of {redact(uri)!r} does not accept its options: {redact(str(error))}"
+            f"The filesystem of {redact(uri)!r} does not accept its options: {conceal(str(error), options)}"
         ) from error
     except Exception as error:
-        raise StorageError(f"The filesystem of {redact(uri)!r} cannot be opened: {redact(str(error))}") from error
+        if str(error).startswith("Unable to load lib"):  # pyarrow, of libhdfs or libjvm
+            raise _not_installed(uri, error) from error
+        said = conceal(str(error), options).rstrip(".")
+        raise StorageError(f"The filesystem of {redact(uri)!r} cannot be opened: {said}.{advice(error)}") from error
 
 
 def serves(filesystem: Any, base_uri: str, uri: str) -> bool:
@@ -57,9 +68,9 @@ def _filesystem_class(scheme: str, uri: str) -> Any:
         ) from error
 
 
-def _not_installed(uri: str, error: ImportError) -> InvalidConfigurationError:
+def _not_installed(uri: str, error: Exception) -> InvalidConfigurationError:
     extra = EXTRAS.get(scheme_of(uri))
-    hint = f"pip install 'airflow-provider-statecheck[{extra}]'" if extra else str(error)
+    hint = f"pip install 'airflow-provider-statecheck[{extra}]'" if extra else HINTS.get(scheme_of(uri), str(error))
     return InvalidConfigurationError(
         f"The filesystem of {redact(uri)!r} needs a package that is not installed: {hint}."
     )

@@ -17,6 +17,10 @@ _DELETABLE = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+)(?:/|$)"
 _DELETABLE_HERE = re.compile(_DELETABLE)
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
 # The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.
+_SIGNATURE = re.compile(
+    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token|token)=)"
+    r"[^&;\s'\"]+"
+)
 _USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
@@ -80,8 +84,8 @@ def scheme_of(uri: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a URI, or a message with URIs in it, without the users and passwords that they may carry."""
-    return _USER_INFO.sub("://***@", text)
+    """Return a URI, or a message with URIs in it, without the users, passwords and signatures that they may carry."""
+    return _SIGNATURE.sub(r"\1***", _USER_INFO.sub("://***@", text))
 
 
 def require_deletable(uri: str, base_uri: str) -> None:

@@ -124,11 +124,6 @@ def test_an_unknown_scheme_is_refused() -> None:
         CheckpointStorage.open("nowhere://a/b")
 
 
-def test_a_scheme_without_its_package_names_the_extra() -> None:
-    with pytest.raises(InvalidConfigurationError, match=r"airflow-provider-statecheck\[s3\]"):
-        CheckpointStorage.open("s3://bucket/checkpoints")
-
-
 def test_paths_become_absolute_uris(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert normalise_base("a/b/") == f"file://{tmp_path}/a/b"

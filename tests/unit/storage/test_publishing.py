@@ -93,6 +93,19 @@ class TestWriting:
         with pytest.raises(StorageError, match="Nothing can be written"):
             CheckpointStorage(NoBucket(), "memory://nb").write_bytes("memory://nb/x", b"x")
 
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_an_upload_that_is_unknown_because_it_is_complete_is_success(self, overwrite: bool) -> None:
+        """What a store may answer where the reply to the last request of an upload was lost."""
+
+        class Forgetful(MemoryFileSystem):  # type: ignore[misc]
+            def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+                super().pipe_file(path, value)
+                raise FileNotFoundError("no such upload")
+
+        storage = CheckpointStorage(Forgetful(), "memory://forgetful")
+        storage.write_bytes("memory://forgetful/f", b"x", overwrite=overwrite)
+        assert storage.read_bytes("memory://forgetful/f") == b"x"
+
 
 class TestAtomicity:
     """A local file is there whole or not at all, whatever step fails, and nothing else is left."""
@@ -229,8 +242,8 @@ class TestAtomicity:
         def refuse(*_: Any, **__: Any) -> None:
             raise AssertionError("a stream was opened")
 
-        puts: list[tuple[str, bytes]] = []
+        puts: list[tuple[str, bytes, str]] = []
         monkeypatch.setattr(filesystem, "open", refuse)
-        monkeypatch.setattr(filesystem, "pipe_file", lambda path, data: puts.append((path, data)))
+        monkeypatch.setattr(filesystem, "pipe_file", lambda path, data, mode: puts.append((path, data, mode)))
         CheckpointStorage(filesystem, "memory://one-put").write_bytes("memory://one-put/f", b"x")
-        assert puts == [("/one-put/f", b"x")]
+        assert puts == [("/one-put/f", b"x", "create")]

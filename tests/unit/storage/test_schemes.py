@@ -57,6 +57,17 @@ def test_missing_package_without_an_extra_is_named(monkeypatch: pytest.MonkeyPat
         CheckpointStorage.open("sftp://host/ck")
 
 
+def test_missing_library_of_hadoop_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutLibrary(HostedFileSystem):
+        def __init__(self, **_: Any) -> None:
+            raise OSError("Unable to load libjvm\ndlopen(/a/libjvm.so) failed\ndlopen(/b/libjvm.so) failed")
+
+    monkeypatch.setitem(_registry, "hdfs", WithoutLibrary)
+    with pytest.raises(InvalidConfigurationError, match="libhdfs and Java") as caught:
+        CheckpointStorage.open("hdfs://namenode/ck")
+    assert "\n" not in str(caught.value)
+
+
 def test_unknown_scheme_is_refused() -> None:
     with pytest.raises(InvalidConfigurationError, match="found 'nosuch'"):
         CheckpointStorage.open("nosuch://bucket/ck")

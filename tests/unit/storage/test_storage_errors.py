@@ -9,6 +9,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.retries import RetryPolicy
 
 
 class _Down(MemoryFileSystem):  # type: ignore[misc]
@@ -23,7 +24,7 @@ class _Down(MemoryFileSystem):  # type: ignore[misc]
     def _fail(self, *_: Any, **__: Any) -> Any:
         raise self._error
 
-    info = cat_file = pipe_file = find = ls = rm = rm_file = _fail
+    info = cat_file = open = pipe_file = find = ls = rm = rm_file = _fail
 
 
 class TestErrors:
@@ -71,7 +72,7 @@ class TestErrors:
     def test_storage_that_does_not_answer_is_a_storage_error_with_its_cause_and_no_secret(
         self, call: Any, error: Exception
     ) -> None:
-        storage = CheckpointStorage(_Down(error), "memory://key:secret@down")
+        storage = CheckpointStorage(_Down(error), "memory://key:secret@down", retries=RetryPolicy(attempts=1))
         uri = f"memory://key:secret@down/{'a' * 32}/chk-1/f"
         with pytest.raises(StorageError) as caught:
             call(storage, uri)

@@ -1,0 +1,188 @@
+"""
+What an error of a storage means: whether to try again, whether the bucket is missing, and what a person should check.
+
+The clients of object stores are not imported to find out: an error is known by its HTTP status, by the code that the
+server gave, or by the name of its class.
+"""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
+_TRANSIENT_CODES = frozenset(
+    {
+        "SlowDown",
+        "InternalError",
+        "ServiceUnavailable",
+        "RequestTimeout",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+        "OperationAborted",
+        "ConditionalRequestConflict",
+        "IncompleteBody",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "ServerBusy",
+        "OperationTimedOut",
+    }
+)
+_TRANSIENT_ERRNO = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ETIMEDOUT,
+    }
+)
+_TRANSIENT_CLASSES = frozenset(
+    {
+        "HTTPClientError",  # botocore: time-outs and broken connections
+        "IncompleteReadError",
+        "ResponseParserError",
+        "ResponseStreamingError",
+        "ClientConnectionError",  # aiohttp
+        "ClientPayloadError",
+        "IncompleteRead",  # http.client
+        "ServiceRequestError",  # azure.core
+        "ServiceResponseError",
+        "ChecksumError",  # gcsfs
+        "ChunkedEncodingError",  # requests, of which the others are OSErrors without a number
+        "ProxyError",
+        "Timeout",
+    }
+)
+_NO_BUCKET_CODES = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"})
+_DENIED_CODES = frozenset(
+    {"AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AllAccessDisabled"}
+)
+_NO_CREDENTIALS_CLASSES = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError"}
+)
+_WRONG_REGION_CODES = frozenset(
+    {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
+)
+_FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
+_CHAIN_LIMIT = 20
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same call may succeed if it is made again."""
+    if _no_retry_helps(error):
+        return False
+    return any(
+        _status(link) in _TRANSIENT_STATUS or _code(link) in _TRANSIENT_CODES or _is_broken_connection(link)
+        for link in _chain(error)
+    )
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Tell whether the bucket itself is missing, which is not the same as a missing file."""
+    return any(_code(link) in _NO_BUCKET_CODES for link in _chain(error))
+
+
+def is_taken(error: BaseException) -> bool:
+    """Tell whether a write was refused because something has the name already."""
+    return any(isinstance(link, FileExistsError) or _status(link) == 412 for link in _chain(error))
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Tell whether the store does not know what it was asked for, such as a write with a condition."""
+    return any(_status(link) == 501 or _code(link) == "NotImplemented" for link in _chain(error))
+
+
+def advice(error: BaseException) -> str:
+    """Return what to check, as one more sentence, or nothing."""
+    links = list(_chain(error))
+    if any(isinstance(link, OSError) and link.errno in _FULL_ERRNO for link in links):
+        return " There is no space left; free some, or raise the quota."
+    if is_missing_bucket(error):
+        return " The bucket does not exist; create it, or correct checkpoint_dir."
+    if _names(links) & _NO_CREDENTIALS_CLASSES:
+        return " No credentials were found; give them in the storage options or the connection."
+    if any(_code(link) in _WRONG_REGION_CODES for link in links):
+        return " Check the region and the endpoint of the bucket."
+    if any(isinstance(link, ssl.SSLCertVerificationError) for link in links):
+        return " Check the certificate of the endpoint."
+    if any(_is_denied(link) for link in links):
+        return " Check the credentials, and that they may read, write, list and delete there."
+    return ""
+
+
+def _no_retry_helps(error: BaseException) -> bool:
+    return is_missing_bucket(error) or any(
+        isinstance(link, FileExistsError | ssl.SSLCertVerificationError)
+        or (isinstance(link, OSError) and link.errno in _FULL_ERRNO)
+        or _is_denied(link)
+        for link in _chain(error)
+    )
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    return bool(_names([error]) & _TRANSIENT_CLASSES) or _is_of_requests(error)
+
+
+def _is_of_requests(error: BaseException) -> bool:
+    return any(
+        kind.__module__ == "requests.exceptions" and kind.__name__ == "ConnectionError" for kind in type(error).__mro__
+    )
+
+
+def _is_denied(error: BaseException) -> bool:
+    if isinstance(error, PermissionError) or _code(error) in _DENIED_CODES or _status(error) in (401, 403):
+        return True
+    # gcsfs says so in words alone.
+    return isinstance(error, OSError) and str(error).startswith("Forbidden: ")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    for _ in range(_CHAIN_LIMIT):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _names(errors: list[BaseException]) -> set[str]:
+    return {kind.__name__ for error in errors for kind in type(error).__mro__}
+
+
+def _code(error: BaseException) -> str | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        found = response.get("Error", {}).get("Code")
+    else:
+        found = getattr(error, "error_code", None)
+    return None if found is None else str(getattr(found, "value", found))
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        return _as_status(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    named = (getattr(error, name, None) for name in ("status_code", "status", "code"))
+    candidates = [*named, getattr(response, "status_code", None)]
+    return next((status for status in map(_as_status, candidates) if status is not None), None)
+
+
+def _as_status(value: Any) -> int | None:
+    text = str(value)
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None

@@ -1,0 +1,85 @@
+"""The storage's contract over local files, memory, a filesystem of streams, and S3."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.registry import _registry
+
+from airflow_provider_statecheck.testing.storage_contract import StorageContract
+from tests.object_store import ObjectStore, running_object_store
+
+MIB = 2**20
+
+
+class ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]
+    """Local files by way of pyarrow: streams and renaming, as HDFS has them."""
+
+    protocol = "arrowfiles"
+
+    def __init__(self, **options: Any) -> None:
+        from pyarrow.fs import LocalFileSystem
+
+        super().__init__(LocalFileSystem(), **options)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.removeprefix("arrowfiles://").rstrip("/")
+
+
+class TestLocalFiles(StorageContract):
+    large_bytes = MIB
+
+    @pytest.fixture
+    def base_uri(self, tmp_path: Path) -> str:
+        return tmp_path.as_uri()
+
+
+class TestMemory(StorageContract):
+    large_bytes = MIB
+
+    @pytest.fixture
+    def base_uri(self) -> str:
+        return f"memory://{uuid.uuid4().hex}"
+
+
+class TestStreamsAndRenaming(StorageContract):
+    large_bytes = MIB
+    tells_other_bytes = False
+
+    @pytest.fixture
+    def base_uri(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setitem(_registry, "arrowfiles", ArrowFiles)
+        return f"arrowfiles://{tmp_path}"
+
+
+@pytest.fixture(scope="module")
+def object_store() -> Iterator[ObjectStore]:
+    with running_object_store() as store:
+        yield store
+
+
+class TestS3(StorageContract):
+    @pytest.fixture
+    def base_uri(self, object_store: ObjectStore) -> str:
+        return f"s3://{object_store.bucket}/checkpoints with space"
+
+    @pytest.fixture
+    def storage_options(self, object_store: ObjectStore) -> dict[str, Any]:
+        return object_store.storage_options
+
+
+class TestS3A(TestS3):
+    """Hadoop's name for the same objects."""
+
+    large_bytes = MIB
+    many_files = 20
+
+    @pytest.fixture
+    def base_uri(self, object_store: ObjectStore) -> str:
+        return f"s3a://{object_store.bucket}/checkpoints"
