@@ -92,6 +92,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "db-managers": ["airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"],
+        "cli": ["airflow_provider_statecheck.cli.definition.get_statecheck_commands"],
         "config": {
             "statecheck": {
                 "description": "Checkpoints of Spark tasks; an operator's argument of the same name comes first.",
@@ -108,6 +109,13 @@ _OPTIONS = {
         None,
         "s3://lake/checkpoints",
     ),
+    "storage_conn_id": _option(
+        "Airflow connection with the credentials for checkpoint_dir; without it every process uses what its own "
+        "environment has.",
+        "string",
+        None,
+        "aws_default",
+    ),
     "num_retained": _option("How many completed checkpoints of an operator to keep, at least 1.", "integer", "2"),
     "checkpoint_timeout_seconds": _option(
         "How long a checkpoint may take from its id to its acknowledgement.", "float", "600.0"
@@ -115,12 +123,24 @@ _OPTIONS = {
     "tolerable_failed_checkpoints": _option(
         "How many checkpoints may fail in a row before the task fails, -1 for any number.", "integer", "-1"
     ),
+    "overhead_budget": _option(
+        "Which part of a stage's time checkpointing may take, above 0 and up to 1; what is optional is put off beyond "
+        "it. Without a value nothing is put off.",
+        "float",
+        None,
+        "0.05",
+    ),
     "api_url": _option(
         "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "
         "says.",
         "string",
         None,
         "https://airflow.example.com",
+    ),
+    "maintenance_dags": _option(
+        "Ids of the Dags, separated by commas, whose tasks may remove rows of what has ended.",
+        "string",
+        "statecheck_maintenance",
     ),
     "on_clear": _option(
         "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success it "

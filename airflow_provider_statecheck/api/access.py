@@ -74,6 +74,21 @@ def require_task(token: TokenRecord) -> None:
         raise AccessDeniedError("Expected the token of a task, found one that is bound to a job; ask for another.")
 
 
+def require_maintenance(token: TokenRecord, services: Services) -> None:
+    """
+    Refuse what only a task of a maintenance Dag may do.
+
+    :raises AccessDeniedError: for the token of any other task, or one that is bound to a job.
+    """
+    require_task(token)
+    allowed = services.maintenance_dags()
+    if token.caller.dag_id not in allowed:
+        raise AccessDeniedError(
+            f"Expected a task of a Dag that [statecheck] maintenance_dags names ({', '.join(sorted(allowed)) or 'none'}), "
+            f"found one of {token.caller.dag_id!r}."
+        )
+
+
 def require_registration(token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory) -> RegisterAttempt:
     """
     Return a registration in the caller's own name.

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from airflow_provider_statecheck.api import attempt_routes, job_routes, token_routes
+from airflow_provider_statecheck.api import attempt_routes, job_routes, maintenance_routes, token_routes
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.errors import install_error_replies
 from airflow_provider_statecheck.api.limits import refuse_unstorable
@@ -49,7 +49,13 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     install_error_replies(app)
-    for router in (health_router, token_routes.router, attempt_routes.router, job_routes.router):
+    for router in (
+        health_router,
+        token_routes.router,
+        attempt_routes.router,
+        job_routes.router,
+        maintenance_routes.router,
+    ):
         app.include_router(router, prefix=VERSION_PATH)
     return app
 

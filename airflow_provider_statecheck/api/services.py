@@ -12,6 +12,7 @@ from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -27,6 +28,8 @@ class Services:
     :param liveness: Who knows whether another task still runs.
     :param observer: Who is told of every change.
     :param clock: Where time comes from.
+    :param runs: Who knows whether a Dag run is over.
+    :param maintenance_dags: Gives the ids of the Dags whose tasks may remove rows.
     """
 
     def __init__(
@@ -37,21 +40,33 @@ class Services:
         liveness: TaskLiveness | None = None,
         observer: CoordinatorObserver | None = None,
         clock: Clock | None = None,
+        runs: RunDirectory | None = None,
+        maintenance_dags: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._engine = engine
         self.tasks = tasks
+        self.maintenance_dags = maintenance_dags
         self._liveness = liveness
         self._observer = observer
         self._clock = clock or SystemClock()
+        self._runs = runs or UnknownRuns()
 
     @cached_property
     def coordinator(self) -> CheckpointCoordinator:
         """Return the coordinator."""
-        store: JobStore = SqlJobStore(self._engine(), self._clock)
-        observed = store if self._observer is None else ObservedJobStore(store, self._observer)
-        return CheckpointCoordinator(observed, self._liveness)
+        return CheckpointCoordinator(self._store, self._liveness)
+
+    @cached_property
+    def maintenance(self) -> JobMaintenance:
+        """Return what may be done to jobs that no attempt works on."""
+        return JobMaintenance(self._store, self._runs, SqlTokenStore(self._engine()), self._clock)
 
     @cached_property
     def tokens(self) -> TokenKeeper:
         """Return the keeper of the tokens."""
         return TokenKeeper(SqlTokenStore(self._engine()), self._clock)
+
+    @cached_property
+    def _store(self) -> JobStore:
+        store: JobStore = SqlJobStore(self._engine(), self._clock)
+        return store if self._observer is None else ObservedJobStore(store, self._observer)

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 
 METADATA_FILE = "_metadata"
 MANIFEST_FILE = "_manifest"
+DATA_DIRECTORY = "data"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -85,6 +86,22 @@ class JobTransaction(Protocol):
 
         :raises CoordinatorError: if it is not; the transaction must be given up.
         """
+        ...
+
+    def view(self) -> JobView:
+        """Return all rows of the job as this transition left them so far."""
+        ...
+
+    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """Remove the rows of checkpoints."""
+        ...
+
+    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
+        """Remove the rows of attempts and of the tokens that mean them."""
+        ...
+
+    def remove_job(self) -> None:
+        """Remove every row of the job, its own and its tokens' included; nothing may follow in this transition."""
         ...
 
 

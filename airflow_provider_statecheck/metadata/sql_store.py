@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from sqlalchemy import case, exists, select, update
+from sqlalchemy import case, delete, exists, select, update
 from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -21,9 +22,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    CoordinatorUnavailableError,
+)
 from airflow_provider_statecheck.metadata import mapping
-from airflow_provider_statecheck.metadata.models import Attempt, Checkpoint, Job, Operator
+from airflow_provider_statecheck.metadata.models import Attempt, Base, Checkpoint, Job, Operator, Token
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
 
 
@@ -134,6 +139,31 @@ class SqlJobTransaction:
                 checkpoint_id=record.checkpoint_id,
             )
 
+    def view(self) -> JobView:
+        """Return all rows of the job as this transition left them so far."""
+        return _view(self._session, self._job, self.now)
+
+    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """Remove the rows of checkpoints."""
+        for checkpoint_id in checkpoint_ids:
+            self._remove(Checkpoint, checkpoint_id=checkpoint_id)
+
+    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
+        """Remove the rows of attempts and of the tokens that mean them."""
+        for attempt in attempts:
+            # A token without its attempt's row would no longer be known to be revoked.
+            for table in (Token, Attempt):
+                self._remove(table, operator_id=attempt.operator_id, epoch=attempt.epoch)
+
+    def remove_job(self) -> None:
+        """Remove every row of the job, its own and its tokens' included."""
+        for table in (Token, Checkpoint, Attempt, Operator, Job):
+            self._remove(table)
+
+    def _remove(self, table: type[Base], **keys: object) -> None:
+        statement = delete(table).filter_by(job_id=self._job.job_id, **keys)
+        self._session.execute(statement.execution_options(synchronize_session=False))
+
 
 class SqlJobStore:
     """
@@ -154,7 +184,7 @@ class SqlJobStore:
             self._ensure_job(job_id, create_as)
         with Session(self._engine) as session:
             with executing():
-                transaction = self._begin(session, job_id)
+                transaction = self._begin(session, job_id, create_as)
                 yield transaction
                 session.flush()
             with committing():
@@ -174,14 +204,14 @@ class SqlJobStore:
                 raise _no_such_job(job_id)
             return _view(session, job, self._clock.now())
 
-    def _begin(self, session: Session, job_id: JobId) -> SqlJobTransaction:
+    def _begin(self, session: Session, job_id: JobId, create_as: str | None) -> SqlJobTransaction:
         now = self._clock.now()
         seen_at = case((Job.seen_at > now, Job.seen_at), else_=now)
         statement = (
             update(Job).where(Job.job_id == job_id).values(version=Job.version + 1, seen_at=seen_at)
         ).execution_options(synchronize_session=False)
         if _rows_changed(session, statement) != 1:
-            raise _no_such_job(job_id)
+            raise _no_such_job(job_id) if create_as is None else _just_removed(create_as)
         return SqlJobTransaction(session, session.get_one(Job, job_id))
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
@@ -221,3 +251,9 @@ def _rows_changed(session: Session, statement: object) -> int:
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)
+
+
+def _just_removed(name: str) -> CoordinatorUnavailableError:
+    return CoordinatorUnavailableError(
+        f"Job {name!r} was removed at the moment that it was to be used again; nothing was changed. Try again."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Row, Select, and_, delete, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, delete, exists, func, or_, select, update
 from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.orm import Session
 
@@ -80,6 +80,23 @@ class SqlTokenStore:
             with committing():
                 session.commit()
 
+    def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
+        """
+        Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were.
+
+        :param dry_run: Only count them.
+        """
+        with Session(self._engine) as session:
+            with executing():
+                found = session.scalar(select(func.count()).select_from(Token).where(_has_ended(before))) or 0
+                if found and not dry_run:
+                    session.execute(
+                        delete(Token).where(_has_ended(before)).execution_options(synchronize_session=False)
+                    )
+            with committing():
+                session.commit()
+        return found
+
     def find(self, token_hash: str) -> TokenState | None:
         """Return a token with the state of its attempt, ``None`` if there is none of this hash."""
         with executing(), Session(self._engine) as session:
@@ -117,6 +134,11 @@ class SqlTokenStore:
             with committing():
                 session.commit()
         return isinstance(result, CursorResult) and result.rowcount == 1
+
+
+def _has_ended(before: datetime) -> ColumnElement[bool]:
+    its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
+    return or_(Token.expires_at < before, exists().where(its, Attempt.ended_at < before))
 
 
 def _with_attempt(token_hash: str) -> Select[Token, Operator, Attempt]:

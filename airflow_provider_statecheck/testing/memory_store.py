@@ -12,6 +12,7 @@ from datetime import datetime
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -28,6 +29,17 @@ class _Rows:
     operators: dict[OperatorId, OperatorRecord] = field(default_factory=dict)
     attempts: dict[tuple[OperatorId, int], AttemptRecord] = field(default_factory=dict)
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+    is_removed: bool = False
+
+    def view(self, now: datetime) -> JobView:
+        """Return them as a value."""
+        return JobView(
+            job=self.job,
+            operators=tuple(self.operators.values()),
+            attempts=tuple(a for _, a in sorted(self.attempts.items())),
+            checkpoints=tuple(c for _, c in sorted(self.checkpoints.items())),
+            read_at=max(now, self.job.seen_at),
+        )
 
 
 class InMemoryJobTransaction:
@@ -107,6 +119,24 @@ class InMemoryJobTransaction:
             )
         self._rows.checkpoints[record.checkpoint_id] = record
 
+    def view(self) -> JobView:
+        """Return all rows of the job as this transition left them so far."""
+        return self._rows.view(self.now)
+
+    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """Remove the rows of checkpoints."""
+        for checkpoint_id in checkpoint_ids:
+            self._rows.checkpoints.pop(checkpoint_id, None)
+
+    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
+        """Remove the rows of attempts."""
+        for attempt in attempts:
+            self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
+
+    def remove_job(self) -> None:
+        """Remove every row of the job."""
+        self._rows.is_removed = True
+
 
 class InMemoryJobStore:
     """
@@ -128,7 +158,10 @@ class InMemoryJobStore:
             now = max(self._clock.now(), rows.job.seen_at)
             rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
             yield InMemoryJobTransaction(rows)
-            self._jobs[job_id] = rows
+            if rows.is_removed:
+                del self._jobs[job_id]
+            else:
+                self._jobs[job_id] = rows
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
@@ -142,13 +175,7 @@ class InMemoryJobStore:
             rows = self._jobs.get(job_id)
             if rows is None:
                 raise _no_such_job(job_id)
-            return JobView(
-                job=rows.job,
-                operators=tuple(rows.operators.values()),
-                attempts=tuple(a for _, a in sorted(rows.attempts.items())),
-                checkpoints=tuple(c for _, c in sorted(rows.checkpoints.items())),
-                read_at=max(self._clock.now(), rows.job.seen_at),
-            )
+            return rows.view(self._clock.now())
 
     def _new_rows(self, job_id: JobId, name: str | None) -> _Rows:
         if name is None:

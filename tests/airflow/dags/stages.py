@@ -30,7 +30,7 @@ def tries_so_far() -> int:
 
 def trouble(spark: Any) -> None:
     """Go wrong in the way that the environment names."""
-    from airflow_provider_statecheck.spark.session import jvm_pid
+    from airflow_provider_statecheck.spark.driver.session import jvm_pid
 
     kind = os.environ.get("STAGE_TROUBLE")
     if kind == "kill the JVM":

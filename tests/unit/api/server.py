@@ -21,12 +21,14 @@ from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.token_store import Caller
 from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns
 
 ROOT = "/statecheck"
 JOB = "nightly/2026-01-01"
 UID = "features"
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 OTHER_TASK = Caller(dag_id="nightly", run_id="run-1", task_id="report")
+MAINTENANCE = Caller(dag_id="statecheck_maintenance", run_id="run-1", task_id="prune")
 OTHER_DAG = Caller(dag_id="hourly", run_id="run-1", task_id="features")
 SECRET = "the secret of whatever task asks"
 
@@ -71,9 +73,16 @@ class ApiServer:
     engine: Engine
     clock: ManualClock = field(default_factory=ManualClock)
     tasks: Tasks = field(default_factory=Tasks)
+    runs: KnownRuns = field(default_factory=KnownRuns)
 
     def __post_init__(self) -> None:
-        self.services = Services(lambda: self.engine, self.tasks, clock=self.clock)
+        self.services = Services(
+            lambda: self.engine,
+            self.tasks,
+            clock=self.clock,
+            runs=self.runs,
+            maintenance_dags=lambda: frozenset({MAINTENANCE.dag_id}),
+        )
         self.client = TestClient(create_server_app(self.services))
 
     def __enter__(self) -> Self:

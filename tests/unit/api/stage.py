@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.unit.api.server import ApiServer, Attempt
+from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
 
 
 @dataclass
@@ -37,3 +37,6 @@ class Stage:
 
     def reading_token(self) -> str:
         return self.api.reading_token(self.attempt.job_id)
+
+    def maintenance_token(self) -> str:
+        return self.api.task_token(MAINTENANCE)

@@ -67,8 +67,19 @@ RULES: dict[Route, Rule] = {
     ("GET", "/v1/jobs/{job_id}"): Rule(Stage.reading_token),
     ("GET", "/v1/jobs/{job_id}/operators/{operator_id}/latest"): Rule(Stage.reading_token),
 }
+MAINTENANCE_ROUTES = {
+    ("POST", "/v1/maintenance/confirm-discards"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_ids": [1]}),
+    ("POST", "/v1/maintenance/forget"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/refusal"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/retire"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/remove"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/drop-tokens"): Rule(Stage.maintenance_token),
+}
+RULES |= MAINTENANCE_ROUTES
 READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
-CHANGES_NOTHING = {*READS_OF_ITS_JOB, ("GET", "/v1/jobs")}
+# The stage of these tests runs and is young, so that nothing of it may be retired or dropped.
+KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in ("refusal", "retire", "remove", "drop-tokens")}
+CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, ("GET", "/v1/jobs")}
 
 
 @dataclass(frozen=True)
@@ -207,8 +218,16 @@ WRONG = [
     _read_only_of_another_job,
     _of_an_attempt_that_ended_long_ago,
 ]
+
+
+def _of_a_task_of_another_dag(stage: Stage, route: Route) -> str:
+    return f"Bearer {stage.task_token()}"
+
+
 MAY_READ_ITS_JOB = (_of_another_operator, _read_only)
 CASES = [(r, w) for r in RULES for w in WRONG if not (r in READS_OF_ITS_JOB and w in MAY_READ_ITS_JOB)]
+
+CASES += [(r, _of_a_task_of_another_dag) for r in MAINTENANCE_ROUTES]
 
 
 def _name(value: Any) -> str:

@@ -1,0 +1,76 @@
+"""What a task of a maintenance Dag says to the coordinator; it reads jobs as any task does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+
+from airflow_provider_statecheck.api import examples
+from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_maintenance
+from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, Removal, RetireJob
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+
+router = APIRouter(prefix="/maintenance", tags=["maintenance"])
+
+Retirement = Annotated[RetireJob, Body(openapi_examples=examples.RETIRE)]
+
+
+@router.post("/confirm-discards")
+def confirm_discards(
+    message: Annotated[ConfirmDiscards, Body(openapi_examples=examples.COLLECTED)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> None:
+    """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
+    require_maintenance(token, services)
+    services.maintenance.confirm_discards(message)
+
+
+@router.post("/forget")
+def forget(
+    message: Annotated[ForgetRows, Body(openapi_examples=examples.FORGET)], services: ServicesDep, token: TokenDep
+) -> ForgettableRows:
+    """Remove the rows of what ended so long ago and say which they were."""
+    require_maintenance(token, services)
+    return services.maintenance.forget(message)
+
+
+@router.post("/refusal")
+def refusal(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
+    """Say whether a job would be retired, and change nothing."""
+    require_maintenance(token, services)
+    return services.maintenance.refusal(_unnamed(message))
+
+
+@router.post("/retire")
+def retire(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
+    """End every checkpoint of a test run's job, or of one that is named after a run which is over."""
+    require_maintenance(token, services)
+    return services.maintenance.retire(_unnamed(message))
+
+
+@router.post("/remove")
+def remove(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
+    """Remove the rows of such a job when it is retired and its bytes are gone."""
+    require_maintenance(token, services)
+    return services.maintenance.remove(_unnamed(message))
+
+
+@router.post("/drop-tokens")
+def drop_tokens(
+    message: Annotated[DropTokens, Body(openapi_examples=examples.DROP_TOKENS)], services: ServicesDep, token: TokenDep
+) -> int:
+    """Remove the tokens that have been of no use for so long and say how many there were."""
+    require_maintenance(token, services)
+    return services.maintenance.drop_tokens(message)
+
+
+def _unnamed(message: RetireJob) -> RetireJob:
+    if message.is_named:
+        raise AccessDeniedError(
+            "Expected a job that goes because of its age, found one that is named; 'airflow statecheck prune JOB' removes it."
+        )
+    return message

@@ -1,0 +1,275 @@
+"""
+What is done to the rows of jobs when no attempt does it: confirm discards, forget what has ended, remove whole jobs.
+
+A job goes in steps, each of which a killed process may leave for the next one: first its rows say that nothing is to be
+restored, then its bytes are deleted and confirmed like those of any ended checkpoint, then the rows go.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.pruning import (
+    ForgettableRows,
+    forgettable_rows,
+    is_emptied,
+    last_active,
+    owners_of_run,
+    reasons_to_keep,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.validation import require
+
+log = logging.getLogger(__name__)
+
+SHORTEST_AGE = timedelta(days=1)
+"""How old a row has to be to be forgotten: until then a message may be repeated that the row would recognise."""
+_LONGEST_AGE = timedelta(days=36500)
+
+
+class RunDirectory(Protocol):
+    """Knows the runs of Dags."""
+
+    def is_over(self, owner: AttemptOwner) -> bool:
+        """Tell whether the run of an attempt has ended or is gone."""
+        ...
+
+
+class UnknownRuns:
+    """Knows no run; so none counts as over."""
+
+    def is_over(self, owner: AttemptOwner) -> bool:
+        """Answer no."""
+        return False
+
+
+class EndedTokens(Protocol):
+    """Knows the tokens of the API."""
+
+    def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
+        """Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRows:
+    """Ask that the rows of what ended long ago go."""
+
+    job_id: JobId
+    age_seconds: float
+    """How long ago, a day or more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropTokens:
+    """Ask that tokens go which have been of no use for long."""
+
+    age_seconds: float
+    """For how long, a day or more."""
+    dry_run: bool = False
+    """Whether to count them only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetireJob:
+    """Ask that nothing of a job is restored any more, so that its bytes and, asked once more, its rows may go."""
+
+    job_id: JobId
+    idle_seconds: float = 0.0
+    """How long it has to have had no attempt."""
+    is_named: bool = False
+    """Whether somebody asked for this very job; any other has to be a test run's, or named after a run that is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What became of a request to retire or remove a job."""
+
+    kept_because: tuple[str, ...] = ()
+    """Empty if it was done."""
+
+
+class MaintenanceGateway(Protocol):
+    """
+    The coordinator as maintenance sees it.
+
+    Every call may be repeated; none touches what a running attempt needs.
+    """
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        ...
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        ...
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that the bytes of ended checkpoints are gone."""
+        ...
+
+    def forget(self, request: ForgetRows) -> ForgettableRows:
+        """Remove the rows of what ended so long ago and return which they were."""
+        ...
+
+    def refusal(self, request: RetireJob) -> Removal:
+        """Say whether :meth:`retire` would be done, and change nothing."""
+        ...
+
+    def retire(self, request: RetireJob) -> Removal:
+        """End every checkpoint of a job that has no open attempt."""
+        ...
+
+    def remove(self, request: RetireJob) -> Removal:
+        """Remove the rows of a retired job whose bytes are gone."""
+        ...
+
+    def drop_tokens(self, request: DropTokens) -> int:
+        """Remove the tokens that have been of no use for so long and return how many there were."""
+        ...
+
+
+class JobMaintenance:
+    """
+    A ``MaintenanceGateway`` on the rows themselves.
+
+    :param store: The rows.
+    :param runs: Who knows whether a Dag run is over.
+    :param tokens: The tokens of the API.
+    :param clock: Where the time comes from by which tokens are judged.
+    """
+
+    def __init__(self, store: JobStore, runs: RunDirectory, tokens: EndedTokens, clock: Clock) -> None:
+        self._store = store
+        self._runs = runs
+        self._tokens = tokens
+        self._clock = clock
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self._store.jobs()
+
+    def describe(self, job_id: JobId) -> JobView:
+        """
+        Return all that is kept of a job.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        return self._store.describe(job_id)
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
+        with self._store.transaction(request.job_id) as tx:
+            for checkpoint_id in request.checkpoint_ids:
+                transitions.discarded(tx, checkpoint_id, None)
+
+    def forget(self, request: ForgetRows) -> ForgettableRows:
+        """
+        Remove the rows of what ended so long ago and return which they were.
+
+        :raises InvalidConfigurationError: for less than a day, within which a message may come a second time.
+        """
+        age = _age(request.age_seconds)
+        with self._store.transaction(request.job_id) as tx:
+            rows = forgettable_rows(tx.view(), tx.now - age)
+            tx.remove_checkpoints(rows.checkpoint_ids)
+            tx.remove_attempts(rows.attempts)
+        return rows
+
+    def refusal(self, request: RetireJob) -> Removal:
+        """Say whether :meth:`retire` would be done, and change nothing."""
+        view = self._store.describe(request.job_id)
+        return Removal(kept_because=(*self._unasked(view, request), *_too_early(view, request)))
+
+    def retire(self, request: RetireJob) -> Removal:
+        """End every checkpoint of a job that has no open attempt; a later attempt starts afresh."""
+        # Asked before the transaction: nothing foreign may run while a row is locked.
+        refusal = self.refusal(request)
+        if refusal.kept_because:
+            return refusal
+        with self._store.transaction(request.job_id) as tx:
+            view = tx.view()
+            reasons = _too_early(view, request)
+            if not reasons:
+                _end_all(tx, view)
+        return Removal(kept_because=reasons)
+
+    def remove(self, request: RetireJob) -> Removal:
+        """Remove the rows of a retired job whose bytes are gone."""
+        refusal = self.refusal(request)
+        if refusal.kept_because:
+            return refusal
+        with self._store.transaction(request.job_id) as tx:
+            view = tx.view()
+            unfinished = () if is_emptied(view) else ("bytes of it are not yet confirmed to be gone",)
+            reasons = (*_too_early(view, request), *unfinished)
+            if not reasons:
+                tx.remove_job()
+                log.info("Job %s removed", view.job.name)
+        return Removal(kept_because=reasons)
+
+    def drop_tokens(self, request: DropTokens) -> int:
+        """
+        Remove the tokens that have been of no use for so long and return how many there were.
+
+        :raises InvalidConfigurationError: for less than a day.
+        """
+        return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
+
+    def _unasked(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
+        if request.is_named or is_test_job(view.job.name):
+            return ()
+        owners = owners_of_run(view)
+        if not owners:
+            return ("it has a name of its own, so that only a call which names it removes it",)
+        open_runs = sorted({owner.run_id for owner in owners if not self._runs.is_over(owner)})
+        return tuple(f"run {run_id!r} is not over" for run_id in open_runs)
+
+
+def _age(seconds: float) -> timedelta:
+    shortest, longest = SHORTEST_AGE.total_seconds(), _LONGEST_AGE.total_seconds()
+    require("age_seconds", seconds, lambda age: shortest <= age <= longest, "from a day to a hundred years")
+    return timedelta(seconds=seconds)
+
+
+def _too_early(view: JobView, request: RetireJob) -> tuple[str, ...]:
+    since = last_active(view)
+    is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
+    busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
+    return (*reasons_to_keep(view), *busy)
+
+
+def _end_all(tx: JobTransaction, view: JobView) -> None:
+    for operator in view.operators:
+        transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
+        for checkpoint in tx.open_checkpoints(operator.operator_id):
+            _subsume(tx, checkpoint)
+        _open_generation(tx, operator)
+
+
+def _subsume(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
+    if checkpoint.is_restorable:
+        subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
+        tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+
+
+def _open_generation(tx: JobTransaction, operator: OperatorRecord) -> None:
+    # An attempt that comes before the rows are gone must start afresh, not fail for want of what was given up on purpose.
+    if tx.has_completed(operator.operator_id, operator.generation):
+        tx.save_operator(replace(operator, generation=operator.generation + 1))

@@ -1,0 +1,188 @@
+"""The commands themselves; each takes what argparse read and prints rows on stdout, messages on stderr."""
+
+from __future__ import annotations
+
+import fnmatch
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.cli.exits import Exit, command, tell
+from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
+from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
+from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.hooks.verifying import verify_job
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.spark.verify import Verification
+
+Report = TypeVar("Report", CollectedJob, PrunedJob)
+
+
+@command
+def jobs(args: Namespace) -> Exit:
+    """List jobs with their newest checkpoint, the most recently active first."""
+    gateway = maintenance_gateway()
+    found = [job for job in gateway.jobs() if args.name is None or fnmatch.fnmatchcase(job.name, args.name)]
+    print_rows([job_row(gateway.describe(job.job_id)) for job in found[: args.limit]], args.output)
+    if len(found) > args.limit:
+        tell(f"{len(found) - args.limit} more jobs; raise --limit to see them.")
+    return Exit.DONE
+
+
+@command
+def checkpoints(args: Namespace) -> Exit:
+    """List the checkpoints of a job, oldest first."""
+    view = find_job(maintenance_gateway(), args.job)
+    uids = [operator.uid for operator in view.operators]
+    if args.uid is not None and args.uid not in uids:
+        raise CheckpointNotFoundError(f"Job {args.job!r} has no operator {args.uid!r}, only {', '.join(uids)}.")
+    print_rows(checkpoint_rows(view, args.uid, args.status), args.output)
+    return Exit.DONE
+
+
+@command
+def verify(args: Namespace) -> Exit:
+    """Check that the retained checkpoints of a job, or one checkpoint, can be restored."""
+    found = _verify_pointer(args) if "://" in args.job else _verify_job(args)
+    print_rows([_verification_row(each) for each in found], args.output)
+    if not found:
+        tell("Nothing to verify: no checkpoint is retained.")
+    return Exit.DONE if all(each.is_restorable for each in found) else Exit.FOUND
+
+
+@command
+def gc(args: Namespace) -> Exit:
+    """Delete the bytes of ended checkpoints and what ended attempts left."""
+    if bool(args.jobs) is args.all:
+        raise InvalidConfigurationError("Expected names of jobs or --all, found both or neither; say which jobs.")
+    gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
+    wanted = _job_ids(gateway, args.jobs)
+    done = list(_each(wanted, lambda job_id: collect_job(gateway, job_id, opener, dry_run=args.dry_run)))
+    print_rows([_collected_row(each) for each in done if _is_worth_telling(each)], args.output)
+    total, verb = sum(each.deleted_bytes for each in done), "would be deleted" if args.dry_run else "deleted"
+    count = sum(len(each.deleted) for each in done)
+    tell(f"{len(done)} jobs looked at, {count} directories with {readable_size(total)} {verb}.")
+    return _worst(done)
+
+
+@command
+def prune(args: Namespace) -> Exit:
+    """Remove the rows of what has ended long ago, or whole jobs with their bytes."""
+    gateway = maintenance_gateway()
+    if args.jobs and (args.test_jobs or args.older_than):
+        raise InvalidConfigurationError("Expected names of jobs or conditions, found both; named jobs go at any age.")
+    named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
+    request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
+    if not args.dry_run and not args.yes and not _is_confirmed(args, gateway, request):
+        tell("Nothing was removed.")
+        return Exit.DONE
+    return _prune(args, gateway, request)
+
+
+def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) -> Exit:
+    opener = storage_opener(args.storage_conn_id)
+    wanted = request.job_ids or _job_ids(gateway, [])
+    done = list(_each(wanted, lambda job_id: prune_job(gateway, job_id, request, opener)))
+    print_rows([_pruned_row(each) for each in done if each.is_worth_telling], args.output)
+    tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
+    verb = "would be removed" if request.dry_run else "removed"
+    tell(f"{sum(each.is_removed for each in done)} of {len(done)} jobs and {tokens} ended tokens {verb}.")
+    return _worst(done)
+
+
+def _drop_tokens(gateway: MaintenanceGateway, request: PruneRequest) -> int:
+    age = request.older_than or DEFAULT_AGE
+    return gateway.drop_tokens(DropTokens(age_seconds=age.total_seconds(), dry_run=request.dry_run))
+
+
+def _is_confirmed(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) -> bool:
+    if not sys.stdin.isatty():
+        raise InvalidConfigurationError("Expected --yes or --dry-run where nobody can be asked, found neither.")
+    _prune(args, gateway, replace(request, dry_run=True))
+    sys.stderr.write("Remove that? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _each(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
+    for job_id in job_ids:
+        try:
+            yield work(job_id)
+        except CheckpointNotFoundError:
+            # Somebody removed it after the list was read.
+            continue
+
+
+def _job_ids(gateway: MaintenanceGateway, names: list[str]) -> list[JobId]:
+    if names:
+        return [find_job(gateway, name).job.job_id for name in dict.fromkeys(names)]
+    return [job.job_id for job in gateway.jobs()]
+
+
+def _verify_pointer(args: Namespace) -> list[Verification]:
+    from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+
+    if args.checkpoint is not None:
+        raise InvalidConfigurationError("Expected --checkpoint with the name of a job, found it with a pointer.")
+    return [
+        CheckpointVerifier(storage_opener(args.storage_conn_id)(args.job), is_deep=args.deep).verify_pointer(args.job)
+    ]
+
+
+def _verify_job(args: Namespace) -> list[Verification]:
+    gateway = maintenance_gateway()
+    view = find_job(gateway, args.job)
+    return verify_job(
+        gateway, view, storage_opener(args.storage_conn_id), checkpoint_id=args.checkpoint, is_deep=args.deep
+    )
+
+
+def _verification_row(found: Verification) -> Row:
+    return {
+        "checkpoint": found.checkpoint_id,
+        "restorable": found.is_restorable,
+        "problems": list(found.problems),
+        "unchecked": list(found.unchecked),
+        "pointer": shown(found.pointer),
+    }
+
+
+def _collected_row(done: CollectedJob) -> Row:
+    return {
+        "job": done.job,
+        "bytes": done.deleted_bytes,
+        "directories": [shown(uri) for uri in done.deleted],
+        "kept": done.kept,
+        "problems": [*done.problems, *done.unreachable],
+    }
+
+
+def _pruned_row(done: PrunedJob) -> Row:
+    return {
+        "job": done.job,
+        "removed": done.is_removed,
+        "checkpoints": done.checkpoints,
+        "attempts": done.attempts,
+        "bytes": done.deleted_bytes,
+        "kept": done.kept,
+        "problems": [*done.problems, *done.unreachable],
+    }
+
+
+def _is_worth_telling(done: CollectedJob) -> bool:
+    return bool(done.deleted or done.kept or done.problems or done.unreachable)
+
+
+def _worst(done: list[CollectedJob] | list[PrunedJob]) -> Exit:
+    if any(each.unreachable for each in done):
+        return Exit.UNAVAILABLE
+    return Exit.FOUND if any(each.problems for each in done) else Exit.DONE

@@ -1,0 +1,108 @@
+"""What Airflow is told about the commands; every airflow command loads this, so it imports nothing of them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import timedelta
+
+from airflow.cli.cli_config import (
+    ARG_OUTPUT,
+    ActionCommand,
+    Arg,
+    CLICommand,
+    GroupCommand,
+    lazy_load_command,
+    positive_int,
+)
+
+_COMMANDS = "airflow_provider_statecheck.cli.commands"
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+_AGE = re.compile(r"(\d{1,5})([hdw])")
+_EXITS = """
+Exit status: 0 all right; 1 something was found (not restorable, could not be deleted); 2 wrong usage, or no such job;
+3 storage or database did not answer.
+"""
+
+
+def age(text: str) -> timedelta:
+    """Read an age such as ``30d``, ``48h`` or ``6w``."""
+    match = _AGE.fullmatch(text)
+    found = timedelta(**{_UNITS[match.group(2)]: int(match.group(1))}) if match else timedelta(0)
+    if found < timedelta(days=1):
+        raise argparse.ArgumentTypeError(f"expected an age of a day or more, such as 30d or 48h, found {text!r}")
+    return found
+
+
+ARG_JOB = Arg(("job",), help="Name of the job, or its id")
+ARG_JOBS = Arg(("jobs",), nargs="*", metavar="JOB", help="Name of a job, or its id")
+ARG_JOB_OR_POINTER = Arg(
+    ("job",), metavar="JOB|POINTER", help="Name of the job, or its id; or the URI of a checkpoint, such as s3://…/chk-7"
+)
+ARG_NAME = Arg(("--name",), metavar="PATTERN", help="Only jobs of such names; * and ? stand for any characters")
+ARG_LIMIT = Arg(("--limit",), type=positive_int(allow_zero=False), default=100, help="How many at most (default: 100)")
+ARG_UID = Arg(("--uid",), help="Only those of this operator")
+ARG_STATUS = Arg(
+    ("--status",), choices=("pending", "completed", "subsumed", "aborted"), help="Only those of this status"
+)
+ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
+ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Change nothing, only say what would be done")
+ARG_STORAGE = Arg(("--storage-conn-id",), help="Airflow connection with the credentials of the checkpoint storage")
+ARG_CHECKPOINT = Arg(("--checkpoint",), type=positive_int(allow_zero=False), metavar="ID", help="Only this checkpoint")
+ARG_DEEP = Arg(("--deep",), action="store_true", help="Read every page of every file too")
+ARG_OLDER_THAN = Arg(
+    ("--older-than",),
+    type=age,
+    metavar="AGE",
+    help="How long ago it has to have ended, such as 30d; given, jobs go as a whole whose Dag run is over "
+    "(rows of other jobs go after 30d by default)",
+)
+ARG_TEST_JOBS = Arg(("--test-jobs",), action="store_true", help="Remove the jobs of test runs as a whole")
+ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask")
+
+
+def get_statecheck_commands() -> list[CLICommand]:
+    """Return the commands."""
+    return [
+        GroupCommand(
+            name="statecheck",
+            help="Checkpoints of Spark tasks",
+            subcommands=(*_reading(), *_changing()),
+        )
+    ]
+
+
+def _reading() -> tuple[ActionCommand, ...]:
+    return (
+        _command("jobs", "List jobs with their newest checkpoint", ARG_NAME, ARG_LIMIT),
+        _command("checkpoints", "List the checkpoints of a job", ARG_JOB, ARG_UID, ARG_STATUS),
+        _command(
+            "verify",
+            "Check that the retained checkpoints of a job, or one checkpoint, can be restored",
+            ARG_JOB_OR_POINTER,
+            ARG_CHECKPOINT,
+            ARG_DEEP,
+            ARG_STORAGE,
+        ),
+    )
+
+
+def _changing() -> tuple[ActionCommand, ...]:
+    return (
+        _command("gc", "Delete the bytes of ended checkpoints", ARG_JOBS, ARG_ALL, ARG_DRY_RUN, ARG_STORAGE),
+        _command(
+            "prune",
+            "Remove the rows of what has ended long ago, or whole jobs with their bytes",
+            ARG_JOBS,
+            ARG_OLDER_THAN,
+            ARG_TEST_JOBS,
+            ARG_DRY_RUN,
+            ARG_YES,
+            ARG_STORAGE,
+        ),
+    )
+
+
+def _command(name: str, text: str, *args: Arg) -> ActionCommand:
+    function = lazy_load_command(f"{_COMMANDS}.{name}")
+    return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EXITS)

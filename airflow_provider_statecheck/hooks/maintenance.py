@@ -1,0 +1,68 @@
+"""The way to the rows for maintenance, and which job somebody means."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.configuration import SECTION
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.hooks import transport
+from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID, coordinator_address
+from airflow_provider_statecheck.hooks.transport import is_orm_open
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.job_view import JobView
+    from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.hooks.collecting import OpenStorage
+
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
+    """
+    Reach the rows: in process where Airflow's database is open, else over HTTP as a task of a maintenance Dag.
+
+    :param conn_id: Connection that names the server, for the way over HTTP.
+    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return airflow_services().maintenance
+    from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance
+
+    address = coordinator_address(conn_id)
+    client = address.open()
+    return HttpMaintenance(client, transport.task_credentials(client, address))
+
+
+def storage_opener(conn_id: str | None = None) -> OpenStorage:
+    """
+    Return what opens a checkpoint directory.
+
+    :param conn_id: Connection with its credentials, by default the one that ``[statecheck] storage_conn_id`` names.
+    """
+    from airflow.sdk.configuration import conf
+
+    from airflow_provider_statecheck.hooks.storage import open_storage
+
+    used = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
+    return lambda base_uri: open_storage(base_uri, used)
+
+
+def find_job(gateway: MaintenanceGateway, job: str) -> JobView:
+    """
+    Return a job by its name, or by its id.
+
+    :raises CheckpointNotFoundError: if there is none.
+    """
+    try:
+        return gateway.describe(job_id_of(job))
+    except CheckpointNotFoundError as error:
+        if _JOB_ID.fullmatch(job):
+            return gateway.describe(JobId(job))
+        raise CheckpointNotFoundError(
+            f"There is no job {job!r}; 'airflow statecheck jobs' lists all there are."
+        ) from error

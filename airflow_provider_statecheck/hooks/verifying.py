@@ -1,0 +1,69 @@
+"""Verifying the retained checkpoints of a job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.hooks.collecting import OpenStorage, base_of
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.job_view import JobView
+    from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+    from airflow_provider_statecheck.spark.verify import CheckpointVerifier, Verification
+
+
+def verify_job(
+    gateway: MaintenanceGateway,
+    view: JobView,
+    open_storage: OpenStorage,
+    *,
+    checkpoint_id: int | None = None,
+    is_deep: bool = False,
+) -> list[Verification]:
+    """
+    Verify the retained checkpoints of a job, oldest first.
+
+    :param gateway: The rows.
+    :param open_storage: Gives the storage of a checkpoint directory.
+    :param checkpoint_id: Only this one.
+    :param is_deep: Whether to read every page of every file too.
+    :raises CheckpointNotFoundError: if that one is not retained.
+    :raises StorageError: if the storage does not answer.
+    """
+    verifiers: dict[str, CheckpointVerifier] = {}
+    found = []
+    for checkpoint in _wanted(view, checkpoint_id):
+        verifier = _verifier(verifiers, base_of(checkpoint), open_storage, is_deep=is_deep)
+        verification = verifier.verify(checkpoint)
+        # A stage that runs may have taken it away while it was read.
+        if verification.is_restorable or _is_retained(gateway, checkpoint):
+            found.append(verification)
+    return found
+
+
+def _wanted(view: JobView, checkpoint_id: int | None) -> list[CheckpointRecord]:
+    retained = [c for c in view.checkpoints if c.is_restorable and checkpoint_id in (None, c.checkpoint_id)]
+    if checkpoint_id is not None and not retained:
+        raise CheckpointNotFoundError(
+            f"Expected checkpoint {checkpoint_id} to be a retained one of job {view.job.name!r}, found none; "
+            f"'airflow statecheck checkpoints' lists them.",
+            checkpoint_id=checkpoint_id,
+        )
+    return retained
+
+
+def _verifier(
+    verifiers: dict[str, CheckpointVerifier], base: str, open_storage: OpenStorage, *, is_deep: bool
+) -> CheckpointVerifier:
+    from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+
+    if base not in verifiers:
+        verifiers[base] = CheckpointVerifier(open_storage(base), is_deep=is_deep)
+    return verifiers[base]
+
+
+def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> bool:
+    rows = gateway.describe(checkpoint.job_id).checkpoints
+    return any(c.checkpoint_id == checkpoint.checkpoint_id and c.is_restorable for c in rows)

@@ -1,0 +1,292 @@
+"""
+The contract of maintenance, as a suite that it passes over every store.
+
+Subclass :class:`MaintenanceContract` and give the fixture ``store``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    ConfirmDiscards,
+    FinishAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+)
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+
+DAY = timedelta(days=1).total_seconds()
+NAMED, BY_RUN, TEST = "sales", "nightly/2026-01-01", "test/sales"
+AIRFLOW = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"), ("map_index", "-1"))
+
+
+@dataclass
+class KnownRuns:
+    """Dag runs of which a test says whether they are over."""
+
+    over: set[str] = field(default_factory=set)
+
+    def is_over(self, owner: AttemptOwner) -> bool:
+        """Tell whether the test said so."""
+        return owner.run_id in self.over
+
+
+@dataclass
+class NoTokens:
+    """There are none; remembers until when they should have ended."""
+
+    asked: list[datetime] = field(default_factory=list)
+
+    def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
+        """Count none."""
+        self.asked.append(before)
+        return 0
+
+
+class MaintenanceContract:
+    """What holds for maintenance, whatever keeps the rows."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that the store uses."""
+        return ManualClock()
+
+    @pytest.fixture
+    def runs(self) -> KnownRuns:
+        """Return the runs, all of them open."""
+        return KnownRuns()
+
+    @pytest.fixture
+    def coordinator(self, store: JobStore) -> CheckpointCoordinator:
+        """Return the coordinator on the same rows."""
+        return CheckpointCoordinator(store)
+
+    @pytest.fixture
+    def maintenance(self, store: JobStore, runs: KnownRuns, clock: ManualClock) -> JobMaintenance:
+        """Return what is tested."""
+        return JobMaintenance(store, runs, NoTokens(), clock)
+
+    @staticmethod
+    def run(
+        coordinator: CheckpointCoordinator,
+        job: str = NAMED,
+        checkpoints: int = 3,
+        status: AttemptStatus | None = AttemptStatus.FAILED,
+    ) -> AttemptRef:
+        """Let an attempt complete checkpoints, of which one is retained, and end."""
+        owner = make_owner(run_id="run-1", airflow=AIRFLOW)
+        attempt = coordinator.register(make_registration(job_name=job, num_retained=1, owner=owner)).attempt
+        for _ in range(checkpoints):
+            complete_checkpoint(coordinator, attempt)
+        if status is not None:
+            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+        return attempt
+
+    @staticmethod
+    def confirm_all(maintenance: JobMaintenance, job_id: JobId) -> None:
+        """Say of every ended checkpoint that its bytes are gone."""
+        ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
+        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+
+    # --- forget
+
+    def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
+        clock.advance(DAY - 1)
+        assert len(maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))) == 0
+        clock.advance(2)
+        assert maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).checkpoint_ids == (1,)
+        assert [c.checkpoint_id for c in maintenance.describe(job_id).checkpoints] == [2, 3]
+
+    def test_a_retained_checkpoint_is_never_forgotten(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        self.confirm_all(maintenance, job_id)
+        clock.advance(400 * DAY)
+        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        assert [c.status for c in maintenance.describe(job_id).checkpoints] == [CheckpointStatus.COMPLETED]
+
+    def test_a_lost_history_stays_an_error_after_rows_were_forgotten(
+        self, store: JobStore, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        with store.transaction(job_id) as tx:
+            row = tx.checkpoint(3)
+            assert row is not None
+            tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=row.status)
+        self.confirm_all(maintenance, job_id)
+        clock.advance(400 * DAY)
+        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        with pytest.raises(NoRestorableCheckpointError):
+            coordinator.register(make_registration(owner=make_owner(run_id="run-1")))
+
+    def test_attempts_go_that_newer_ones_followed_and_the_newest_stays(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        self.run(coordinator)
+        clock.advance(2 * DAY)
+        assert [ref.epoch for ref in maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts] == [1]
+        assert [a.epoch for a in maintenance.describe(job_id).attempts] == [2]
+        assert coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
+
+    def test_nothing_of_a_running_attempt_and_none_of_its_forerunners_goes(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.run(coordinator)
+        running = self.run(coordinator, status=None)
+        self.confirm_all(maintenance, running.job_id)
+        clock.advance(400 * DAY)
+        gone = maintenance.forget(ForgetRows(job_id=running.job_id, age_seconds=DAY))
+        left = maintenance.describe(running.job_id)
+        assert (len(gone.attempts), len(left.attempts)) == (0, 2)
+        assert [c.checkpoint_id for c in left.checkpoints if c.epoch == running.epoch] == [4, 5, 6]
+
+    def test_rows_stay_for_a_day_at_least(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        with pytest.raises(InvalidConfigurationError, match="a day"):
+            maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY - 1))
+
+    # --- which jobs go as a whole
+
+    def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        assert "name of its own" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        assert maintenance.describe(job_id).checkpoints[-1].is_restorable
+        assert maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
+
+    def test_a_job_named_after_a_run_goes_when_the_run_is_over(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
+        attempt = coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        request = RetireJob(job_id=attempt.job_id)
+        assert maintenance.retire(request).kept_because == ("run 'run-1' is not over",)
+        runs.over.add("run-1")
+        assert maintenance.retire(request).kept_because == ()
+
+    def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator, TEST).job_id
+        request = RetireJob(job_id=job_id, idle_seconds=10 * DAY)
+        clock.advance(9 * DAY)
+        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY))
+        assert "its last attempt was at" in maintenance.retire(request).kept_because[0]
+        clock.advance(1.1 * DAY)
+        assert maintenance.retire(request).kept_because == ()
+
+    @pytest.mark.parametrize("is_named", [True, False])
+    def test_a_job_with_an_open_attempt_never_goes(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock, is_named: bool
+    ) -> None:
+        job_id = self.run(coordinator, TEST, status=None).job_id
+        clock.advance(400 * DAY)
+        before = maintenance.describe(job_id).checkpoints
+        reasons = maintenance.retire(RetireJob(job_id=job_id, is_named=is_named)).kept_because
+        assert "attempt 1 of operator 'aggregate' (dag.task) has not ended" in reasons
+        assert maintenance.remove(RetireJob(job_id=job_id)).kept_because
+        assert maintenance.describe(job_id).checkpoints == before
+
+    def test_a_job_stays_while_a_replaced_driver_may_live_on(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        """Its epoch would be given out a second time, and the fence would let it pass."""
+        self.run(coordinator, TEST, status=None)
+        job_id = self.run(coordinator, TEST).job_id
+        assert "may live on" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        clock.advance(1.1 * DAY)
+        assert maintenance.retire(RetireJob(job_id=job_id)).kept_because == ()
+
+    # --- how they go
+
+    def test_a_retired_job_has_only_discards_left_and_its_rows_go_when_they_are_confirmed(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        attempt = self.run(coordinator, TEST)
+        maintenance.retire(RetireJob(job_id=attempt.job_id))
+        assert all(c.awaits_discard for c in maintenance.describe(attempt.job_id).checkpoints)
+        assert "not yet confirmed" in maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
+        self.confirm_all(maintenance, attempt.job_id)
+        assert maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because == ()
+        with pytest.raises(CheckpointNotFoundError):
+            maintenance.describe(attempt.job_id)
+        assert maintenance.jobs() == ()
+
+    def test_saying_what_would_be_retired_changes_nothing(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator, TEST).job_id
+        before = maintenance.describe(job_id)
+        assert maintenance.refusal(RetireJob(job_id=job_id)).kept_because == ()
+        assert maintenance.describe(job_id) == before
+
+    def test_an_attempt_that_comes_between_retiring_and_removing_starts_afresh_and_keeps_the_job(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator, TEST).job_id
+        maintenance.retire(RetireJob(job_id=job_id))
+        grant = coordinator.register(make_registration(job_name=TEST, owner=make_owner(run_id="run-1")))
+        complete_checkpoint(coordinator, grant.attempt)
+        assert not grant.is_restore
+        self.confirm_all(maintenance, job_id)
+        assert "has not ended" in maintenance.remove(RetireJob(job_id=job_id)).kept_because[0]
+        assert coordinator.latest(job_id, grant.attempt.operator_id) is not None
+
+    def test_retiring_twice_is_retiring_once(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator, TEST).job_id
+        maintenance.retire(RetireJob(job_id=job_id))
+        once = maintenance.describe(job_id)
+        maintenance.retire(RetireJob(job_id=job_id))
+        again = maintenance.describe(job_id)
+        assert (again.operators, again.checkpoints) == (once.operators, once.checkpoints)
+
+    def test_a_removed_job_begins_anew_under_its_name_and_others_are_untouched(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        self.run(coordinator, NAMED)
+        other = maintenance.describe(job_id_of(NAMED))
+        job_id = self.run(coordinator, TEST).job_id
+        maintenance.retire(RetireJob(job_id=job_id))
+        self.confirm_all(maintenance, job_id)
+        maintenance.remove(RetireJob(job_id=job_id))
+        attempt = self.run(coordinator, TEST, status=None)
+        pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        assert (attempt.epoch, pending.checkpoint_id) == (1, 4)
+        assert maintenance.describe(job_id_of(NAMED)) == other
+
+    def test_confirming_for_no_attempt_leaves_what_is_retained(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
+        rows = maintenance.describe(job_id).checkpoints
+        assert [c.discarded_at is not None for c in rows] == [True, False, False]
+        coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
+        assert maintenance.describe(job_id).checkpoints[1].discarded_at is not None

@@ -1,0 +1,128 @@
+"""The contract of maintenance over each store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.api.tokens import TokenKeeper
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import AccessDeniedError, CoordinatorUnavailableError
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+
+CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
+
+
+class TestInMemory(MaintenanceContract):
+    @pytest.fixture
+    def store(self, clock: ManualClock) -> InMemoryJobStore:
+        return InMemoryJobStore(clock)
+
+
+class SqlContract(MaintenanceContract):
+    @pytest.fixture
+    def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
+        return SqlJobStore(engine, clock)
+
+    @pytest.fixture
+    def tokens(self, engine: Engine, clock: ManualClock) -> TokenKeeper:
+        return TokenKeeper(SqlTokenStore(engine), clock)
+
+    @staticmethod
+    def register(coordinator: CheckpointCoordinator, tokens: TokenKeeper) -> tuple[str, AttemptRef]:
+        token = tokens.issue(CALLER).token
+        owner = make_owner(run_id="run-1", airflow=AIRFLOW)
+        attempt = coordinator.register(make_registration(job_name=TEST, owner=owner)).attempt
+        tokens.bind(tokens.check(token), attempt, None)
+        return token, attempt
+
+    def test_a_token_goes_with_its_attempts_row(self, coordinator, maintenance, tokens, clock):
+        """Without the row nobody would know that it is revoked."""
+        token, old = self.register(coordinator, tokens)
+        coordinator.finish(FinishAttempt(attempt=old, status=AttemptStatus.FAILED))
+        newest = self.run(coordinator, TEST)
+        clock.advance(2 * DAY)
+        assert maintenance.forget(ForgetRows(job_id=newest.job_id, age_seconds=DAY)).attempts == (old,)
+        with pytest.raises(AccessDeniedError, match="unknown"):
+            tokens.check(token)
+
+    def test_the_tokens_of_a_removed_job_open_nothing_of_its_successor(
+        self, coordinator, maintenance, tokens, clock, store
+    ):
+        token, attempt = self.register(coordinator, tokens)
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        reader = tokens.issue_reader(CALLER, attempt.job_id, 10 * DAY).token
+        maintenance.retire(RetireJob(job_id=attempt.job_id))
+        maintenance.remove(RetireJob(job_id=attempt.job_id))
+        assert self.run(coordinator, TEST, status=None) == attempt
+        for each in (token, reader):
+            with pytest.raises(AccessDeniedError, match="unknown"):
+                tokens.check(each)
+
+    def test_ended_tokens_are_dropped_and_living_ones_stay(self, engine, coordinator, maintenance, tokens, clock):
+        ended, attempt = self.register(coordinator, tokens)
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        tokens.issue_reader(CALLER, attempt.job_id, DAY)
+        living = tokens.issue_reader(CALLER, attempt.job_id, 10 * DAY).token
+        clock.advance(2.5 * DAY)
+        store, before = SqlTokenStore(engine), clock.now() - timedelta(days=1)
+        assert [store.drop_ended(before, dry_run=True), store.drop_ended(before), store.drop_ended(before)] == [2, 2, 0]
+        assert tokens.check(living).is_read_only
+        with pytest.raises(AccessDeniedError, match="unknown"):
+            tokens.check(ended)
+
+    def test_a_registration_that_meets_the_removal_of_its_job_is_to_be_repeated(self, store, coordinator, monkeypatch):
+        attempt = self.run(coordinator, TEST)
+        ensure = store._ensure_job
+
+        def remove_after(job_id, name):
+            ensure(job_id, name)
+            with store.transaction(job_id) as tx:
+                tx.remove_job()
+
+        monkeypatch.setattr(store, "_ensure_job", remove_after)
+        with (
+            pytest.raises(CoordinatorUnavailableError, match="removed at the moment"),
+            store.transaction(attempt.job_id, create_as=TEST),
+        ):
+            pytest.fail("there is no job to work on")
+
+
+class TestSqlite(SqlContract):
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+        yield engine
+        engine.dispose()
+
+
+@pytest.mark.db
+class TestPostgres(SqlContract):
+    @pytest.fixture
+    def engine(self, postgres_url: str) -> Iterator[Engine]:
+        """Each test has a schema of its own in the one server."""
+        schema = f"t{uuid.uuid4().hex}"
+        engine = create_engine(postgres_url, connect_args={"options": f"-csearch_path={schema}"})
+        with engine.begin() as connection:
+            connection.execute(text(f"CREATE SCHEMA {schema}"))
+        Base.metadata.create_all(engine)
+        yield engine
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+        engine.dispose()

@@ -1,0 +1,131 @@
+"""What tasks of a maintenance Dag may do over HTTP, by the client that they use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.api.tokens import TASK_LIFETIME
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance
+from airflow_provider_statecheck.metadata.token_store import Caller
+from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
+
+DAY = 24 * 3600.0
+JOB_ID = job_id_of(JOB)
+OWN_NAME = job_id_of("sales")
+
+
+class Credentials:
+    """Gets a task's tokens and counts them."""
+
+    def __init__(self, api: ApiServer, caller: Caller) -> None:
+        self.count = 0
+        self._api = api
+        self._caller = caller
+
+    def obtain(self) -> str:
+        self.count += 1
+        return self._api.task_token(self._caller)
+
+
+def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> HttpMaintenance:
+    client: Any = api.client
+    return HttpMaintenance(HttpClient("http://testserver", client), Credentials(api, caller))
+
+
+@pytest.fixture
+def ended(api: ApiServer) -> ApiServer:
+    """Two jobs whose only attempts ended: one named after its run, one with a name of its own."""
+    for job in (JOB, "sales"):
+        attempt = api.attempt(job)
+        for _ in range(3):
+            api.complete(attempt)
+        accepted(api.finish(attempt))
+    return api
+
+
+def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
+    remote, request = maintenance(ended), RetireJob(job_id=JOB_ID)
+    assert remote.refusal(request).kept_because == remote.retire(request).kept_because == ("run 'run-1' is not over",)
+    ended.runs.over.add("run-1")
+    assert remote.retire(request).kept_because == ()
+    assert "not yet confirmed" in remote.remove(request).kept_because[0]
+    ids = tuple(c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints)
+    remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=ids))
+    assert remote.remove(request).kept_because == ()
+    assert [job.name for job in remote.jobs()] == ["sales"]
+
+
+def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> None:
+    ended.runs.over.add("run-1")
+    remote, before = maintenance(ended), ended.rows()
+    for call in (remote.refusal, remote.retire, remote.remove):
+        assert "name of its own" in call(RetireJob(job_id=OWN_NAME)).kept_because[0]
+        with pytest.raises(AccessDeniedError, match="airflow statecheck prune"):
+            call(RetireJob(job_id=OWN_NAME, is_named=True))
+    assert {**ended.rows(), "statecheck_token": []} == {**before, "statecheck_token": []}
+
+
+def test_old_rows_are_forgotten_and_retained_checkpoints_stay(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    ended.complete(attempt := ended.attempt())
+    accepted(ended.finish(attempt))
+    remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=(1, 2, 3, 4)))
+    ended.clock.advance(2 * DAY)
+    rows = remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY))
+    left = remote.describe(JOB_ID)
+    assert [ref.epoch for ref in rows.attempts] == [1]
+    assert all(c.is_restorable for c in left.checkpoints)
+    assert len(left.checkpoints) == 2
+
+
+@pytest.mark.parametrize("age", [0.0, -DAY, DAY - 1, 1e300])
+def test_an_age_out_of_range_is_refused(ended: ApiServer, age: float) -> None:
+    """A negative one would drop the tokens of attempts that run."""
+    remote = maintenance(ended)
+    with pytest.raises(InvalidConfigurationError, match="from a day"):
+        remote.drop_tokens(DropTokens(age_seconds=age))
+    with pytest.raises(InvalidConfigurationError, match="from a day"):
+        remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=age))
+
+
+@pytest.mark.parametrize("seconds", [-1e300, 1e300])
+def test_any_time_of_idleness_is_understood(ended: ApiServer, seconds: float) -> None:
+    ended.runs.over.add("run-1")
+    kept = maintenance(ended).refusal(RetireJob(job_id=JOB_ID, idle_seconds=seconds)).kept_because
+    assert bool(kept) is (seconds > 0)
+
+
+def test_ended_tokens_go(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    ended.clock.advance(2 * DAY)
+    assert remote.drop_tokens(DropTokens(age_seconds=DAY, dry_run=True)) == 2
+    assert remote.drop_tokens(DropTokens(age_seconds=DAY)) == 2
+
+
+def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    remote.jobs()
+    ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
+    assert remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY)) is not None
+    assert remote._credentials.count == 2  # type: ignore[attr-defined]
+
+
+def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:
+    with pytest.raises(AccessDeniedError, match=r"statecheck_maintenance.*found one of 'nightly'"):
+        maintenance(ended, CALLER).retire(RetireJob(job_id=JOB_ID))
+
+
+def test_a_job_that_is_gone_is_told_as_such(ended: ApiServer) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        maintenance(ended).retire(RetireJob(job_id=job_id_of("gone")))

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.cli import commands
+from airflow_provider_statecheck.cli.definition import get_statecheck_commands
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.unit.written_stage import WrittenStage
+
+
+@dataclass
+class Outcome:
+    """What a command gave."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
+    """Rows in a database and bytes in files, which the commands work on."""
+    engine, clock = open_engine(f"sqlite:///{tmp_path}/state.db"), ManualClock()
+    stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, SqlJobStore(engine, clock))
+    monkeypatch.setattr(commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    yield stage
+    engine.dispose()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a command as Airflow does, by what its own parser makes of the arguments."""
+
+    def run(*arguments: str) -> Outcome:
+        capsys.readouterr()
+        status = 0
+        try:
+            args = parse(*arguments)
+            args.func(args)
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return Outcome(status, *capsys.readouterr())
+
+    return run
+
+
+def parse(*arguments: str) -> Namespace:
+    """Parse arguments with the parser that Airflow makes of the declaration."""
+    import argparse
+
+    from airflow.cli.cli_parser import _add_command
+
+    parser = argparse.ArgumentParser("airflow")
+    subparsers: Any = parser.add_subparsers(dest="subcommand", required=True)
+    for command in get_statecheck_commands():
+        _add_command(subparsers, command)
+    return parser.parse_args(["statecheck", *arguments])

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from airflow.utils import yaml
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.cli import commands
+from airflow_provider_statecheck.exceptions import (
+    CommitStateUnknownError,
+    CoordinatorUnavailableError,
+    EnvironmentNotReadyError,
+    StorageError,
+)
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.written_stage import JOB, local_path
+
+MONTH = 31 * 24 * 3600
+
+
+def rows(outcome: Any) -> list[dict[str, Any]]:
+    return list(json.loads(outcome.out))
+
+
+def damage(stage: Any, job: str = JOB) -> None:
+    row = stage.coordinator.describe(job_id_of(job)).checkpoints[-1]
+    local_path(row.metadata_uri).write_bytes(b"damaged")
+
+
+def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
+    def away(base: str) -> CheckpointStorage:
+        if of in base:
+            raise StorageError("The storage is away.")
+        return CheckpointStorage.open(base)
+
+    monkeypatch.setattr(commands, "storage_opener", lambda conn_id: away)
+
+
+class TestJobs:
+    def test_lists_each_job_with_its_newest_checkpoint_and_attempt(self, stage, run):
+        stage.run("older")
+        stage.clock.advance(60)
+        stage.attempt("newer")
+        found = rows(run("jobs", "-o", "json"))
+        assert [row["name"] for row in found] == ["newer", "older"]
+        assert found[0] == {
+            "name": "newer",
+            "job_id": job_id_of("newer"),
+            "operators": ["aggregate"],
+            "checkpoint": None,
+            "completed_at": None,
+            "bytes": None,
+            "attempt": "running",
+        }
+        assert (found[1]["checkpoint"], found[1]["attempt"]) == (3, "failed")
+        assert found[1]["completed_at"] == "2026-01-01T00:00:00+00:00"
+        assert found[1]["bytes"] > 10_000
+
+    def test_lists_those_of_a_pattern_and_not_more_than_asked_for(self, stage, run):
+        for job in ("sales/1", "sales/2", "sales/3", "other"):
+            stage.attempt(job)
+            stage.clock.advance(1)
+        outcome = run("jobs", "--name", "sales/*", "--limit", "2", "-o", "json")
+        assert [row["name"] for row in rows(outcome)] == ["sales/3", "sales/2"]
+        assert outcome.err == "1 more jobs; raise --limit to see them.\n"
+
+    def test_prints_names_as_they_are(self, stage, run):
+        """Brackets and colons are markup to the printer of tables."""
+        stage.attempt("a [bold]:x: job", uid="features[eu]")
+        for output in ("table", "plain"):
+            assert "a [bold]:x: job" in run("jobs", "-o", output).out
+            assert "features[eu]" in run("jobs", "-o", output).out
+
+    def test_prints_yaml(self, stage, run):
+        stage.run()
+        assert yaml.safe_load(run("jobs", "-o", "yaml").out) == rows(run("jobs", "-o", "json"))
+
+    def test_says_that_there_are_none(self, stage, run):
+        assert run("jobs").out.strip() == "No data found"
+        assert rows(run("jobs", "-o", "json")) == []
+
+
+class TestCheckpoints:
+    def test_lists_checkpoints_with_what_became_of_them(self, stage, run):
+        stage.run()
+        attempt = stage.attempt().grant.attempt
+        pending = stage.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key="0" * 32))
+        reason = CheckpointFailureReason.IO_EXCEPTION
+        decline = DeclineCheckpoint(
+            attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message="disk full"
+        )
+        stage.coordinator.decline(decline)
+        found = rows(run("checkpoints", JOB, "-o", "json"))
+        assert [row["status"] for row in found] == ["subsumed", "subsumed", "completed", "aborted"]
+        assert found[2]["pointer"] == f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-3"
+        assert found[2]["seconds"] == 0.0
+        assert found[3]["failure"] == f"{reason.value}: disk full"
+
+    def test_lists_those_of_an_operator_and_a_status(self, stage, run):
+        stage.run()
+        stage.run(uid="other", checkpoints=1)
+        found = rows(run("checkpoints", JOB, "--uid", "aggregate", "--status", "completed", "-o", "json"))
+        assert [(row["checkpoint"], row["operator"]) for row in found] == [(3, "aggregate")]
+
+    def test_takes_the_id_of_a_job_for_its_name(self, stage, run):
+        stage.run()
+        assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
+
+    def test_hides_a_password_in_a_pointer_and_not_a_container(self):
+        from airflow_provider_statecheck.cli.printing import shown
+
+        assert shown("s3://key:se/cret@bucket/chk-1") == "s3://***@bucket/chk-1"
+        assert shown("abfs://lake@account/chk-1") == "abfs://lake@account/chk-1"
+
+    @pytest.mark.parametrize("arguments", [("nothing",), (JOB, "--uid", "nobody")], ids=["job", "operator"])
+    def test_ends_with_2_where_there_is_no_such_thing(self, stage, run, arguments):
+        stage.run()
+        outcome = run("checkpoints", *arguments)
+        assert (outcome.status, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
+        assert arguments[-1] in outcome.err
+
+
+class TestVerify:
+    def test_ends_with_0_where_all_can_be_restored(self, stage, run):
+        stage.run()
+        for arguments in ((JOB,), (JOB, "--deep"), (JOB, "--checkpoint", "3")):
+            outcome = run("verify", *arguments, "-o", "json")
+            assert (outcome.status, [row["restorable"] for row in rows(outcome)]) == (0, [True])
+
+    def test_ends_with_1_and_says_why_where_one_cannot(self, stage, run):
+        stage.run()
+        damage(stage)
+        outcome = run("verify", JOB, "-o", "json")
+        assert outcome.status == 1
+        assert "found 7 bytes" in rows(outcome)[0]["problems"][0]
+
+    def test_takes_a_pointer(self, stage, run):
+        stage.run()
+        pointer = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1].location
+        assert run("verify", pointer).status == 0
+        damage(stage)
+        assert run("verify", pointer).status == 1
+
+    @pytest.mark.parametrize("job", [JOB, "file:///nowhere/chk-1", "nothing"])
+    def test_ends_with_2_where_there_is_nothing_to_verify(self, stage, run, job):
+        stage.run()
+        options = ("--checkpoint", "1") if job == JOB else ()
+        outcome = run("verify", job, *options)
+        assert (outcome.status, len(outcome.err.splitlines())) == (2, 1)
+
+    def test_ends_with_3_where_the_storage_does_not_answer(self, stage, run, monkeypatch):
+        stage.run()
+        lose_storage(monkeypatch)
+        outcome = run("verify", JOB)
+        assert (outcome.status, outcome.err) == (3, "error: The storage is away.\n")
+
+    def test_a_checkpoint_that_was_subsumed_meanwhile_is_no_finding(self, stage, run, monkeypatch):
+        attempt = stage.attempt()
+        first = stage.take(attempt)
+
+        def opener(base: str) -> CheckpointStorage:
+            stage.take(attempt)
+            local_path(str(first.metadata_uri)).unlink()
+            return CheckpointStorage.open(base)
+
+        monkeypatch.setattr(commands, "storage_opener", lambda conn_id: opener)
+        outcome = run("verify", JOB, "-o", "json")
+        assert (outcome.status, rows(outcome)) == (0, [])
+
+
+class TestGc:
+    def test_deletes_and_reports_bytes_and_directories(self, stage, run):
+        stage.run()
+        stage.run("other")
+        before = sum(stage.files().values())
+        outcome = run("gc", "--all", "-o", "json")
+        found = rows(outcome)
+        assert (outcome.status, {row["job"] for row in found}) == (0, {JOB, "other"})
+        assert sum(row["bytes"] for row in found) == before - sum(stage.files().values())
+        assert "2 jobs looked at, 8 directories with" in outcome.err
+
+    def test_touches_the_named_jobs_alone(self, stage, run):
+        stage.run()
+        stage.run("other")
+        assert run("gc", JOB).status == 0
+        assert (stage.statuses()[1], stage.statuses("other")[1]) == ("subsumed", "SUBSUMED")
+
+    def test_a_dry_run_changes_nothing(self, stage, run):
+        stage.run()
+        before = stage.files()
+        outcome = run("gc", "--all", "--dry-run", "-o", "json")
+        assert (stage.files(), stage.statuses()[1]) == (before, "SUBSUMED")
+        assert len(rows(outcome)[0]["directories"]) == 4
+        assert "would be deleted" in outcome.err
+
+    def test_says_what_it_keeps(self, stage, run):
+        stage.run()
+        stage.attempt()
+        (row,) = rows(run("gc", JOB, "-o", "json"))
+        assert row["kept"] == ["operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3"]
+
+    def test_ends_with_3_and_goes_on_where_the_storage_of_one_job_does_not_answer(
+        self, stage, run, monkeypatch, tmp_path
+    ):
+        stage.run()
+        stage.clock.advance(1)
+        away = type(stage)(CheckpointStorage.open(str(tmp_path / "away")), stage.clock, stage.store)
+        away.run("away")
+        lose_storage(monkeypatch, "/away")
+        outcome = run("gc", "--all", "-o", "json")
+        assert outcome.status == 3
+        assert [bool(row["problems"]) for row in rows(outcome)] == [True, False]
+        assert stage.statuses()[1] == "subsumed"
+
+    def test_ends_with_1_where_something_could_not_be_deleted(self, stage, run, monkeypatch):
+        stage.run()
+        monkeypatch.setattr("airflow_provider_statecheck.storage.cleaner.CheckpointsCleaner.discard", lambda *_: ())
+        assert run("gc", "--all").status == 1
+
+    @pytest.mark.parametrize("arguments", [(), (JOB, "--all"), ("nothing",)], ids=["none", "both", "unknown"])
+    def test_ends_with_2_where_it_is_not_clear_which_jobs(self, stage, run, arguments):
+        stage.run()
+        outcome = run("gc", *arguments)
+        assert (outcome.status, len(outcome.err.splitlines())) == (2, 1)
+        assert stage.statuses()[1] == "SUBSUMED"
+
+
+class TestPrune:
+    def test_removes_test_jobs_and_tells_which(self, stage, run):
+        stage.run("test/a")
+        stage.run("b")
+        outcome = run("prune", "--test-jobs", "--yes", "-o", "json")
+        assert outcome.status == 0
+        assert [(row["job"], row["removed"]) for row in rows(outcome)] == [("test/a", True)]
+        assert [job.name for job in stage.maintenance.jobs()] == ["b"]
+        assert outcome.err == "1 of 2 jobs and 0 ended tokens removed.\n"
+
+    def test_removes_a_named_job_and_nothing_of_others(self, stage, run):
+        stage.run("test/a")
+        stage.run("b")
+        stage.clock.advance(MONTH)
+        assert run("prune", "b", "--yes").status == 0
+        assert [job.name for job in stage.maintenance.jobs()] == ["test/a"]
+
+    def test_forgets_old_rows_of_a_job_that_stays(self, stage, run):
+        stage.run()
+        stage.run()
+        stage.clock.advance(MONTH)
+        (row,) = rows(run("prune", "--yes", "-o", "json"))
+        assert (row["removed"], row["attempts"]) == (False, 1)
+
+    def test_a_dry_run_changes_nothing(self, stage, run):
+        stage.run("test/a")
+        outcome = run("prune", "--test-jobs", "--dry-run", "-o", "json")
+        assert rows(outcome)[0]["removed"]
+        assert "would be removed" in outcome.err
+        assert stage.statuses("test/a")[3] == "completed"
+
+    def test_without_yes_it_asks_and_no_is_no(self, stage, run, monkeypatch):
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        stage.run("test/a")
+        for answer, left in (("\n", 1), ("n\n", 1), ("y\n", 0)):
+            monkeypatch.setattr("sys.stdin", Terminal(answer))
+            outcome = run("prune", "--test-jobs")
+            assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
+            assert "Remove that? [y/N]" in outcome.err
+
+    def test_ends_with_2_where_nobody_can_be_asked(self, stage, run, monkeypatch):
+        stage.run("test/a")
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+        assert run("prune", "--test-jobs").status == 2
+        assert stage.statuses("test/a")[3] == "completed"
+
+    def test_ends_with_2_for_names_together_with_conditions(self, stage, run):
+        stage.run()
+        for condition in (("--test-jobs",), ("--older-than", "30d")):
+            assert run("prune", JOB, *condition, "--yes").status == 2
+        assert stage.statuses()[3] == "completed"
+
+    @pytest.mark.parametrize("age", ["30", "d", "-1d", "23h", "0d", "1y", "1.5d"])
+    def test_ends_with_2_for_an_age_that_is_none_or_less_than_a_day(self, stage, run, age):
+        outcome = run("prune", f"--older-than={age}", "--yes")
+        assert outcome.status == 2
+        assert "30d or 48h" in outcome.err
+
+    def test_ends_with_3_where_the_storage_does_not_answer(self, stage, run, monkeypatch):
+        stage.run("test/a")
+        lose_storage(monkeypatch)
+        assert run("prune", "--test-jobs", "--yes").status == 3
+        assert len(stage.maintenance.jobs()) == 1
+
+
+ALL = [("jobs",), ("checkpoints", JOB), ("verify", JOB), ("gc", "--all"), ("prune", "--yes")]
+DATABASE_ERRORS = [EnvironmentNotReadyError, CoordinatorUnavailableError, CommitStateUnknownError]
+
+
+@pytest.mark.parametrize("kind", DATABASE_ERRORS, ids=lambda kind: kind.code)
+@pytest.mark.parametrize("arguments", ALL, ids=lambda arguments: arguments[0])
+def test_every_command_ends_with_3_and_one_line_where_the_database_fails(stage, run, monkeypatch, arguments, kind):
+    def fail() -> None:
+        raise kind("The database\nis away.")
+
+    monkeypatch.setattr(commands, "maintenance_gateway", fail)
+    outcome = run(*arguments)
+    assert (outcome.status, outcome.out, outcome.err) == (3, "", "error: The database is away.\n")

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from airflow.cli.cli_config import GroupCommand
+
+from airflow_provider_statecheck.cli import commands
+from airflow_provider_statecheck.cli.definition import get_statecheck_commands
+from airflow_provider_statecheck.get_provider_info import get_provider_info
+from tests.unit.interpreter import modules_loaded_by
+
+
+def test_the_declaration_loads_nothing_of_the_commands():
+    """Every airflow command loads it."""
+    loaded = modules_loaded_by(
+        "from airflow_provider_statecheck.cli.definition import get_statecheck_commands as get; get()"
+    )
+
+    # Airflow itself reads the provider's declaration, now or later.
+    declaration = {"airflow_provider_statecheck.get_provider_info"}
+    ours = {name for name in loaded if name.startswith("airflow_provider_statecheck")}
+    assert ours - declaration == {
+        "airflow_provider_statecheck",
+        "airflow_provider_statecheck.cli",
+        "airflow_provider_statecheck.cli.definition",
+    }
+
+
+def test_each_command_leads_to_its_function_and_takes_an_output_format():
+    """Airflow sends log lines to stderr only for commands that have one."""
+    (group,) = get_statecheck_commands()
+
+    assert isinstance(group, GroupCommand)
+    for each in group.subcommands:
+        assert callable(getattr(commands, each.name))
+        assert "--output" in {flag for arg in each.args for flag in arg.flags}
+
+
+def test_the_provider_declares_the_commands():
+    name = "airflow_provider_statecheck.cli.definition.get_statecheck_commands"
+    assert get_provider_info()["cli"] == [name]
