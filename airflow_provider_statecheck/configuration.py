@@ -19,9 +19,11 @@ class StatecheckSettings:
     """Settings whose ranges were checked."""
 
     checkpoint_dir: str
+    storage_conn_id: str | None
     num_retained: int
     checkpoint_timeout_seconds: float
     tolerable_failed_checkpoints: int
+    overhead_budget: float | None
     on_clear: OnClear
 
     @classmethod
@@ -42,7 +44,7 @@ def _whole_number(value: Any) -> int:
     return int(str(value))  # by its text, for int() alone would take 2.7 as 2 and True as 1
 
 
-def _seconds(value: Any) -> float:
+def _number(value: Any) -> float:
     return float(str(value))
 
 
@@ -52,15 +54,19 @@ def _on_clear(value: Any) -> OnClear:
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_dir": str,
+    "storage_conn_id": str,
     "num_retained": _whole_number,
-    "checkpoint_timeout_seconds": _seconds,
+    "checkpoint_timeout_seconds": _number,
     "tolerable_failed_checkpoints": _whole_number,
+    "overhead_budget": _number,
     "on_clear": _on_clear,
 }
+_OPTIONAL = frozenset({"storage_conn_id", "overhead_budget"})
 _EXPECTED = {
     "num_retained": "a whole number",
     "checkpoint_timeout_seconds": "a number of seconds",
     "tolerable_failed_checkpoints": "a whole number",
+    "overhead_budget": "a number above 0 and up to 1",
     "on_clear": f"one of {', '.join(OnClear)}",
 }
 
@@ -75,6 +81,8 @@ def _refuse_unknown(arguments: dict[str, Any]) -> None:
 
 def _value(key: str, argument: Any, parse: Callable[[Any], Any]) -> Any:
     raw = argument if argument is not None else _configured(key)
+    if (raw is None or raw == "") and key in _OPTIONAL:
+        return None
     if raw is None or raw == "":
         raise InvalidConfigurationError(
             f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
@@ -101,3 +109,5 @@ def _check(values: dict[str, Any]) -> None:
     require("checkpoint_timeout_seconds", seconds, lambda s: 0.01 <= s <= _LONGEST, "from 0.01 seconds to a year")
     tolerable = values["tolerable_failed_checkpoints"]
     require("tolerable_failed_checkpoints", tolerable, lambda n: n >= -1, "-1 for any number, or 0 and more")
+    budget = values["overhead_budget"]
+    require("overhead_budget", budget, lambda b: b is None or 0 < b <= 1, "above 0 and up to 1")

@@ -1,4 +1,9 @@
-"""S1: a snapshot of a wide DataFrame against writing it plainly, and against Spark's own checkpoint."""
+"""
+S1: a snapshot of a wide DataFrame against writing it plainly, and against Spark's own checkpoint.
+
+The case on S3 is that of a Spark whose Hadoop has no such filesystem: Python writes on the executors. Its peer is one
+process that reads the same files with pyarrow and writes them to the same server, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import pyarrow.parquet as pq
+
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.session import start_session
+from airflow_provider_statecheck.spark.driver.session import start_session
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
+from tests.object_store import KEY, SECRET, running_object_store
 
 CONF = {
     "spark.master": "local[2]",
@@ -33,6 +42,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
     return [
         _against_plain(spark, frame, work, pairs, sizes),
         *_against_checkpoint(spark, frame, work, pairs, sizes),
+        _against_pyarrow_on_s3(spark, frame, source, work, pairs, sizes),
     ]
 
 
@@ -80,12 +90,42 @@ def _against_checkpoint(spark: Any, frame: Any, work: Path, pairs: int, sizes: d
     ]
 
 
+def _against_pyarrow_on_s3(
+    spark: Any, frame: Any, source: Path, work: Path, pairs: int, sizes: dict[str, Any]
+) -> Result:
+    with running_object_store() as store:
+        # Past the proxy, which is there for tests and is no fast one.
+        options = {"key": KEY, "secret": SECRET, "endpoint_url": store.direct_url}
+        base = f"s3://{store.bucket}"
+
+        def ours() -> float:
+            return _timed_snapshot(spark, frame, work, f"{base}/{uuid.uuid4().hex}", options)[0]
+
+        def peer() -> float:
+            return seconds(lambda: _copy_with_pyarrow(source, f"{base}/{uuid.uuid4().hex}", options))
+
+        return _result("lineitem to S3 vs pyarrow without Spark", "s", in_turn(ours, peer, pairs), 0.5, sizes)
+
+
+def _copy_with_pyarrow(source: Path, target: str, options: dict[str, Any]) -> None:
+    filesystem = fsspec.filesystem("s3", **options)
+    for part in sorted(source.glob("*.parquet")):
+        with filesystem.open(f"{target}/{part.name}", "wb") as sink:
+            pq.write_table(pq.read_table(part), sink, compression="snappy")
+
+
 def _snapshot(spark: Any, frame: Any, work: Path) -> tuple[float, float]:
     """Take one snapshot with its completed checkpoint; return its seconds and its bytes."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
+    return _timed_snapshot(spark, frame, work, str(folder), {})
+
+
+def _timed_snapshot(spark: Any, frame: Any, work: Path, base: str, options: dict[str, Any]) -> tuple[float, float]:
     metadata = f"sqlite:///{work}/{uuid.uuid4().hex}.db"
-    with StageContext.open(spark, job="s1", checkpoint_dir=str(folder), metadata=metadata) as checkpoint:
+    with StageContext.open(
+        spark, job="s1", checkpoint_dir=base, metadata=metadata, storage_options=options
+    ) as checkpoint:
         taken = seconds(lambda: checkpoint.snapshot("lineitem", frame))
         return taken, float(checkpoint.steps[0].size_bytes)
 

@@ -19,6 +19,7 @@ class CheckpointedSparkDecoratedOperator(DecoratedOperator, CheckpointedPySparkO
     """The operator behind ``@task.checkpointed_spark``."""
 
     custom_operator_name = "@task.checkpointed_spark"
+    template_fields: Sequence[str] = CheckpointedPySparkOperator.template_fields
 
     def __init__(
         self,

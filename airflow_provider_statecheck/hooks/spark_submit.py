@@ -107,13 +107,13 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         return self._for_cluster(application) if self._is_cluster else application
 
     def _ship_package(self) -> None:
-        from airflow_provider_statecheck.hooks.package_zip import write_package
+        from airflow_provider_statecheck.spark.driver.package_zip import write_package
 
         package = str(write_package(self._folder()))
         self._py_files = f"{self._py_files},{package}" if self._py_files else package
 
     def _for_cluster(self, application: str) -> str:
-        from airflow_provider_statecheck.hooks.package_zip import write_launcher_jar
+        from airflow_provider_statecheck.spark.driver.package_zip import write_launcher_jar
 
         python = as_cluster_python(
             application, self._application_args, py_files=self._py_files, files=self._files, conf=self._conf

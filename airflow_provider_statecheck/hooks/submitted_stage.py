@@ -10,7 +10,8 @@ from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, Attemp
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.hooks.transport import over_http
-from airflow_provider_statecheck.spark.handover import Handover
+from airflow_provider_statecheck.spark.driver.handover import Handover
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.spark.kept import kept_line, latest_kept
 
 if TYPE_CHECKING:
@@ -26,16 +27,14 @@ class SubmittedStage:
 
     :param access: The way to the coordinator.
     :param registration: Who asks, under which job and uid, with which settings.
-    :param tolerable_failed_checkpoints: How many checkpoints in a row may fail before the stage fails.
+    :param driver: What the driver decides by itself.
     """
 
-    def __init__(
-        self, access: DriverAccess, registration: RegisterAttempt, tolerable_failed_checkpoints: int = -1
-    ) -> None:
+    def __init__(self, access: DriverAccess, registration: RegisterAttempt, driver: DriverSettings) -> None:
         self.registration = registration
         self._access = access
         self._gateway = over_http(access.gateway)
-        self._tolerable = tolerable_failed_checkpoints
+        self._driver = driver
         self._attempt: AttemptRef | None = None
 
     def register(self) -> Handover:
@@ -49,7 +48,7 @@ class SubmittedStage:
             url=self._access.url,
             token=self._access.gateway.token_of(self._attempt),
             registration=self.registration,
-            tolerable_failed_checkpoints=self._tolerable,
+            driver=self._driver,
         )
 
     def adopt_running(self) -> None:

@@ -68,10 +68,15 @@ def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
 
     address = coordinator_address(conn_id)
     client = address.open()
-    return HttpGateway(client, _credentials(client, address))
+    return HttpGateway(client, task_credentials(client, address))
 
 
-def _credentials(client: HttpClient, address: CoordinatorAddress) -> Credentials:
+def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credentials:
+    """
+    Return what the task that runs in this process proves itself with.
+
+    :raises EnvironmentNotReadyError: where no task is running.
+    """
     from airflow_provider_statecheck.hooks.credentials import LoginCredentials, TaskCredentials
 
     ti = _running_task()

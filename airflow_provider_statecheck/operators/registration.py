@@ -18,6 +18,7 @@ from airflow_provider_statecheck.operators.links import push_link
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.configuration import StatecheckSettings
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 A_RETRY_CANNOT_HELP = (
@@ -34,7 +35,7 @@ class PreparedStage:
 
     storage: CheckpointStorage
     registration: RegisterAttempt
-    tolerable_failed_checkpoints: int
+    driver: DriverSettings
 
 
 @runtime_checkable
@@ -46,9 +47,11 @@ class CheckpointedTask(Protocol):
     uid: str | None
     map_key: str | None
     checkpoint_dir: str | None
+    storage_conn_id: str | None
     num_retained: int | None
     checkpoint_timeout_seconds: float | None
     tolerable_failed_checkpoints: int | None
+    overhead_budget: float | None
     on_clear: str | None
 
 
@@ -59,19 +62,31 @@ def prepare_stage(task: CheckpointedTask, context: Mapping[str, Any]) -> Prepare
     :raises InvalidConfigurationError: for a setting out of range, or a mapped task without a key.
     """
     from airflow_provider_statecheck.configuration import StatecheckSettings
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+    from airflow_provider_statecheck.hooks.storage import open_storage
 
     settings = StatecheckSettings.from_airflow(
         checkpoint_dir=task.checkpoint_dir,
+        storage_conn_id=task.storage_conn_id,
         num_retained=task.num_retained,
         checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
         tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
+        overhead_budget=task.overhead_budget,
         on_clear=task.on_clear,
     )
-    storage = CheckpointStorage.open(settings.checkpoint_dir)
+    storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
     registration = _registration(task, context, settings, storage.base_uri)
     push_link(task, context, registration.job_name)
-    return PreparedStage(storage, registration, settings.tolerable_failed_checkpoints)
+    return PreparedStage(storage, registration, _driver_settings(settings, storage))
+
+
+def _driver_settings(settings: StatecheckSettings, storage: CheckpointStorage) -> DriverSettings:
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+
+    return DriverSettings(
+        tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
+        overhead_budget=settings.overhead_budget,
+        storage_options=dict(storage.options),
+    )
 
 
 def _registration(

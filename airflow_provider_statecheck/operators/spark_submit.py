@@ -12,9 +12,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
 
-from airflow_provider_statecheck.operators.links import CheckpointsLink
-from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, PreparedStage, prepare_stage
-from airflow_provider_statecheck.operators.siblings import refuse_shared_uid
+from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
+from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, PreparedStage
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _PACKAGES = "packages"
 
 
-class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
+class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator):
     """
     Submit an application that saves its progress.
 
@@ -35,17 +34,9 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
     that outlives its task goes on; the retry reconnects to it, as it does with Spark's own operator.
 
     Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
-    those of ``SparkSubmitOperator``; those of this class that are not given come from the section ``[statecheck]`` of
-    Airflow's configuration.
+    those of ``SparkSubmitOperator`` and of
+    :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
-    :param job: Name of the unit of recovery; by default state lives with the Dag run. (templated)
-    :param uid: Name of this stage within the job; by default the task id. (templated)
-    :param map_key: For a mapped task: what tells its instances apart whatever their order is. (templated)
-    :param checkpoint_dir: Where the bytes go, any fsspec URI that the driver reaches too. (templated)
-    :param num_retained: How many completed checkpoints to keep.
-    :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
-    :param tolerable_failed_checkpoints: How many may fail in a row before the application fails, ``-1`` for any number.
-    :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
     :param ship_package: Whether to add this package to the application's Python files; not needed where it is installed.
     :param package_dir: For cluster mode: a folder that every worker sees, for what is shipped; by default one below a
         ``checkpoint_dir`` that is a local path. (templated)
@@ -53,46 +44,15 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
 
     template_fields: Sequence[str] = (
         *SparkSubmitOperator.template_fields,
-        "job",
-        "uid",
-        "map_key",
-        "checkpoint_dir",
+        *CheckpointedOperator.checkpoint_template_fields,
         "package_dir",
     )
-    operator_extra_links = (CheckpointsLink(),)
-
-    kept: str | None = None
-    """What a failed try kept, for the last line of its log."""
-    checkpoints_url: str | None = None
-    """The page of the job, once the task has begun."""
 
     _stage: SubmittedStage | None = None
     _shipping: Shipping | None = None
 
-    def __init__(
-        self,
-        *,
-        job: str | None = None,
-        uid: str | None = None,
-        map_key: str | None = None,
-        checkpoint_dir: str | None = None,
-        num_retained: int | None = None,
-        checkpoint_timeout_seconds: float | None = None,
-        tolerable_failed_checkpoints: int | None = None,
-        on_clear: str | None = None,
-        ship_package: bool = True,
-        package_dir: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, ship_package: bool = True, package_dir: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.job = job
-        self.uid = uid
-        self.map_key = map_key
-        self.checkpoint_dir = checkpoint_dir
-        self.num_retained = num_retained
-        self.checkpoint_timeout_seconds = checkpoint_timeout_seconds
-        self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
-        self.on_clear = on_clear
         self.ship_package = ship_package
         self.package_dir = package_dir
 
@@ -142,12 +102,11 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
         from airflow_provider_statecheck.hooks.driver_access import driver_access
         from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
-        self._refuse_shared_uid()
-        prepared = prepare_stage(self, context)
+        prepared = self.prepare(context)
         registration = prepared.registration
         with driver_access(registration.owner) as access, tempfile.TemporaryDirectory() as scratch:
             self._shipping = self._shipping_to(Path(scratch), prepared)
-            self._stage = SubmittedStage(access, registration, prepared.tolerable_failed_checkpoints)
+            self._stage = SubmittedStage(access, registration, prepared.driver)
             yield self._stage
 
     @contextmanager
@@ -176,8 +135,3 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator):
 
         shared = normalise_base(self.package_dir) if self.package_dir else f"{prepared.storage.base_uri}/{_PACKAGES}"
         return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
-
-    def _refuse_shared_uid(self) -> None:
-        dag = self.get_dag()
-        if dag is not None:
-            refuse_shared_uid(self.task_id, list(dag.tasks))

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.operators.links import CheckpointsLink
+from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.registration import PreparedStage
 
 if TYPE_CHECKING:
@@ -25,21 +25,15 @@ class StageTerminatedError(AirflowException):
 
 
 class DriverLostError(AirflowException):
-    """The driver's JVM died under the stage."""
+    """The driver's JVM, or the server of Spark Connect, died under the stage."""
 
 
-class StageCallable(PythonOperator):
+class StageCallable(CheckpointedOperator, PythonOperator):
     """
     Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
 
     Subclassed beside ``PySparkOperator``, which makes the session and calls on to here.
     """
-
-    kept: str | None = None
-    """What a failed try kept, for the last line of its log."""
-    checkpoints_url: str | None = None
-    """The page of the job, once the task has begun."""
-    operator_extra_links = (CheckpointsLink(),)
 
     _prepared: PreparedStage | None = None
     _is_stage_running = False
@@ -48,10 +42,14 @@ class StageCallable(PythonOperator):
     def execute_callable(self) -> Any:
         """Register an attempt, restore, run the function, and close the attempt."""
         from airflow_provider_statecheck.spark.context import StageContext
-        from airflow_provider_statecheck.spark.driver_thread import run_interruptibly
+        from airflow_provider_statecheck.spark.driver.readiness import make_ready
+        from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
 
         spark = self.op_kwargs["spark"]
-        with StageContext(spark, self._open_attempt()) as checkpoint:
+        prepared = self._require_prepared()
+        make_ready(spark, prepared.storage)
+        attempt = self._open_attempt(prepared)
+        with StageContext(spark, attempt, overhead_budget=prepared.driver.overhead_budget) as checkpoint:
             self._give(checkpoint)
             self._is_stage_running = True
             try:
@@ -79,26 +77,35 @@ class StageCallable(PythonOperator):
         if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
             self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
 
-    def _open_attempt(self) -> StageAttempt:
+    def _require_prepared(self) -> PreparedStage:
+        if self._prepared is None:
+            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
+        return self._prepared
+
+    def _open_attempt(self, prepared: PreparedStage) -> StageAttempt:
         from airflow_provider_statecheck.hooks.transport import airflow_gateway
         from airflow_provider_statecheck.spark.attempt import StageAttempt
 
-        prepared = self._prepared
-        if prepared is None:
-            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
         return StageAttempt(
             airflow_gateway(),
             prepared.storage,
             prepared.registration,
-            tolerable_failed_checkpoints=prepared.tolerable_failed_checkpoints,
+            tolerable_failed_checkpoints=prepared.driver.tolerable_failed_checkpoints,
         )
 
 
 def _name_lost_driver(error: BaseException) -> None:
-    from airflow_provider_statecheck.spark.session import has_jvm_died
+    from airflow_provider_statecheck.spark.driver.lost_server import is_server_lost
+    from airflow_provider_statecheck.spark.driver.session import has_jvm_died
 
-    is_asked_to_end = isinstance(error, StageTerminatedError) or not isinstance(error, Exception)
-    if not is_asked_to_end and has_jvm_died(wait_seconds=1.0):
+    if isinstance(error, StageTerminatedError) or not isinstance(error, Exception):
+        return
+    if is_server_lost(error):
+        raise DriverLostError(
+            f"The Spark Connect server was lost while the stage used it ({type(error).__name__}); see whether it was ended "
+            f"or started anew. A retry opens a new session."
+        ) from error
+    if has_jvm_died(wait_seconds=1.0):
         raise DriverLostError(
             f"The driver's JVM died while the stage used it ({type(error).__name__}); look for an out-of-memory kill or a "
             f"crash file. A retry starts a new one."

@@ -10,19 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.fingerprint import step_fingerprint
+from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
+from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
+from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.kept import kept_line
-from airflow_provider_statecheck.spark.progress import LoopProgress, keyed
-from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey, describe
-from airflow_provider_statecheck.spark.snapshots import LiveSnapshot, StageSnapshots, Stopwatch
+from airflow_provider_statecheck.spark.loops.progress import keyed
+from airflow_provider_statecheck.spark.loops.refining import Refinement, RefiningLoop
+from airflow_provider_statecheck.spark.saving import StageSaving
+from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey
 from airflow_provider_statecheck.spark.state import StageState
+from airflow_provider_statecheck.spark.step_report import StepReport as StepReport
+from airflow_provider_statecheck.spark.steps import StageSteps, built
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,19 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """What became of one step in this try."""
-
-    name: str
-    """With its items: ``days[2026-01-01]/sessions``."""
-    is_restored: bool
-    seconds: float
-    """What computing and writing it took, in the try that did so."""
-    size_bytes: int
-    rows: int | None
 
 
 class StageContext:
@@ -54,27 +45,35 @@ class StageContext:
 
     :param spark: The session that computes.
     :param attempt: The registered try.
+    :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
+        is put off where it takes more. ``None`` sets no limit.
     :param monotonic: The clock for durations, in seconds.
+    :raises InvalidConfigurationError: for a budget out of range.
     """
 
     def __init__(
-        self, spark: SparkSession, attempt: StageAttempt, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        spark: SparkSession,
+        attempt: StageAttempt,
+        *,
+        overhead_budget: float | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spark = spark
+        require_budget(overhead_budget)
         self._attempt = attempt
         self._monotonic = monotonic
         restored = attempt.restore()
-        saved = restored.state if restored else {}
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try started from; ``None`` for a fresh start."""
-        self.state = StageState(saved.get("values"))
+        self._saving = StageSaving(attempt, restored, overhead_budget=overhead_budget, monotonic=monotonic)
+        self.state: StageState = self._saving.state
         """Small values by name, saved with each checkpoint."""
-        self._progress = LoopProgress(saved.get("loops", ()))
-        self._snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
+        self.costs: StageCosts = self._saving.costs
+        """What checkpointing took, over all tries."""
         self._names = ScopedNames()
-        self._unsaved_bytes = 0
-        self._saved = self._content() if restored else None
-        self.steps: list[StepReport] = []
+        self._steps = StageSteps(spark, attempt, self._saving, monotonic)
+        self._auto = AutoSnapshots(self._steps)
+        self.steps: list[StepReport] = self._steps.reports
         """The steps that this try has passed, in their order."""
 
     @classmethod
@@ -91,6 +90,7 @@ class StageContext:
         num_retained: int = 2,
         checkpoint_timeout_seconds: float = 600.0,
         tolerable_failed_checkpoints: int = -1,
+        overhead_budget: float | None = None,
         storage_options: dict[str, Any] | None = None,
     ) -> Self:
         """
@@ -107,13 +107,16 @@ class StageContext:
         :param num_retained: How many completed checkpoints to keep, at least 1.
         :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
         :param tolerable_failed_checkpoints: How many may fail in a row before the stage fails, ``-1`` for any number.
+        :param overhead_budget: Which part of the time checkpointing may take, such as 0.05; ``None`` sets no limit.
         :param storage_options: Options of the fsspec filesystem.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there was state and none of it can be read.
         """
         from airflow_provider_statecheck.spark.script import open_attempt
 
+        require_budget(overhead_budget)
         attempt = open_attempt(
+            spark,
             job=job,
             checkpoint_dir=checkpoint_dir,
             metadata=metadata,
@@ -125,7 +128,7 @@ class StageContext:
             tolerable_failed_checkpoints=tolerable_failed_checkpoints,
             storage_options=storage_options or {},
         )
-        return cls(spark, attempt)
+        return cls(spark, attempt, overhead_budget=overhead_budget)
 
     @classmethod
     def current(cls, spark: SparkSession | None = None) -> Self:
@@ -148,7 +151,7 @@ class StageContext:
         name: str,
         build: DataFrame | Callable[[], DataFrame],
         *,
-        when: bool = True,
+        when: bool | Literal["auto"] = True,
         version: str | None = None,
     ) -> DataFrame:
         """
@@ -159,22 +162,66 @@ class StageContext:
 
         :param name: Name of the step, unique in its scope.
         :param build: The DataFrame, or a callable that gives it and is not called when the step is restored.
-        :param when: ``False`` lets a cheap step opt out: it is computed in each try and never written.
+        :param when: ``False`` lets a cheap step opt out: it is computed in each try and never written. ``"auto"`` has it
+            computed into Spark's cache and timed, and written only where computing it again would take longer.
         :param version: Change it where the result changes for a reason that the code does not show.
+        :raises InvalidConfigurationError: for any other ``when``.
         :raises DuplicateNameError: if the name is used twice in one scope.
         :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
+        :raises StorageError: if the disk is full, or has too little room to begin.
         """
+        _require_when(when)
         step = self._names.claim(name)
-        if not when:
-            return _built(build)
-        fingerprint = self._fingerprint(build, version)
-        live = self._restorable(step, fingerprint)
-        if live is None:
-            live = self._compute(step, build, fingerprint)
-            self._report(step, live, is_restored=False)
-        else:
-            self._report(step, live, is_restored=True)
-        return self._snapshots.read(self._spark, live)
+        if when is False:
+            return built(build)
+        fingerprint = self._steps.fingerprint(build, version)
+        live = self._steps.restorable(step, fingerprint)
+        if live is not None:
+            self._steps.report(step, live, is_restored=True)
+            return self._steps.read(live)
+        if when == "auto":
+            return self._auto.take(step, build, fingerprint)
+        return self._steps.compute(step, build, fingerprint)
+
+    def iterate(
+        self,
+        name: str,
+        initial: DataFrame | Callable[[], DataFrame],
+        steps: int,
+        every: int = 1,
+        *,
+        step: Callable[[DataFrame, int], DataFrame],
+        until: Callable[[DataFrame, DataFrame], bool] | None = None,
+        version: str | None = None,
+    ) -> DataFrame:
+        """
+        Refine a DataFrame step by step and return the last one, read from its snapshot.
+
+        ``ranks = checkpoint.iterate("ranks", start, 20, every=5, step=lambda ranks, number: spread(ranks, links))``.
+        The step is a function because a loop's body cannot hand its result back, and a function can be told from a changed
+        one.
+
+        After every so many steps the DataFrame is written, so that plans stay short, and a checkpoint is taken; a retry
+        goes on after the last one. In between, steps are lazy. Only the newest snapshot is kept: a DataFrame given to
+        ``step`` or ``until`` can be read until the one after the next is written, and is not to be kept for longer.
+
+        More steps than before go on from the last; fewer are computed from the beginning. A changed ``step``,
+        ``initial`` or ``until`` too; a changed ``every`` only together with ``until``.
+
+        :param name: Name of the loop, unique in its scope. Names used in ``step`` belong to the single step.
+        :param initial: The DataFrame before the first step, or a callable that gives it and is not called on a restore.
+        :param steps: How many steps, at most.
+        :param every: Write the DataFrame and take a checkpoint after so many steps, and after the last one.
+        :param step: Gets the DataFrame and the number of the step, counted from 1, and gives the next DataFrame.
+        :param until: Gets the DataFrame and the one of ``every`` steps before, and says whether the loop is over.
+        :param version: Change it where the result changes for a reason that the code does not show.
+        :raises InvalidConfigurationError: for an argument out of range.
+        :raises DuplicateNameError: if the name is used twice in one scope.
+        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
+        :raises StorageError: if the disk is full, or has too little room to begin.
+        """
+        asked = Refinement(initial=initial, steps=steps, every=every, step=step, until=until, version=version)
+        return RefiningLoop(self._steps, self._names, self._names.claim(name), asked, self._auto.release).result()
 
     def each(
         self,
@@ -200,10 +247,9 @@ class StageContext:
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
         :raises DuplicateNameError: if the name is taken or two items have one key.
         """
-        if every < 1:
-            raise InvalidConfigurationError(f"Expected every to be at least 1, found {every}.")
+        require_every(every)
         pairs = keyed(items, key)
-        return self._iterate(self._names.claim(name), pairs, every, every_seconds)
+        return self._work(self._names.claim(name), pairs, every, every_seconds)
 
     def checkpoint(self) -> CheckpointRecord | None:
         """
@@ -213,17 +259,7 @@ class StageContext:
         :raises StaleAttemptError: if a newer attempt has taken over; this one must stop.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
-        content = self._content()
-        completed = self._attempt.take_checkpoint(
-            self._snapshots.handles,
-            content[1],
-            finished_items=self._progress.finished_items,
-            new_bytes=self._unsaved_bytes,
-            pinned=self._snapshots.pinned,
-        )
-        if completed is not None:
-            self._saved, self._unsaved_bytes = content, 0
-        return completed
+        return self._saving.checkpoint()
 
     def is_restored(self) -> bool:
         """Tell whether this try started from a checkpoint."""
@@ -231,10 +267,11 @@ class StageContext:
 
     def finish(self) -> None:
         """Save what is not saved yet and close the attempt; steps of earlier tries that nobody asked for are dropped."""
-        self._snapshots.drop_unless_used()
-        if self._content() != (self._saved or ((), _NOTHING)):
+        self._saving.snapshots.drop_unless_used()
+        if not self._saving.is_saved():
             self.checkpoint()
         self._attempt.finish(AttemptStatus.FINISHED)
+        self._close()
 
     def fail(self, error: BaseException) -> None:
         """Close the attempt as failed and say in one line what was kept."""
@@ -245,6 +282,7 @@ class StageContext:
         except StateCheckError as closing:
             log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
         log.error("%s", self.kept())
+        self._close()
 
     def kept(self) -> str:
         """Say what a retry will find."""
@@ -261,80 +299,28 @@ class StageContext:
         else:
             self.fail(error)
 
-    def _iterate(
+    def _work(
         self, loop: StepKey, pairs: list[tuple[str, Item]], every: int, every_seconds: float | None
     ) -> Iterator[Item]:
-        unsaved, last = 0, self._monotonic()
+        rhythm = Rhythm(every, every_seconds, self.costs, self._monotonic)
         for item_key, item in pairs:
-            if self._progress.is_finished(loop, item_key):
+            if self._saving.progress.is_finished(loop, item_key):
                 continue
             with self._names.inside(loop[1], item_key) as scope:
                 yield item
-            self._progress.finish(loop, item_key)
-            self._snapshots.drop_scope(scope)
-            unsaved += 1
-            if unsaved >= every or (every_seconds is not None and self._monotonic() - last >= every_seconds):
+            self._saving.finish_item(loop, item_key)
+            self._auto.release(scope)
+            if rhythm.is_time():
                 self.checkpoint()
-                unsaved, last = 0, self._monotonic()
-        if unsaved:
+                rhythm.taken()
+        if rhythm.unsaved:
             self.checkpoint()
 
-    def _fingerprint(self, build: DataFrame | Callable[[], DataFrame], version: str | None) -> str:
-        # A pipeline's job lives on from run to run, its DataFrames belong to the run that computed them.
-        run_key = self._attempt.registration.owner.run_key
-        return step_fingerprint(build, version=version, snapshots=self._snapshots.fingerprints(), salt=run_key)
-
-    def _restorable(self, step: StepKey, fingerprint: str) -> LiveSnapshot | None:
-        live = self._snapshots.find(step)
-        if live is None:
-            return None
-        if live.handle.fingerprint != fingerprint and self._attempt.grant.verify_fingerprints:
-            log.warning("Step %s changed since its snapshot was taken; it is computed anew.", describe(step))
-            return None
-        return live
-
-    def _compute(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> LiveSnapshot:
-        stopwatch = self._stopwatch()
-        live = self._snapshots.write(step, _built(build), fingerprint, stopwatch)
-        self._unsaved_bytes += live.handle.size_bytes
-        self.checkpoint()
-        return live
-
-    def _stopwatch(self) -> Stopwatch:
-        begin = self._monotonic()
-        return lambda: self._monotonic() - begin
-
-    def _report(self, step: StepKey, live: LiveSnapshot, *, is_restored: bool) -> None:
-        handle = live.handle
-        report = StepReport(
-            name=describe(step),
-            is_restored=is_restored,
-            seconds=handle.seconds,
-            size_bytes=handle.size_bytes,
-            rows=handle.rows,
-        )
-        self.steps.append(report)
-        log.info(
-            "Step %s %s: %s rows, %s bytes, %s s",
-            report.name,
-            "restored" if is_restored else "computed",
-            report.rows,
-            report.size_bytes,
-            report.seconds,
-        )
-
-    def _content(self) -> tuple[tuple[str, ...], dict[str, Any]]:
-        uris = tuple(handle.uri for handle in self._snapshots.handles)
-        return uris, {"values": self.state.encode(), "loops": self._progress.encode()}
+    def _close(self) -> None:
+        self.costs.report()
+        self._auto.release()
 
 
-_NOTHING: dict[str, Any] = {"values": StageState().encode(), "loops": []}
-
-
-def _built(build: DataFrame | Callable[[], DataFrame]) -> DataFrame:
-    frame = build() if callable(build) else build
-    if not hasattr(frame, "schema") or not hasattr(frame, "write"):
-        raise InvalidConfigurationError(
-            f"Expected a step to give a Spark DataFrame, found {type(frame).__name__}; return the DataFrame from the callable."
-        )
-    return frame
+def _require_when(when: object) -> None:
+    if not isinstance(when, bool) and when != "auto":
+        raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")

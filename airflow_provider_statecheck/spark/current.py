@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.spark.handover import HANDOVER_VARIABLE, Handover, take_handover
-from airflow_provider_statecheck.spark.requirements import check_driver_packages
+from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.requirements import check_driver_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,27 +41,34 @@ class CurrentContext:
                 self._handover = self._handover or take_handover()
                 session = spark or _session()
                 _hide_from_workers(session)
-                self._context = kind(session, _repeat_registration(self._handover))
+                self._context = kind(
+                    session,
+                    _repeat_registration(session, self._handover),
+                    overhead_budget=self._handover.driver.overhead_budget,
+                )
             return self._context
 
 
 CURRENT = CurrentContext()
 
 
-def _repeat_registration(handover: Handover) -> StageAttempt:
+def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
     from airflow_provider_statecheck.gateway.credentials import GivenToken
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.http_client import HttpClient
     from airflow_provider_statecheck.gateway.retrying import RetryingGateway
     from airflow_provider_statecheck.spark.attempt import StageAttempt
+    from airflow_provider_statecheck.spark.driver.readiness import make_ready
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
+    storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
+    make_ready(spark, storage)
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
     return StageAttempt(
         RetryingGateway(http, _PAUSES_SECONDS),
-        CheckpointStorage.open(handover.registration.storage_base),
+        storage,
         handover.registration,
-        tolerable_failed_checkpoints=handover.tolerable_failed_checkpoints,
+        tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
     )
 
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
@@ -16,14 +16,12 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
-from airflow_provider_statecheck.spark.dataframes import SnapshotManifest, verify_files
+from airflow_provider_statecheck.spark.snapshots.dataframes import SnapshotManifest, verify_files
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 log = logging.getLogger(__name__)
-
-DATA_DIRECTORY = "data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,29 +71,46 @@ def _load(
         checkpoint=candidate,
         document=document,
         manifests=manifests,
-        state=_load_state(storage, document),
+        state=read_state(storage, document),
         skipped=skipped,
     )
 
 
-def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
-    data = storage.read_verified(
-        f"{handle.uri}/{MANIFEST_FILE}", size=handle.manifest_size, sha256=handle.manifest_sha256
-    )
-    manifest = SnapshotManifest.decode(data)
-    verify_files(storage, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
-    return manifest
+def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
+    """
+    Return the manifest of a snapshot.
+
+    :raises CorruptStateError: if it is not what the checkpoint's metadata says.
+    :raises CheckpointNotFoundError: if it is missing.
+    """
+    uri = f"{handle.uri}/{MANIFEST_FILE}"
+    return SnapshotManifest.decode(storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256))
 
 
-def _load_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
+def read_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
+    """
+    Return what a checkpoint holds beside its snapshots.
+
+    :raises CorruptStateError: if it is not what the checkpoint's metadata says.
+    :raises CheckpointNotFoundError: if its file is missing.
+    """
     handle = document.state
     if isinstance(handle, InlineStateHandle):
         return handle.value
     data = storage.read_verified(handle.uri, size=handle.size, sha256=handle.sha256)
-    state = json.loads(data)
+    try:
+        state = json.loads(data)
+    except ValueError as error:
+        raise CorruptStateError(f"Expected JSON in {handle.uri}, found other text: {error}") from error
     if not isinstance(state, dict):
         raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(state).__name__}.")
     return state
+
+
+def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
+    manifest = read_manifest(storage, handle)
+    verify_files(storage, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
+    return manifest
 
 
 def _none_left(grant: AttemptGrant, skipped: list[SkippedCheckpoint]) -> NoRestorableCheckpointError:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def open_attempt(
+    spark: SparkSession,
     *,
     job: str,
     checkpoint_dir: str,
@@ -29,6 +34,7 @@ def open_attempt(
 ) -> StageAttempt:
     """Register a try of a script; for the arguments see :meth:`StageContext.open`."""
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    make_ready(spark, storage)
     registration = RegisterAttempt(
         job_name=job,
         uid=uid,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,9 +13,6 @@ from uuid import UUID
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, OnClear
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
@@ -28,91 +24,15 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.context import StageContext, StepReport
-from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.messages import make_registration
-
-JOB = "context"
-
-
-class PlannedError(Exception):
-    """Ends a try."""
-
-
-class Stopwatch:
-    """A clock for durations that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-class Tries:
-    """Opens one try after another of one job, and counts what is really computed."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark = spark
-        self.metadata = f"sqlite:///{folder}/state.db"
-        self.checkpoints = folder / "checkpoints"
-        self.monotonic = Stopwatch()
-        self.computed: list[str] = []
-
-    def open(self, **changes: Any) -> StageContext:
-        settings: dict[str, Any] = {
-            "job": JOB,
-            "checkpoint_dir": str(self.checkpoints),
-            "metadata": self.metadata,
-            "uid": "stage",
-            "run": "script",
-            "on_clear": OnClear.RESUME_UNCHANGED,
-            "num_retained": 2,
-            "checkpoint_timeout_seconds": 600.0,
-            "tolerable_failed_checkpoints": -1,
-            "storage_options": {},
-        }
-        return StageContext(self.spark, open_attempt(**settings | changes), monotonic=self.monotonic)
-
-    @contextmanager
-    def failing(self, **changes: Any) -> Iterator[StageContext]:
-        """A try that fails, at its end if not before."""
-        with suppress(PlannedError), self.open(**changes) as checkpoint:
-            yield checkpoint
-            raise PlannedError
-
-    def take_computed(self) -> list[str]:
-        """Return what was computed since the last call."""
-        taken, self.computed = self.computed, []
-        return taken
-
-    def builder(self, name: str, rows: int = 3) -> Callable[[], DataFrame]:
-        def build() -> DataFrame:
-            self.computed.append(name)
-            return self.spark.range(rows).coalesce(1)
-
-        return build
-
-    def view(self) -> JobView:
-        return open_gateway(self.metadata).describe(job_id_of(JOB))
-
-    def completed(self) -> int:
-        """Return how many checkpoints were ever completed."""
-        return sum(c.completed_at is not None for c in self.view().checkpoints)
-
-    def files(self) -> set[str]:
-        storage = CheckpointStorage.open(str(self.checkpoints))
-        return set(storage.list_files(job_uri(storage.base_uri, job_id_of(JOB))))
+from tests.spark.tries import JOB, PlannedError, Tries, ids
 
 
 @pytest.fixture
 def tries(spark: SparkSession, tmp_path: Path) -> Tries:
     return Tries(spark, tmp_path)
-
-
-def ids(frame: DataFrame) -> list[int]:
-    return sorted(row["id"] for row in frame.collect())
 
 
 # Names

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.dataframes import (
+from airflow_provider_statecheck.spark.snapshots.dataframes import (
     SnapshotManifest,
     build_manifest,
     read_dataframe,
@@ -31,7 +31,10 @@ from airflow_provider_statecheck.spark.dataframes import (
     verify_files,
     write_dataframe,
 )
-from airflow_provider_statecheck.spark.snapshot_schema import readable_type
+from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
+from airflow_provider_statecheck.spark.snapshots.schema import readable_type
+from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 # Each is compared by value, and where Python cannot hold the values, by their text in Spark.
 TYPES = {
@@ -222,15 +225,30 @@ def test_a_setting_that_would_cut_off_microseconds_is_refused(spark, tmp_path):
         spark.conf.set(key, before)
 
 
-@pytest.mark.parametrize("uri", ["memory://bucket/data", "nosuch://bucket/data", "gs://bucket/data", "s3://b/data"])
-def test_a_place_that_spark_cannot_reach_is_refused(spark, uri):
-    with pytest.raises(UnsupportedStateError, match="no filesystem"):
-        write_dataframe(spark.range(1), uri)
+@pytest.mark.parametrize("uri", ["gs://bucket/data", "s3://b/data", "s3a://b/data"])
+def test_a_place_that_spark_cannot_reach_is_left_to_the_executors(spark, uri):
+    assert HadoopFilesystems().spark_uri(spark, uri) is None
 
 
-def test_a_place_without_a_scheme_is_refused(spark, tmp_path):
+def test_a_place_that_spark_reaches_is_left_to_it(spark, tmp_path):
+    assert HadoopFilesystems().spark_uri(spark, f"file://{tmp_path}/data") == f"file://{tmp_path}/data"
+
+
+def test_a_place_in_this_process_is_refused(spark):
+    storage = CheckpointStorage.open("memory://bucket")
+    with pytest.raises(UnsupportedStateError, match="in this process only"):
+        StoredDataFrames(storage).write(spark.range(1), "memory://bucket/data")
+
+
+def test_a_place_without_a_scheme_is_refused(spark, storage, tmp_path):
     with pytest.raises(InvalidConfigurationError, match="scheme"):
-        write_dataframe(spark.range(1), f"{tmp_path}/data")
+        StoredDataFrames(storage).write(spark.range(1), f"{tmp_path}/data")
+
+
+def test_what_spark_wrote_is_told_where_spark_lacks_the_filesystem_now(spark, storage, tmp_path):
+    manifest = StoredDataFrames(storage).write(spark.range(1), f"file://{tmp_path}/data")
+    with pytest.raises(UnsupportedStateError, match="add the package of its connector"):
+        StoredDataFrames(storage).read(spark, "s3://bucket/data", manifest)
 
 
 class TestManifest:

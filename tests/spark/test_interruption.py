@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from airflow_provider_statecheck.spark.driver_thread import run_interruptibly
+from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
 
 # The supervisor's SIGKILL comes 5 s after its SIGTERM.
 BOUND_SECONDS = 5.0
@@ -17,8 +17,8 @@ import json, os, signal, sys, threading, time
 import logging
 logging.basicConfig(level=logging.WARNING)
 from pyspark.sql import functions as F
-from airflow_provider_statecheck.spark.driver_thread import run_interruptibly
-from airflow_provider_statecheck.spark.session import jvm_pid, start_session
+from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+from airflow_provider_statecheck.spark.driver.session import jvm_pid, start_session
 
 spark = start_session(json.loads(os.environ["SPARK_CONF"]))
 spark.sparkContext.setLogLevel("OFF")

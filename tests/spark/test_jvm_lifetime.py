@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from airflow_provider_statecheck.spark.session import jvm_pid
+from airflow_provider_statecheck.spark.driver.session import jvm_pid
 from tests.spark.conftest import child_environment
 
 START = """
 import json, os, signal, sys
-from airflow_provider_statecheck.spark.session import *
-from airflow_provider_statecheck.spark import session as s
+from airflow_provider_statecheck.spark.driver.session import *
+from airflow_provider_statecheck.spark.driver import session as s
 spark = s.start_session(json.loads(os.environ["SPARK_CONF"]) | json.loads(os.environ.get("MORE_CONF", "{}")))
 spark.sparkContext.setLogLevel("OFF")
 """

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.hooks.own_server import serving
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.conformance.api_process import TrustingTasks
-from tests.submit.cluster import SPARK_HOME, StandaloneCluster
+from tests.standalone_cluster import SPARK_HOME, StandaloneCluster
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

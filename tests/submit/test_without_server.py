@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.airflow.conftest import Airflow
-from tests.submit.cluster import SPARK_HOME
+from tests.standalone_cluster import SPARK_HOME
 from tests.submit.test_resume import RESUMED
 
 

@@ -21,9 +21,11 @@ def _no_section_in_the_environment(monkeypatch):
 def test_the_declared_defaults_hold_where_nothing_is_given():
     assert StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY) == StatecheckSettings(
         checkpoint_dir=DIRECTORY,
+        storage_conn_id=None,
         num_retained=2,
         checkpoint_timeout_seconds=600.0,
         tolerable_failed_checkpoints=-1,
+        overhead_budget=None,
         on_clear=OnClear.RESUME_UNCHANGED,
     )
 
@@ -32,9 +34,11 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
     ("key", "text", "value"),
     [
         ("checkpoint_dir", "s3://lake/checkpoints", "s3://lake/checkpoints"),
+        ("storage_conn_id", "aws_default", "aws_default"),
         ("num_retained", "5", 5),
         ("checkpoint_timeout_seconds", "0.5", 0.5),
         ("tolerable_failed_checkpoints", "0", 0),
+        ("overhead_budget", "0.05", 0.05),
         ("on_clear", "restart", OnClear.RESTART),
     ],
 )
@@ -92,6 +96,10 @@ def test_a_missing_checkpoint_dir_is_refused_with_the_way_to_set_it(given):
         ("checkpoint_timeout_seconds", "soon", "a number of seconds"),
         ("tolerable_failed_checkpoints", -2, "-1 for any number"),
         ("tolerable_failed_checkpoints", 0.5, "a whole number"),
+        ("overhead_budget", 0, "above 0 and up to 1"),
+        ("overhead_budget", 1.01, "above 0 and up to 1"),
+        ("overhead_budget", "nan", "above 0 and up to 1"),
+        ("overhead_budget", "little", "a number above 0 and up to 1"),
         ("on_clear", "maybe", "resume_unchanged, resume, restart"),
     ],
 )

@@ -17,15 +17,15 @@ from airflow.utils.db_manager import BaseDBManager
 
 from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.get_provider_info import get_provider_info
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from tests.unit.interpreter import modules_loaded_by
 
 INFO = get_provider_info()
 MODULES = ("operators", "sensors", "triggers", "hooks")
 (CONNECTION,) = INFO["connection-types"]
 OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
-# Where the API is belongs to the deployment, all others to a stage.
-STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name != "api_url"}
+# Where the API is and who tidies up belong to the deployment, all others to a stage.
+STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in ("api_url", "maintenance_dags")}
 
 
 def _dotted_names(value: Any) -> Iterator[str]:
@@ -125,7 +125,7 @@ def test_each_module_of_sensors_and_triggers_has_one(section: str, kind: type):
 
 
 def test_the_options_are_the_settings_and_arguments_of_the_operator():
-    arguments = inspect.signature(CheckpointedPySparkOperator.__init__).parameters
+    arguments = inspect.signature(CheckpointedOperator.__init__).parameters
 
     assert list(STAGE_OPTIONS) == list(StatecheckSettings.__dataclass_fields__)
     assert set(STAGE_OPTIONS) <= set(arguments)
@@ -134,7 +134,7 @@ def test_the_options_are_the_settings_and_arguments_of_the_operator():
 
 @pytest.mark.parametrize("name", STAGE_OPTIONS)
 def test_the_operator_documents_the_argument_behind_each_option(name):
-    assert f":param {name}:" in (CheckpointedPySparkOperator.__doc__ or "")
+    assert f":param {name}:" in (CheckpointedOperator.__doc__ or "")
 
 
 @pytest.mark.parametrize("name", OPTIONS)

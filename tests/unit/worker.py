@@ -91,7 +91,7 @@ def in_worker(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> ServedJobs
     """Make this process one that has no database, and whose task the server believes."""
     monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "airflow-db-not-allowed:///")
     monkeypatch.setenv("AIRFLOW_CONN_STATECHECK_DEFAULT", json.dumps({"conn_type": "statecheck", "host": served.url}))
-    monkeypatch.setattr(transport, "_credentials", lambda client, address: ClaimedTask(client))
+    monkeypatch.setattr(transport, "task_credentials", lambda client, address: ClaimedTask(client))
     monkeypatch.setattr(transport, "_PAUSES_SECONDS", (0.0,) * 3)
     return served
 

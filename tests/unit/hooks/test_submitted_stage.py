@@ -13,9 +13,12 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.hooks.driver_access import DriverAccess
 from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+
+DRIVER = DriverSettings(tolerable_failed_checkpoints=5)
 
 
 class Gateway(CheckpointCoordinator):
@@ -31,7 +34,7 @@ def gateway() -> Gateway:
 
 
 def make_stage(gateway: Any, **changes: Any) -> SubmittedStage:
-    return SubmittedStage(DriverAccess("http://api", gateway), make_registration(**changes), 5)
+    return SubmittedStage(DriverAccess("http://api", gateway), make_registration(**changes), DRIVER)
 
 
 def attempts(gateway: Gateway) -> tuple[AttemptRecord, ...]:
@@ -56,7 +59,7 @@ def test_handover_has_the_token_of_the_attempt_and_the_registration_to_repeat(ga
     stage = make_stage(gateway)
     handover = stage.register()
     assert (handover.url, handover.token) == ("http://api", "token of attempt 1")
-    assert (handover.registration, handover.tolerable_failed_checkpoints) == (stage.registration, 5)
+    assert (handover.registration, handover.driver) == (stage.registration, DRIVER)
     assert gateway.register(handover.registration).attempt.epoch == 1
 
 

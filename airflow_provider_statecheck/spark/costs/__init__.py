@@ -1,0 +1,1 @@
+"""What checkpointing costs: measured, decided by, and bounded."""

@@ -1,0 +1,1 @@
+"""The driver: its session and thread, what it needs, and what it is handed."""

@@ -1,0 +1,36 @@
+"""What a remote Spark needs before a stage begins: this package, and a checkpoint directory that everybody sees."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.spark.driver.package_zip import write_package
+from airflow_provider_statecheck.spark.driver.sessions import runs_in_this_process
+from airflow_provider_statecheck.spark.driver.shared_path import require_shared_path
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
+    """
+    Prepare a session for a stage; nothing is to be done where all of Spark runs in this process.
+
+    :param spark: The session, of a Spark Connect server or of a driver in this process.
+    :param storage: Where the stage's bytes will go.
+    :raises EnvironmentNotReadyError: if the storage is a path that not everybody sees.
+    """
+    if runs_in_this_process(spark):
+        return
+    ship_package(spark)
+    if storage.is_local:
+        require_shared_path(spark, storage.base_uri)
+
+
+def ship_package(spark: SparkSession) -> None:
+    """Give the executors this package; its file's name carries a hash, for a server refuses other bytes under a known one."""
+    with tempfile.TemporaryDirectory(prefix="statecheck-") as folder:
+        spark.addArtifacts(str(write_package(Path(folder))), pyfile=True)

@@ -1,0 +1,1 @@
+"""Whether a step would compute today what it computed before."""

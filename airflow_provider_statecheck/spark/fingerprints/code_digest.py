@@ -1,0 +1,289 @@
+"""
+One digest over a function and all code of the user's that it reaches.
+
+A function is followed through the globals, closures, attributes and imports that it names, as far as these are the
+user's own code: not the standard library, not installed packages. Values are not followed, because a run id in a
+closure would make every try a different function; the caller says which values count all the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import PurePath
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from airflow_provider_statecheck.spark.fingerprints.code_references import (
+    code_text,
+    constant_text,
+    is_constant,
+    references_of,
+)
+
+Describe = Callable[[object], str | None]
+
+_OWN_PACKAGE = "airflow_provider_statecheck"
+_MISSING = object()
+
+
+def code_digest(root: object, describe: Describe = lambda value: None) -> str:
+    """
+    Return the digest of a callable's code.
+
+    :param root: A function, method, partial or callable object.
+    :param describe: Gives the text of a captured value that counts, and ``None`` for one that does not.
+    """
+    walk = _CodeWalk(describe)
+    walk.start(root)
+    return _sha256("\n".join(sorted(walk.edges)))
+
+
+class _CodeWalk:
+    """
+    Collects who refers to what under which name.
+
+    The digest is taken over a set of edges, each between digests of single functions: it needs no order, and functions
+    that call each other end it like any other.
+    """
+
+    def __init__(self, describe: Describe) -> None:
+        self.edges: set[str] = set()
+        self._describe = describe
+        # Holds on to what it has seen, so that the id of a temporary is not given out a second time.
+        self._seen: dict[tuple[int, int, str], tuple[object, object]] = {}
+
+    def start(self, root: object) -> None:
+        """Visit what the digest is asked for; it counts even when it is part of an installed package."""
+        self._visit("", "", root, frozenset({"__call__"}), is_root=True)
+
+    def _visit(
+        self, referrer: str, name: str, value: object, attributes: frozenset[str], *, is_root: bool = False
+    ) -> None:
+        described = self._describe(value)
+        if described is not None:
+            self._add(referrer, name, described)
+        wrapped = inspect.getattr_static(value, "__wrapped__", None)
+        if wrapped is not None and not self._is_seen(value, wrapped, referrer):
+            self._visit(referrer, f"{name}.__wrapped__", wrapped, attributes, is_root=is_root)
+        if isinstance(value, functools.partial):
+            self._visit_partial(referrer, name, value, attributes, is_root=is_root)
+        elif isinstance(value, MethodType):
+            self._visit_function(referrer, name, value.__func__, value.__self__, is_root=is_root)
+        elif isinstance(value, FunctionType):
+            self._visit_function(referrer, name, value, None, is_root=is_root)
+        elif isinstance(value, (list, tuple, set, frozenset, dict)):
+            self._visit_items(referrer, name, value, attributes)
+        elif is_root or _is_user_namespace(value):
+            self._visit_members(referrer, name, value, attributes | _implicit_members(value))
+
+    def _visit_partial(
+        self,
+        referrer: str,
+        name: str,
+        value: functools.partial[Any],
+        attributes: frozenset[str],
+        *,
+        is_root: bool,
+    ) -> None:
+        self._visit(referrer, f"{name}.func", value.func, attributes, is_root=is_root)
+        self._visit_items(referrer, f"{name}.args", value.args, attributes)
+        self._visit_items(referrer, f"{name}.keywords", value.keywords, attributes)
+
+    def _visit_items(self, referrer: str, name: str, items: object, attributes: frozenset[str]) -> None:
+        if self._is_seen(items, None, referrer):
+            return
+        for key, item in _entries(items):
+            if not is_constant(item):
+                self._visit(referrer, f"{name}[{key}]", item, attributes)
+
+    def _visit_function(
+        self, referrer: str, name: str, function: object, owner: object, *, is_root: bool = False
+    ) -> None:
+        if not isinstance(function, FunctionType) or not (is_root or _is_user_function(function)):
+            return
+        own = _own_digest(function)
+        self._add(referrer, name, own)
+        if not self._is_seen(function, owner, ""):
+            self._visit_references(own, function, owner)
+
+    def _visit_references(self, own: str, function: FunctionType, owner: object) -> None:
+        references = references_of(function.__code__)
+        for name, value in _captured(function):
+            self._visit(own, name, value, references.attribute_names)
+        for name in sorted(references.global_names & function.__globals__.keys()):
+            self._visit(own, name, function.__globals__[name], references.attribute_names)
+        for name in sorted(references.imported_modules):
+            self._visit(own, name, _user_module(name), references.attribute_names)
+        if owner is not None and _is_user_namespace(owner):
+            self._visit_members(own, "self", owner, references.attribute_names)
+
+    def _visit_members(self, referrer: str, name: str, owner: object, attributes: frozenset[str]) -> None:
+        if self._is_seen(owner, None, referrer):
+            return
+        for attribute in sorted(attributes):
+            member = _member(owner, attribute)
+            if member is not _MISSING:
+                self._visit_member(referrer, f"{name}.{attribute}", member, owner, attributes)
+
+    def _visit_member(
+        self,
+        referrer: str,
+        name: str,
+        member: object,
+        owner: object,
+        attributes: frozenset[str],
+    ) -> None:
+        function = _function_of(member)
+        if isinstance(function, FunctionType) and not isinstance(owner, ModuleType):
+            self._visit_function(referrer, name, function, owner)
+        else:
+            self._visit(referrer, name, member, attributes)
+
+    def _add(self, referrer: str, name: str, target: str) -> None:
+        self.edges.add(f"{referrer} {name!r} {target}")
+
+    def _is_seen(self, value: object, owner: object, referrer: str) -> bool:
+        key = (id(value), id(owner), referrer)
+        if key in self._seen:
+            return True
+        self._seen[key] = (value, owner)
+        return False
+
+
+def _own_digest(function: FunctionType) -> str:
+    defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    texts = [constant_text(value) if is_constant(value) else "" for value in defaults]
+    return _sha256("\n".join([code_text(function.__code__), *texts]))
+
+
+def _captured(function: FunctionType) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _content(cell)
+    for position, value in enumerate(function.__defaults__ or ()):
+        yield f"default {position}", value
+    for name, value in sorted((function.__kwdefaults__ or {}).items()):
+        yield f"default {name}", value
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return None
+
+
+def _entries(items: object) -> Iterator[tuple[str, object]]:
+    if isinstance(items, dict):
+        yield from ((repr(key) if is_constant(key) else "", item) for key, item in items.items())
+    elif isinstance(items, (list, tuple)):
+        yield from ((str(position), item) for position, item in enumerate(items))
+    elif isinstance(items, (set, frozenset)):
+        yield from (("", item) for item in items)
+
+
+def _member(owner: object, attribute: str) -> object:
+    found = inspect.getattr_static(owner, attribute, _MISSING)
+    if found is _MISSING and isinstance(owner, ModuleType) and hasattr(owner, "__path__"):
+        # A submodule is an attribute only once somebody has imported it; whether that was so must not matter.
+        return _user_module(f"{owner.__name__}.{attribute}") or _MISSING
+    return found
+
+
+def _function_of(member: object) -> object:
+    if isinstance(member, (staticmethod, classmethod)):
+        return member.__func__
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property):
+        return member.func
+    return member
+
+
+def _implicit_members(owner: object) -> frozenset[str]:
+    """Return the methods that Python calls without their names standing in the caller's code."""
+    if isinstance(owner, ModuleType):
+        return frozenset()
+    cls = owner if isinstance(owner, type) else type(owner)
+    return frozenset(
+        name
+        for base in cls.__mro__
+        if _is_user_module_name(base.__module__)
+        for name, value in vars(base).items()
+        if name.startswith("__") and isinstance(value, (FunctionType, staticmethod, classmethod))
+    )
+
+
+def _is_user_namespace(value: object) -> bool:
+    if isinstance(value, ModuleType):
+        return _is_user_module_name(value.__name__)
+    cls = value if isinstance(value, type) else type(value)
+    return _is_user_module_name(cls.__module__)
+
+
+def _is_user_function(function: FunctionType) -> bool:
+    module = function.__globals__.get("__name__")
+    return _is_user_file(function.__code__.co_filename) and not _is_own_package(str(module))
+
+
+@functools.cache
+def _is_user_module_name(name: str) -> bool:
+    if _is_own_package(name):
+        return False
+    module = sys.modules.get(name)
+    if module is None or name == "__main__":
+        return True
+    if name in sys.builtin_module_names:
+        return False
+    paths = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return all(_is_user_file(path) for path in paths if path is not None)
+
+
+def _is_own_package(name: str) -> bool:
+    return name == _OWN_PACKAGE or name.startswith(f"{_OWN_PACKAGE}.")
+
+
+@functools.cache
+def _is_user_file(path: str) -> bool:
+    # Not "outside of sys.prefix": an image may well keep its Dags below the interpreter's own prefix.
+    parts = PurePath(path).parts
+    return not (
+        path.startswith("<frozen")
+        or "site-packages" in parts
+        or "dist-packages" in parts
+        or any(PurePath(path).is_relative_to(root) for root in _library_roots())
+    )
+
+
+@functools.cache
+def _library_roots() -> tuple[str, ...]:
+    installed = [path for name, path in sysconfig.get_paths().items() if name.endswith(("lib", "stdlib"))]
+    return tuple({*installed, *site.getsitepackages(), site.getusersitepackages()})
+
+
+def _user_module(name: str) -> ModuleType | None:
+    """
+    Return a module of the user's that a function imports when it runs.
+
+    It is imported here already: were it followed only when something else has loaded it, the digest would depend on
+    what else this process has done.
+    """
+    top = name.partition(".")[0]
+    with suppress(Exception):
+        spec = importlib.util.find_spec(top)
+        origins = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+        if any(o is not None for o in origins) and all(_is_user_file(o) for o in origins if o is not None):
+            return importlib.import_module(name)
+    return None
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,1 @@
+"""Loops over items, and loops that refine one DataFrame."""

@@ -1,0 +1,1 @@
+"""Snapshots of DataFrames: how they are written, described and read back."""

@@ -1,0 +1,148 @@
+"""The live DataFrame snapshots of a stage: written once, named by every later checkpoint until they are dropped."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.scope import Scope, StepKey
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
+from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
+from airflow_provider_statecheck.storage.document import SnapshotHandle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+Stopwatch = Callable[[], float]
+"""Gives the seconds since something began."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSnapshot:
+    """A snapshot that the next checkpoint names."""
+
+    handle: SnapshotHandle
+    manifest: SnapshotManifest
+
+    @property
+    def data_uri(self) -> str:
+        """Return where the Parquet files are."""
+        return f"{self.handle.uri}/{DATA_DIRECTORY}"
+
+
+class StageSnapshots:
+    """
+    The snapshots of one attempt.
+
+    :param storage: Where the bytes go.
+    :param attempt: Who writes.
+    :param restored: What the attempt started from.
+    """
+
+    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, restored: RestoredStage | None) -> None:
+        self._storage = storage
+        self._frames = StoredDataFrames(storage)
+        self._attempt = attempt
+        self._live: dict[StepKey, LiveSnapshot] = {}
+        self.handed_out: set[str] = set()
+        """URIs of snapshots that a plan of this attempt may still read; pinned until it ends."""
+        for handle in restored.document.snapshots if restored else ():
+            manifest = restored.manifests[handle.uri] if restored else None
+            if manifest is not None:
+                self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
+
+    @property
+    def handles(self) -> tuple[SnapshotHandle, ...]:
+        """Return what a checkpoint taken now names, in a fixed order."""
+        return tuple(self._live[step].handle for step in sorted(self._live))
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """Return the snapshots that must stay on storage while the attempt is open."""
+        return frozenset(self.handed_out) | {live.handle.uri for live in self._live.values()}
+
+    def fingerprints(self) -> Mapping[str, str]:
+        """Return the fingerprint of each live snapshot by the URI that a plan reads."""
+        return {live.data_uri: live.handle.fingerprint for live in self._live.values()}
+
+    def find(self, step: StepKey) -> LiveSnapshot | None:
+        """Return the live snapshot of a step."""
+        return self._live.get(step)
+
+    def write(self, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
+        """
+        Write a DataFrame and make it the live snapshot of a step.
+
+        :param seconds_so_far: Runs since the step began.
+        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
+        :raises StorageError: if its manifest cannot be written.
+        """
+        uri = self._new_uri(step)
+        try:
+            live = self._write(uri, step, frame, fingerprint, seconds_so_far)
+        except Exception:
+            self._delete_quietly(uri)
+            raise
+        self._live[step] = live
+        return live
+
+    def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
+        """Return a snapshot as a DataFrame whose plan starts at it."""
+        self.handed_out.add(live.handle.uri)
+        return self._frames.read(spark, live.data_uri, live.manifest)
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Let the snapshots inside a finished item go with the next checkpoint."""
+        self._keep(lambda step: step[0][: len(scope)] != scope)
+
+    def drop_unless_used(self) -> None:
+        """Let the snapshots go that this attempt restored and nobody asked for."""
+        self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
+
+    def _keep(self, wanted: Callable[[StepKey], bool]) -> None:
+        self._live = {step: live for step, live in self._live.items() if wanted(step)}
+
+    def _new_uri(self, step: StepKey) -> str:
+        scope, name = step
+        root = shared_uri(self._storage.base_uri, self._attempt.job_id, self._attempt.operator_id)
+        return f"{root}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}"
+
+    def _write(
+        self, uri: str, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
+    ) -> LiveSnapshot:
+        data_uri = f"{uri}/{DATA_DIRECTORY}"
+        manifest = self._frames.write(frame, data_uri)
+        data = manifest.encode()
+        self._storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
+        handle = SnapshotHandle(
+            name=step[1],
+            scope=step[0],
+            uri=uri,
+            manifest_size=len(data),
+            manifest_sha256=hashlib.sha256(data).hexdigest(),
+            size_bytes=len(data) + manifest.size_bytes,
+            rows=manifest.rows,
+            files=len(manifest.files),
+            fingerprint=fingerprint,
+            epoch=self._attempt.epoch,
+            seconds=round(seconds_so_far(), 3),
+            created_at=datetime.now(UTC).isoformat(),
+        )
+        return LiveSnapshot(handle, manifest)
+
+    def _delete_quietly(self, uri: str) -> None:
+        try:
+            self._storage.delete_directory(uri)
+        except StorageError as error:
+            log.warning("A half written snapshot stays at %s until the next sweep: %s", uri, error)

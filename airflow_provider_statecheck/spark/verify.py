@@ -1,0 +1,217 @@
+"""
+Whether a restore could use a checkpoint, told without Spark: every byte that a restore reads is there and unchanged.
+
+All that is wrong is told, not the first of it alone. A storage that does not answer is an error and says nothing about a
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.spark.restore import read_manifest, read_state
+from airflow_provider_statecheck.spark.snapshots.manifest import (
+    SnapshotFile,
+    SnapshotManifest,
+    footer_digest,
+    verify_files,
+)
+from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
+from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Value = TypeVar("Value")
+
+_BATCH_ROWS = 64 * 1024
+_BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was found out about one checkpoint."""
+
+    pointer: str
+    checkpoint_id: int | None = None
+    """``None`` where the metadata, which says it, cannot be read."""
+    problems: tuple[str, ...] = ()
+    """Why a restore could not use it."""
+    unchecked: tuple[str, ...] = ()
+    """Files whose pages could not be looked into, for instance for a type that only Spark knows."""
+
+    @property
+    def is_restorable(self) -> bool:
+        """Tell whether a restore could use it."""
+        return not self.problems
+
+
+class CheckpointVerifier:
+    """
+    Verifies checkpoints; a snapshot that several of them name is looked at once.
+
+    :param storage: Where the bytes are.
+    :param is_deep: Whether to read every page of every file too.
+    """
+
+    def __init__(self, storage: CheckpointStorage, *, is_deep: bool = False) -> None:
+        self._storage = storage
+        self._is_deep = is_deep
+        self._seen: dict[SnapshotHandle, Verification] = {}
+
+    def verify(self, checkpoint: CheckpointRecord) -> Verification:
+        """
+        Verify a completed checkpoint against its row.
+
+        :raises StorageError: if the storage does not answer.
+        """
+        found = self._verify(checkpoint.location, lambda: load_document(self._storage, checkpoint))
+        return replace(found, checkpoint_id=checkpoint.checkpoint_id)
+
+    def verify_pointer(self, pointer: str) -> Verification:
+        """
+        Verify a checkpoint of which only its place is known; its metadata has a checksum of its own.
+
+        :raises CheckpointNotFoundError: if there is no checkpoint.
+        :raises StorageError: if the storage does not answer.
+        """
+        place = resolve_checkpoint(self._storage, pointer)
+        uri = place.metadata_uri
+        return self._verify(place.directory_uri, lambda: decode_metadata(self._storage.read_bytes(uri), uri=uri))
+
+    def _verify(self, pointer: str, load: Callable[[], CheckpointDocument]) -> Verification:
+        document, problem = _tried(load)
+        if document is None:
+            return Verification(pointer=pointer, problems=(problem,))
+        snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
+        _, state_problem = _tried(lambda: read_state(self._storage, document))
+        return Verification(
+            pointer=pointer,
+            checkpoint_id=document.checkpoint_id,
+            problems=(*filter(None, [state_problem]), *(p for each in snapshots for p in each.problems)),
+            unchecked=tuple(p for each in snapshots for p in each.unchecked),
+        )
+
+    def _verify_snapshot(self, handle: SnapshotHandle) -> Verification:
+        if handle not in self._seen:
+            self._seen[handle] = self._look_into(handle)
+        return self._seen[handle]
+
+    def _look_into(self, handle: SnapshotHandle) -> Verification:
+        data_uri = f"{handle.uri}/{DATA_DIRECTORY}"
+        manifest, problem = _tried(lambda: read_manifest(self._storage, handle))
+        if manifest is None:
+            return Verification(pointer=handle.uri, problems=(f"snapshot {handle.name!r}: {problem}",))
+        _, problem = _tried(lambda: verify_files(self._storage, data_uri, manifest))
+        if problem or not self._is_deep:
+            return _of_snapshot(handle, [problem])
+        _, problem = _tried(lambda: _require_footers(self._storage, data_uri, manifest))
+        if problem:
+            return _of_snapshot(handle, [problem])
+        return self._read_pages(handle, manifest)
+
+    def _read_pages(self, handle: SnapshotHandle, manifest: SnapshotManifest) -> Verification:
+        problems, unchecked, rows = [], [], 0
+        for file in manifest.files:
+            uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
+            try:
+                rows += _read_file(self._storage, uri, file)
+            except UNREADABLE as error:
+                problems.append(str(error))
+            except NotImplementedError as error:
+                unchecked.append(f"{uri}: {error}")
+        if not problems and not unchecked and rows != manifest.rows:
+            problems.append(f"Expected {manifest.rows} rows in {handle.uri}, found {rows}.")
+        return replace(_of_snapshot(handle, problems), unchecked=tuple(unchecked))
+
+
+def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:
+    told = tuple(f"snapshot {handle.name!r}: {problem}" for problem in problems if problem)
+    return Verification(pointer=handle.uri, problems=told)
+
+
+def _tried(call: Callable[[], Value]) -> tuple[Value | None, str]:
+    try:
+        return call(), ""
+    except UNREADABLE as error:
+        return None, str(error)
+
+
+def _require_footers(storage: CheckpointStorage, data_uri: str, manifest: SnapshotManifest) -> None:
+    for file in manifest.files:
+        uri = f"{data_uri}/{file.name}"
+        found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
+        if found != file.footer_sha256:
+            raise CorruptStateError(
+                f"Expected the footer of {uri} to have the digest {file.footer_sha256[:12]}…, found {found[:12]}…; the "
+                f"file was changed after it was written.",
+                uri=uri,
+            )
+
+
+def _read_file(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = 0
+    try:
+        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
+        # Spark writes a checksum with each page; without one, only what does not decode is found.
+        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            batch.validate(full=True)
+            rows += batch.num_rows
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise CorruptStateError(f"A page of {uri} cannot be read: {error}", uri=uri) from error
+    return rows
+
+
+class _RangeReader(io.RawIOBase):
+    """A file on checkpoint storage, read where it is asked for and never as a whole."""
+
+    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
+        self._storage = storage
+        self._uri = uri
+        self._size = size
+        self._position = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._position
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    @override
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._size)
+        if end <= self._position:
+            return 0
+        data = self._storage.read_range(self._uri, self._position, end)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)

@@ -1,0 +1,77 @@
+"""The context of a stage over Spark Connect does what it does on a session of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck import StageContext
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+
+
+def open_stage(spark: Any, work: Path, **settings: Any) -> StageContext:
+    return StageContext.open(
+        spark, job="j", checkpoint_dir=str(work / "checkpoints"), metadata=f"sqlite:///{work}/state.db", **settings
+    )
+
+
+def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def numbers() -> Any:
+        calls.append("numbers")
+        return spark.range(10).selectExpr("id", "id % 3 AS `a b.c`", "array(id) AS ids")
+
+    def stage(checkpoint: StageContext, *, fails: bool) -> int:
+        source = checkpoint.snapshot("numbers", numbers)
+        for day in checkpoint.each("days", ["1", "2", "3"]):
+            calls.append(day)
+            if fails and day == "2":
+                raise RuntimeError("planned")
+            checkpoint.state[day] = source.where("id > 4").count()
+        return sum(checkpoint.state.values())
+
+    with pytest.raises(RuntimeError, match="planned"), open_stage(spark, tmp_path) as first:
+        stage(first, fails=True)
+    with open_stage(spark, tmp_path) as second:
+        assert stage(second, fails=False) == 15
+    assert calls == ["numbers", "1", "2", "2", "3"]
+
+
+def test_what_comes_back_equals_what_was_written(spark, tmp_path: Path) -> None:
+    frame = spark.sql(
+        "SELECT * FROM VALUES (1, 'a', TIMESTAMP '2026-01-01 00:00:00', 1.50BD, NULL), "
+        "(2, NULL, NULL, NULL, map('k', array(1))) AS t(id, text, at, price, `a map`)"
+    )
+    with open_stage(spark, tmp_path) as checkpoint:
+        back = checkpoint.snapshot("all", frame)
+        assert back.dtypes == frame.dtypes
+        assert sorted(back.collect(), key=lambda row: row.id) == sorted(frame.collect(), key=lambda row: row.id)
+
+
+def test_type_that_a_snapshot_cannot_hold_is_refused(spark, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedStateError), open_stage(spark, tmp_path) as checkpoint:
+        checkpoint.snapshot("intervals", spark.range(1).selectExpr("make_interval(1, 2) AS i"))
+
+
+def test_lineage_starts_at_the_snapshot(spark, tmp_path: Path, capsys) -> None:
+    with open_stage(spark, tmp_path) as checkpoint:
+        frame = spark.range(10)
+        for i in range(20):
+            frame = frame.withColumn(f"c{i}", frame.id + i)
+        checkpoint.snapshot("wide", frame).explain()
+    plan = capsys.readouterr().out
+    assert "FileScan parquet" in plan or "Scan parquet" in plan
+    assert "Range" not in plan
+
+
+def test_timeout_interrupts_what_the_server_computes(spark) -> None:
+    def endless() -> None:
+        spark.range(10**13).where("id % 7 = 8").count()
+
+    with pytest.raises(TimeoutError):
+        run_interruptibly(spark, endless, timeout_seconds=2.0, grace_seconds=30.0)
+    assert spark.range(3).count() == 3

@@ -1,0 +1,87 @@
+"""Snapshots on an object store of which the server's Hadoop knows nothing, over Spark Connect."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.spark.context import StageContext
+from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
+from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter
+from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.object_store import SECRET, running_object_store
+
+
+@pytest.fixture(scope="module")
+def store():
+    with running_object_store() as store:
+        yield store
+
+
+@pytest.fixture
+def storage(store):
+    return CheckpointStorage.open(f"s3://{store.make_bucket()}/checkpoints", **store.storage_options)
+
+
+def test_the_server_tells_which_filesystems_it_has(spark, tmp_path):
+    filesystems = HadoopFilesystems()
+    assert filesystems.spark_uri(spark, f"file://{tmp_path}/data") == f"file://{tmp_path}/data"
+    assert [filesystems.spark_uri(spark, f"{s}://bucket/data") for s in ("s3", "s3a", "gs", "nosuch")] == [None] * 4
+
+
+def test_what_comes_back_equals_what_was_written(spark, storage):
+    frames, uri = StoredDataFrames(storage), f"{storage.base_uri}/data"
+    df = spark.range(0, 100, 1, 3).selectExpr("id `a.b`", "array(interval '2' month) m", "cast(id as string) s")
+    manifest = frames.write(df, uri)
+    restored = frames.read(spark, uri, manifest)
+    assert (manifest.writer, manifest.rows, len(manifest.files)) == (SnapshotWriter.EXECUTORS, 100, 3)
+    assert restored.dtypes == df.dtypes
+    assert sorted(map(str, restored.selectExpr("`a.b`", "cast(m as string)", "s").collect())) == sorted(
+        map(str, df.selectExpr("`a.b`", "cast(m as string)", "s").collect())
+    )
+
+
+def test_a_snapshot_counts_by_its_fingerprint_and_not_by_its_files(spark, storage):
+    def read(name, partitions):
+        uri = f"{storage.base_uri}/{name}"
+        return frames.read(spark, uri, frames.write(spark.range(100).repartition(partitions), uri)).where("id > 3")
+
+    def fingerprint(df, **known):
+        named = {f"{storage.base_uri}/{name}": value * 64 for name, value in known.items()}
+        return step_fingerprint(df, version=None, snapshots=named)
+
+    frames = StoredDataFrames(storage)
+    one, two = read("one", 2), read("two", 5)
+    assert fingerprint(one, one="f", two="f") == fingerprint(two, one="f", two="f")
+    assert fingerprint(one, one="f", two="e") != fingerprint(two, one="f", two="e")
+
+
+def test_a_second_try_restores_and_shows_no_secret(spark, storage, store, server, tmp_path, capsys):
+    computed = []
+
+    def numbers():
+        computed.append("numbers")
+        return spark.range(10)
+
+    def stage(*, fails):
+        with StageContext.open(
+            spark,
+            job="j",
+            checkpoint_dir=storage.base_uri,
+            metadata=f"sqlite:///{tmp_path}/state.db",
+            storage_options=store.storage_options,
+        ) as checkpoint:
+            restored = checkpoint.snapshot("numbers", numbers)
+            restored.explain(True)
+            if fails:
+                raise RuntimeError("planned")
+            return sum(row.id for row in restored.collect())
+
+    with pytest.raises(RuntimeError, match="planned"):
+        stage(fails=True)
+    assert stage(fails=False) == 45
+    assert computed == ["numbers"]
+    shown = capsys.readouterr().out + (server.folder / "server.log").read_text()
+    assert storage.base_uri in shown
+    assert SECRET not in shown

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from tests.unit.written_stage import JOB, WrittenStage, local_path
+
+CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
+DIRTY = {1: "SUBSUMED", 2: "SUBSUMED", 3: "completed"}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+
+
+def collect(stage: WrittenStage, job: str = JOB, **options: Any) -> CollectedJob:
+    opener = options.pop("opener", CheckpointStorage.open)
+    return collect_job(stage.maintenance, job_id_of(job), opener, **options)
+
+
+def test_what_drivers_left_is_deleted_with_its_snapshots_and_confirmed(stage):
+    stage.run()
+    before = sum(stage.files().values())
+    report = collect(stage)
+    assert stage.statuses() == CLEAN
+    assert stage.directories() == {"chk-3", "step_2"}
+    assert len(report.deleted) == 4
+    assert report.deleted_bytes == before - sum(stage.files().values()) > 0
+    assert (report.kept, report.problems, report.unreachable) == ([], [], [])
+
+
+def test_a_dry_run_tells_the_same_and_changes_nothing(stage):
+    stage.run()
+    before = stage.files()
+    told = collect(stage, dry_run=True)
+    assert (stage.files(), stage.statuses()) == (before, DIRTY)
+    assert told.deleted == collect(stage).deleted
+
+
+def test_a_second_collection_finds_nothing(stage):
+    stage.run()
+    collect(stage)
+    assert collect(stage) == CollectedJob(job=JOB)
+
+
+def test_orphans_of_ended_attempts_go(stage):
+    dead = stage.attempt()
+    orphan = stage.snapshot(dead, "orphan")
+    dead.finish(AttemptStatus.FAILED)
+    assert list(collect(stage).deleted) == [orphan.uri]
+
+
+def test_nothing_goes_while_the_newest_attempt_of_an_operator_has_not_ended(stage):
+    """It may still read a snapshot that no checkpoint names any more."""
+    stage.run()
+    running = stage.attempt()
+    stage.take(running, stage.snapshot(running, "handed out"))
+    stage.take(running)
+    before = stage.files()
+    report = collect(stage)
+    assert stage.files() == before
+    assert report.kept == [
+        "operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3",
+    ]
+    running.finish(AttemptStatus.FAILED)
+    assert len(collect(stage).deleted) == 8
+
+
+def test_another_operator_of_the_job_is_collected_beside_one_that_runs(stage):
+    stage.run(uid="other")
+    stage.attempt()
+    report = collect(stage)
+    assert len(report.deleted) == 4
+    assert len(report.kept) == 1
+
+
+def test_an_attempt_that_registers_in_between_loses_nothing(stage):
+    """The rows were read before it came; what it restored and what it writes stay."""
+    stage.run()
+    late: list[Any] = []
+
+    def open_late(base: str) -> CheckpointStorage:
+        attempt = stage.attempt()
+        restored = attempt.restore()
+        late.extend([attempt, restored, stage.snapshot(attempt, "new")])
+        return CheckpointStorage.open(base)
+
+    collect(stage, opener=open_late)
+    attempt, restored, new = late
+    assert {h.uri for h in restored.document.snapshots} <= {local_uri(stage, f) for f in stage.files()}
+    stage.take(attempt, *restored.document.snapshots, new)
+    attempt.finish(AttemptStatus.FINISHED)
+    assert stage.attempt().restore() is not None
+
+
+def local_uri(stage: WrittenStage, file: str) -> str:
+    return f"{stage.storage.base_uri}/{file.partition('/data/')[0].removesuffix('/_manifest')}"
+
+
+def test_no_snapshot_goes_where_a_retained_checkpoint_cannot_be_read(stage):
+    stage.run()
+    snapshots = {f for f in stage.files() if "/shared/" in f}
+    row = stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
+    local_path(row.metadata_uri).write_bytes(b"damaged")
+    report = collect(stage)
+    assert {f for f in stage.files() if "/shared/" in f} == snapshots
+    assert report.kept == ["snapshots of operator 'aggregate': a retained checkpoint of it cannot be read"]
+
+
+def test_every_directory_that_a_job_ever_had_is_collected(stage, tmp_path):
+    stage.run()
+    moved = WrittenStage(CheckpointStorage.open(str(tmp_path / "moved")), stage.clock, stage.store)
+    moved.run(checkpoints=2)
+    report = collect(stage)
+    assert stage.statuses() == {1: "subsumed", 2: "subsumed", 3: "subsumed", 4: "subsumed", 5: "completed"}
+    assert stage.files() == {}
+    assert len(report.deleted) == 8
+
+
+def test_storage_that_does_not_answer_is_told_and_leaves_everything_open(stage):
+    stage.run()
+
+    def unreachable(base: str) -> CheckpointStorage:
+        raise StorageError("The storage is away.")
+
+    report = collect(stage, opener=unreachable)
+    assert "The storage is away." in report.unreachable[0]
+    assert stage.statuses() == DIRTY
+
+
+def test_one_of_two_directories_that_does_not_answer_leaves_the_other_to_be_collected(stage, tmp_path):
+    stage.run()
+    moved = WrittenStage(CheckpointStorage.open(str(tmp_path / "moved")), stage.clock, stage.store)
+    moved.run(checkpoints=2)
+
+    def half(base: str) -> CheckpointStorage:
+        if base == stage.storage.base_uri:
+            raise StorageError("The old one is away.")
+        return CheckpointStorage.open(base)
+
+    report = collect(stage, opener=half)
+    assert len(report.unreachable) == 1
+    assert stage.statuses() == {1: "SUBSUMED", 2: "SUBSUMED", 3: "SUBSUMED", 4: "subsumed", 5: "completed"}
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_told_and_the_others_go(stage, monkeypatch):
+    stage.run()
+    delete = CheckpointStorage.delete_file
+
+    def stuck(self: CheckpointStorage, uri: str) -> None:
+        if "/chk-1/" in uri:
+            raise StorageError("denied")
+        delete(self, uri)
+
+    monkeypatch.setattr(CheckpointStorage, "delete_file", stuck)
+    monkeypatch.setattr("airflow_provider_statecheck.storage.sweep._ended_checkpoints", lambda *_: [])
+    report = collect(stage)
+    assert report.problems == ["checkpoint 1 of operator 'aggregate' could not be deleted"]
+    assert stage.statuses() == CLEAN | {1: "SUBSUMED"}
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_a_collection_that_fails_at_any_call_is_made_good_by_the_next(stage, mode, tmp_path):
+    def opener(base: str) -> Any:
+        return faulty_storage(CheckpointStorage.open(base), plan)
+
+    plan = FaultPlan()
+    stage.run("counted")
+    collect(stage, "counted", opener=opener)
+    assert len(plan.calls) > 10
+    for point in range(1, len(plan.calls) + 1):
+        job = f"job {point}"
+        stage.run(job)
+        plan = FaultPlan(point, mode)
+        collect(stage, job, opener=opener)
+        plan = FaultPlan()
+        collect(stage, job)
+        assert (stage.statuses(job), point) == (CLEAN, point)
+        assert stage.directories(job) == {"chk-3", "step_2"}
+        assert stage.attempt(job).restore() is not None

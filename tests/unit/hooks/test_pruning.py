@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.written_stage import JOB, WrittenStage
+
+TEST = "test/sales"
+BY_RUN = "nightly/2026-01-01"
+MONTH = DEFAULT_AGE.total_seconds() + 1
+OLD = PruneRequest(older_than=timedelta(days=10))
+TESTS = PruneRequest(test_jobs=True)
+OWNER = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+
+
+def prune(stage: WrittenStage, job: str, request: PruneRequest, **options: Any) -> PrunedJob:
+    gateway = options.get("gateway", stage.maintenance)
+    return prune_job(gateway, job_id_of(job), request, options.get("opener", CheckpointStorage.open))
+
+
+def named(job: str, **changes: Any) -> PruneRequest:
+    return PruneRequest(job_ids=(job_id_of(job),), **changes)
+
+
+def jobs(stage: WrittenStage) -> set[str]:
+    return {job.name for job in stage.maintenance.jobs()}
+
+
+def test_old_rows_go_and_what_a_restore_needs_stays(stage):
+    stage.run()
+    stage.run()
+    stage.clock.advance(MONTH)
+    first = prune(stage, JOB, PruneRequest())
+    assert (first.checkpoints, first.attempts) == (0, 1), "their bytes were gone only now"
+    stage.clock.advance(MONTH)
+    second = prune(stage, JOB, PruneRequest())
+    assert (second.checkpoints, second.attempts) == (5, 0)
+    assert stage.statuses() == {6: "completed"}
+    assert stage.attempt().restore() is not None
+
+
+def test_rows_are_kept_for_a_month_unless_an_age_is_given(stage):
+    stage.run()
+    stage.run()
+    stage.clock.advance(MONTH / 2)
+    assert not prune(stage, JOB, PruneRequest()).is_worth_telling
+    assert prune(stage, JOB, OLD).attempts == 1
+
+
+def test_a_test_job_goes_with_every_byte(stage):
+    stage.run(TEST)
+    stage.run(JOB)
+    report = prune(stage, TEST, TESTS)
+    assert (report.is_removed, jobs(stage)) == (True, {JOB})
+    assert stage.directories(TEST) == set()
+    assert report.deleted_bytes > 0
+
+
+@pytest.mark.parametrize("request_", [PruneRequest(), OLD, TESTS], ids=["rows", "old", "tests"])
+def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(stage, request_):
+    stage.run(JOB)
+    stage.runs.over.add("scheduled__2026-01-01")
+    stage.clock.advance(12 * MONTH)
+    prune(stage, JOB, request_)
+    assert stage.statuses()[3] == "completed"
+    assert prune(stage, JOB, named(JOB)).is_removed
+    assert stage.files() == {}
+
+
+def test_a_job_named_after_a_run_goes_when_that_is_over_and_old_enough(stage):
+    stage.run(BY_RUN, owner=OWNER)
+    stage.runs.over.add("run-1")
+    assert not prune(stage, BY_RUN, OLD).is_worth_telling
+    stage.clock.advance(MONTH)
+    assert not prune(stage, BY_RUN, PruneRequest()).is_removed, "whole jobs go only where an age was asked for"
+    assert prune(stage, BY_RUN, OLD).is_removed
+    assert stage.files() == {}
+
+
+def test_a_job_whose_run_is_not_over_stays_at_any_age(stage):
+    stage.run(BY_RUN, owner=OWNER)
+    stage.clock.advance(12 * MONTH)
+    assert prune(stage, BY_RUN, OLD).kept == ["run 'run-1' is not over"]
+    assert stage.statuses(BY_RUN)[3] == "completed"
+
+
+def test_a_test_job_is_kept_while_it_is_younger_than_the_age(stage):
+    stage.run(TEST)
+    request = PruneRequest(test_jobs=True, older_than=timedelta(days=10))
+    assert not prune(stage, TEST, request).is_worth_telling
+    stage.clock.advance(MONTH)
+    assert prune(stage, TEST, request).is_removed
+
+
+def test_a_test_job_stays_where_only_an_age_is_given(stage):
+    stage.run(TEST)
+    stage.clock.advance(12 * MONTH)
+    assert not prune(stage, TEST, OLD).is_removed
+
+
+@pytest.mark.parametrize("request_", [TESTS, named(TEST)], ids=["tests", "named"])
+def test_a_job_with_an_open_attempt_is_left_alone(stage, request_):
+    stage.attempt(TEST)
+    report = prune(stage, TEST, request_)
+    assert (report.is_removed, jobs(stage)) == (False, {TEST})
+    assert "has not ended" in report.kept[0]
+
+
+@pytest.mark.parametrize("request_", [TESTS, named(TEST)], ids=["tests", "named"])
+def test_a_dry_run_tells_what_goes_and_changes_nothing(stage, request_):
+    stage.run(TEST)
+    view, files = stage.maintenance.describe(job_id_of(TEST)), stage.files()
+    values = {"job_ids": request_.job_ids, "test_jobs": request_.test_jobs}
+    told = prune(stage, TEST, PruneRequest(**values, dry_run=True))
+    assert (stage.maintenance.describe(job_id_of(TEST)), stage.files()) == (view, files)
+    assert told == prune(stage, TEST, request_)
+
+
+def test_a_dry_run_counts_old_rows(stage):
+    stage.run()
+    stage.run()
+    stage.clock.advance(MONTH)
+    told = prune(stage, JOB, PruneRequest(dry_run=True))
+    assert (told.attempts, len(stage.maintenance.describe(job_id_of(JOB)).attempts)) == (1, 2)
+
+
+def test_rows_stay_while_their_storage_does_not_answer(stage):
+    stage.run(TEST)
+
+    def away(base: str) -> CheckpointStorage:
+        raise StorageError("The storage is away.")
+
+    report = prune(stage, TEST, TESTS, opener=away)
+    assert (report.is_removed, jobs(stage)) == (False, {TEST})
+    assert report.unreachable
+    assert prune(stage, TEST, TESTS).is_removed
+    assert stage.files() == {}
+
+
+def test_rows_stay_while_orphans_cannot_be_deleted(stage, monkeypatch):
+    """No checkpoint names them; without the job's rows nobody would ever find them."""
+    attempt = stage.attempt(TEST)
+    stage.snapshot(attempt, "orphan")
+    attempt.finish(AttemptStatus.FAILED)
+
+    def denied(self: CheckpointStorage, uri: str) -> None:
+        raise StorageError("denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStorage, "delete_directory", denied)
+        assert prune(stage, TEST, TESTS).unreachable
+    assert jobs(stage) == {TEST}
+    assert prune(stage, TEST, TESTS).is_removed
+    assert stage.files() == {}
+
+
+class Killed(BaseException):
+    """The process ends here; nothing catches it."""
+
+
+class Counting:
+    """Ends the process before or after the call of a number, on rows and bytes alike."""
+
+    def __init__(self, point: int | None, is_after: bool) -> None:
+        self.calls = 0
+        self.point = point
+        self.is_after = is_after
+
+    def around(self, target: Any) -> Any:
+        counting = self
+
+        class Proxy:
+            def __getattr__(self, name: str) -> Any:
+                attribute = getattr(target, name)
+                return counting.wrapped(attribute) if callable(attribute) else attribute
+
+        return Proxy()
+
+    def wrapped(self, call: Any) -> Any:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.point and not self.is_after:
+                raise Killed
+            result = call(*args, **kwargs)
+            if self.calls == self.point:
+                raise Killed
+            return result
+
+        return counted
+
+
+def whole_run(stage: WrittenStage, job: str, counting: Counting) -> PrunedJob:
+    def opener(base: str) -> Any:
+        return counting.around(CheckpointStorage.open(base))
+
+    return prune(stage, job, TESTS, gateway=counting.around(stage.maintenance), opener=opener)
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_a_prune_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
+    stage.run("test/counted", checkpoints=2)
+    counted = Counting(None, is_after)
+    assert whole_run(stage, "test/counted", counted).is_removed
+    assert counted.calls > 20
+    for point in range(1, counted.calls + 1):
+        job = f"test/{point}"
+        stage.run(job, checkpoints=2)
+        with pytest.raises(Killed):
+            whole_run(stage, job, Counting(point, is_after))
+        if job in jobs(stage):
+            assert prune(stage, job, TESTS).is_removed, point
+        assert (jobs(stage), stage.files()) == (set(), {}), point
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_a_killed_prune_leaves_a_job_that_an_attempt_can_begin_anew_with(stage, is_after):
+    stage.run("test/counted", checkpoints=2)
+    counted = Counting(None, is_after)
+    whole_run(stage, "test/counted", counted)
+    for point in range(1, counted.calls + 1):
+        job = f"test/{point}"
+        stage.run(job, checkpoints=2)
+        with pytest.raises(Killed):
+            whole_run(stage, job, Counting(point, is_after))
+        attempt = stage.attempt(job)
+        attempt.restore()
+        stage.take(attempt, stage.snapshot(attempt, "after"))
+        assert not prune(stage, job, TESTS).is_removed
+        assert stage.attempt(job).restore() is not None, point
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_a_prune_whose_storage_fails_at_any_call_is_ended_by_the_next(stage, mode):
+    plan = FaultPlan()
+
+    def opener(base: str) -> Any:
+        return faulty_storage(CheckpointStorage.open(base), plan)
+
+    stage.run("test/counted", checkpoints=2)
+    prune(stage, "test/counted", TESTS, opener=opener)
+    for point in range(1, len(plan.calls) + 1):
+        job = f"test/{point}"
+        stage.run(job, checkpoints=2)
+        plan = FaultPlan(point, mode)
+        prune(stage, job, TESTS, opener=opener)
+        plan = FaultPlan()
+        if job in jobs(stage):
+            assert prune(stage, job, TESTS).is_removed
+        assert (jobs(stage), stage.files()) == (set(), {})

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.costs.auto_decision import COMPUTE_PER_WRITE, decide
+from airflow_provider_statecheck.spark.costs.auto_facts import AutoFact, AutoFacts
+from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
+from airflow_provider_statecheck.spark.costs.write_times import ASSUMED_BYTES_PER_SECOND, MIB, WriteTimes
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+# Budget
+
+
+@pytest.mark.parametrize("budget", [0, -0.1, 1.01, True, "0.1", float("nan")])
+def test_a_budget_that_is_no_part_of_the_time_is_refused(clock, budget):
+    with pytest.raises(InvalidConfigurationError, match="above 0 and at most 1"):
+        StageCosts(budget, clock)
+
+
+@pytest.mark.parametrize("budget", [0.001, 0.05, 1, 1.0])
+def test_optional_work_is_allowed_up_to_the_budget(clock, budget):
+    costs = StageCosts(budget, clock)
+    clock.seconds = 100.0
+    costs.spent_seconds = 100.0 * budget
+    assert costs.allow()
+    costs.spent_seconds += 0.01
+    assert not costs.allow()
+
+
+def test_without_a_budget_everything_is_allowed(clock):
+    costs = StageCosts(None, clock)
+    costs.spent_seconds = 1e9
+    assert costs.allow()
+
+
+def test_time_that_passes_brings_budget_again_and_holding_back_is_logged_once(clock, caplog):
+    costs = StageCosts(0.1, clock)
+    clock.seconds, costs.spent_seconds = 20.0, 4.1
+    with caplog.at_level(logging.INFO):
+        assert [costs.allow(), costs.allow()] == [False, False]
+        clock.seconds = 41.0
+        assert costs.allow()
+        costs.spent_seconds = 5.0
+        assert not costs.allow()
+    assert [r.getMessage() for r in caplog.records] == [
+        "Checkpointing took 4.1 s of 20 s (20.5 %), overhead_budget is 0.1: optional checkpoints are put off."
+    ]
+
+
+def test_what_fails_is_counted_too(clock):
+    costs = StageCosts(None, clock)
+
+    def fail() -> None:
+        clock.seconds += 3.0
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError), costs.timed():
+        fail()
+    assert costs.spent_seconds == 3.0
+
+
+def test_tries_add_up(clock):
+    first = StageCosts(0.5, clock)
+    clock.seconds, first.spent_seconds, first.put_off = 10.0, 2.0, 3
+    clock.seconds = 10.0
+    second = StageCosts(0.5, clock, json.loads(json.dumps(first.encode())))
+    clock.seconds = 15.0
+    assert (second.spent_seconds, second.elapsed_seconds, second.put_off) == (2.0, 15.0, 3)
+
+
+def test_the_summary_says_what_it_cost_in_one_line(clock, caplog):
+    costs = StageCosts(None, clock)
+    with caplog.at_level(logging.INFO):
+        costs.report()
+        assert caplog.records == []
+        clock.seconds, costs.spent_seconds, costs.put_off = 120.0, 4.1, 2
+        costs.report()
+    assert [r.getMessage() for r in caplog.records] == [
+        "Checkpointing took 4.1 s of 120 s (3.4 %), 2 checkpoints put off"
+    ]
+
+
+# Time of a write
+
+
+def test_nothing_is_expected_where_nothing_was_learned():
+    assert WriteTimes().expected_seconds(MIB) is None
+
+
+def test_a_small_write_teaches_what_every_write_costs_and_a_large_one_the_rate():
+    times = WriteTimes()
+    times.observe(1000, 0.5)
+    assert times.expected_seconds(0) == 0.5
+    assert times.expected_seconds(ASSUMED_BYTES_PER_SECOND) == 1.5
+    times.observe(100 * MIB, 10.5)
+    assert times.expected_seconds(0) == 0.5
+    assert times.expected_seconds(200 * MIB) == pytest.approx(20.5)
+
+
+def test_where_only_large_writes_were_seen_their_rate_is_what_counts():
+    times = WriteTimes()
+    times.observe(100 * MIB, 10.0)
+    times.observe(300 * MIB, 10.0)
+    assert times.expected_seconds(40 * MIB) == pytest.approx(2.0)
+
+
+def test_old_writes_are_forgotten_and_the_rest_survives_json():
+    times = WriteTimes()
+    for _ in range(3):
+        times.observe(10 * MIB, 100.0)
+    for _ in range(16):
+        times.observe(10 * MIB, 1.0)
+    restored = WriteTimes(json.loads(json.dumps(times.encode())))
+    assert restored.encode() == times.encode()
+    assert restored.expected_seconds(10 * MIB) == pytest.approx(1.0)
+
+
+def test_writing_is_only_a_part_of_computing_and_writing_in_one_go():
+    times = WriteTimes()
+    assert times.part_of(3600.0, ASSUMED_BYTES_PER_SECOND) == 1.0
+    assert times.part_of(0.25, ASSUMED_BYTES_PER_SECOND) == 0.25
+    times.observe(100 * MIB, 50.0)
+    assert times.part_of(3600.0, 100 * MIB) == pytest.approx(50.0)
+
+
+# Decision
+
+
+@pytest.mark.parametrize(
+    ("compute", "write", "is_written"),
+    [(0.0, None, True), (9.99, 5.0, False), (10.0, 5.0, True), (0.0, 0.0, True)],
+)
+def test_a_step_is_written_where_computing_it_takes_so_many_times_longer(compute, write, is_written):
+    assert COMPUTE_PER_WRITE == 2.0
+    assert decide(compute, write).is_written is is_written
+
+
+def test_a_decision_gives_its_numbers():
+    assert decide(9.0, 5.0).reason == "computing took 9.00 s < 10.00 s = 2 x 5.00 s for writing"
+    assert decide(11.0, 5.0).reason == "computing took 11.00 s >= 10.00 s = 2 x 5.00 s for writing"
+
+
+def test_facts_hold_for_the_code_that_was_measured_and_survive_json():
+    facts = AutoFacts()
+    step = ((("days", "1"),), "rows")
+    fact = AutoFact(fingerprint="a", compute_seconds=1.5, size_bytes=None)
+    facts.remember(step, fact)
+    facts.remember(((), "rows"), AutoFact(fingerprint="b", compute_seconds=2.0, size_bytes=7))
+    restored = AutoFacts(json.loads(json.dumps(facts.encode())))
+    assert restored.find(step, "a") == fact
+    assert restored.find(step, "b") is None
+    assert restored.find(((), "other"), "a") is None
+    restored.drop_scope((("days", "1"),))
+    assert restored.find(step, "a") is None
+    assert restored.find(((), "rows"), "b") is not None

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from airflow_provider_statecheck.spark.driver import package_zip
+from airflow_provider_statecheck.spark.driver.package_zip import write_launcher_jar, write_package
+
+
+def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
+    path = write_package(tmp_path / "packages")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.name == f"airflow_provider_statecheck-0.1.0-{digest[:16]}.zip"
+
+
+def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
+    first = write_package(tmp_path / "a").read_bytes()
+    package_zip._package_bytes.cache_clear()
+    assert write_package(tmp_path / "b").read_bytes() == first
+
+
+def test_what_is_there_is_not_written_again_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    written = path.stat().st_mtime_ns
+    assert write_package(tmp_path).stat().st_mtime_ns == written
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_workers_of_another_user_may_read_it(tmp_path: Path) -> None:
+    assert write_package(tmp_path).stat().st_mode & 0o777 == 0o644
+
+
+def test_it_has_the_packages_data_and_no_compiled_files(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_package(tmp_path)) as archive:
+        names = archive.namelist()
+    assert {"airflow_provider_statecheck/py.typed", "airflow_provider_statecheck/metadata/alembic.ini"} <= set(names)
+    assert [name for name in names if "__pycache__" in name] == []
+
+
+def test_a_driver_imports_from_it(tmp_path: Path) -> None:
+    path = write_package(tmp_path)
+    script = f"""
+import sys
+sys.path.insert(0, {str(path)!r})
+import airflow_provider_statecheck.spark.current
+from airflow_provider_statecheck import StageContext
+assert airflow_provider_statecheck.__file__.startswith({str(path)!r})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_launcher_is_a_jar_without_a_class(tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_launcher_jar(tmp_path)) as archive:
+        assert archive.namelist() == ["META-INF/MANIFEST.MF"]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+from airflow_provider_statecheck.spark.driver.versions import check_environment
+
+JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\n'
+
+
+def check(pyspark="4.2.0", client="4.2.0", imported="4.2.0", java=JAVA_17, **arguments):
+    versions = {"pyspark": pyspark, "pyspark-client": client}
+    check_environment(installed=versions.get, imported=lambda: imported, java=lambda: java, **arguments)
+
+
+def refusal(**arguments) -> str:
+    with pytest.raises(EnvironmentNotReadyError) as raised:
+        check(**arguments)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_this_environment_passes(monkeypatch):
+    check_environment()
+
+
+@pytest.mark.parametrize("client", ["4.2.0", None])
+def test_equal_versions_or_pyspark_alone_pass(client):
+    check(client=client)
+
+
+def test_different_versions_are_mended_to_the_one_that_both_have():
+    text = refusal(pyspark="4.10.0", client="4.9.1", imported="4.10.0")
+    assert "pip install --force-reinstall --no-deps pyspark==4.9.1 pyspark-client==4.9.1" in text
+
+
+def test_files_of_another_version_are_found_although_the_records_agree():
+    text = refusal(imported="4.3.0")
+    assert "4.3.0 on import" in text
+    assert "pyspark==4.2.0 pyspark-client==4.2.0" in text
+
+
+def test_files_of_another_version_are_found_with_one_package_alone():
+    text = refusal(client=None, imported="4.1.0")
+    assert text.count("==") == 1
+
+
+@pytest.mark.parametrize("client", ["4.2.0", None])
+def test_missing_pyspark_names_the_extra(client):
+    assert "airflow-provider-statecheck[pyspark]" in refusal(pyspark=None, client=client)
+
+
+def test_spark_connect_needs_neither_pyspark_nor_java():
+    check(pyspark=None, java=None, needs_java=False)
+
+
+def test_spark_connect_without_its_client_is_refused():
+    assert "[pyspark]" in refusal(pyspark=None, client=None, imported=None, needs_java=False)
+
+
+@pytest.mark.parametrize(
+    ("java", "found"),
+    [
+        (None, "found none"),
+        ("no java here", "found none"),
+        ('java version "1.8.0_292"', "Java 1"),
+        ('openjdk version "11.0.2"', "Java 11"),
+    ],
+    ids=["none", "unreadable", "8", "11"],
+)
+def test_missing_or_old_java_says_how_to_get_one(java, found):
+    text = refusal(java=java)
+    assert found in text
+    assert "17" in text
+
+
+@pytest.mark.parametrize(
+    "java", ['openjdk version "17" 2021-09-14', 'openjdk version "21.0.1"', 'java version "25-ea"']
+)
+def test_newer_java_passes(java):
+    check(java=java)
+
+
+def test_below_spark_submit_java_is_not_looked_for(monkeypatch):
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    check(java=None)
+
+
+def test_java_home_without_a_java_counts_as_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(EnvironmentNotReadyError, match="found none"):
+        check_environment()

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
+from airflow_provider_statecheck.spark.verify import CheckpointVerifier, Verification
+from airflow_provider_statecheck.storage.document import CheckpointDocument, FileStateHandle
+from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
+from tests.unit.interpreter import modules_loaded_by
+from tests.unit.written_stage import WrittenStage, local_path, parquet
+
+LARGE_STATE = "x" * 100_000
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+
+
+@pytest.fixture
+def checkpoint(stage: WrittenStage) -> CheckpointRecord:
+    """One with two snapshots and a file of state."""
+    attempt = stage.attempt()
+    snapshots = [stage.snapshot(attempt, name) for name in ("raw", "sessions")]
+    return stage.take(attempt, *snapshots, state=LARGE_STATE)
+
+
+def verify(stage: WrittenStage, checkpoint: CheckpointRecord, *, is_deep: bool = False) -> Verification:
+    return CheckpointVerifier(stage.storage, is_deep=is_deep).verify(checkpoint)
+
+
+def document_of(stage: WrittenStage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    return load_document(stage.storage, checkpoint)
+
+
+def metadata(stage: WrittenStage, checkpoint: CheckpointRecord) -> Path:
+    return local_path(str(checkpoint.metadata_uri))
+
+
+def state(stage: WrittenStage, checkpoint: CheckpointRecord) -> Path:
+    handle = document_of(stage, checkpoint).state
+    assert isinstance(handle, FileStateHandle)
+    return local_path(handle.uri)
+
+
+def manifest(stage: WrittenStage, checkpoint: CheckpointRecord) -> Path:
+    return local_path(f"{document_of(stage, checkpoint).snapshots[1].uri}/_manifest")
+
+
+def data(stage: WrittenStage, checkpoint: CheckpointRecord) -> Path:
+    return local_path(f"{document_of(stage, checkpoint).snapshots[1].uri}/data/part-1.parquet")
+
+
+FILES = [metadata, state, manifest, data]
+Find = Callable[[WrittenStage, CheckpointRecord], Path]
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_an_undamaged_checkpoint_is_restorable(stage, checkpoint, is_deep):
+    found = verify(stage, checkpoint, is_deep=is_deep)
+    assert found == Verification(pointer=checkpoint.location, checkpoint_id=1)
+    assert found.is_restorable
+
+
+@pytest.mark.parametrize("find", FILES)
+def test_a_missing_file_is_told(stage, checkpoint, find):
+    path = find(stage, checkpoint)
+    path.unlink()
+    found = verify(stage, checkpoint)
+    assert not found.is_restorable
+    assert path.name in found.problems[0]
+
+
+@pytest.mark.parametrize("find", FILES)
+def test_a_file_of_another_length_is_told(stage, checkpoint, find):
+    path = find(stage, checkpoint)
+    path.write_bytes(path.read_bytes()[:-1])
+    found = verify(stage, checkpoint)
+    assert len(found.problems) == 1
+    assert path.name in found.problems[0]
+
+
+@pytest.mark.parametrize("find", [metadata, state, manifest])
+def test_a_flipped_byte_is_told_of_what_has_a_checksum(stage, checkpoint, find):
+    path = find(stage, checkpoint)
+    flip(path, path.stat().st_size // 2)
+    assert path.name in verify(stage, checkpoint).problems[0]
+
+
+def page_positions(path: Path) -> list[int]:
+    """Return some positions in the pages; their headers have no checksum, and some bits of them no meaning."""
+    group = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    spans = [(c.data_page_offset, c.data_page_offset + c.total_compressed_size) for c in columns]
+    return [position for start, end in spans for position in (*range(start + 100, end, 997), end - 1)]
+
+
+def test_a_flipped_byte_in_any_page_is_told_by_a_deep_look(stage, checkpoint):
+    path = data(stage, checkpoint)
+    whole = path.read_bytes()
+    positions = page_positions(path)
+    assert len(positions) > 20
+    for position in positions:
+        flip(path, position)
+        assert verify(stage, checkpoint).is_restorable, "its length is as it was"
+        found = verify(stage, checkpoint, is_deep=True)
+        assert len(found.problems) == 1, position
+        assert "snapshot 'sessions'" in found.problems[0]
+        assert "part-1.parquet" in found.problems[0]
+        path.write_bytes(whole)
+
+
+def test_a_changed_footer_is_told_by_a_deep_look(stage, checkpoint):
+    path = data(stage, checkpoint)
+    flip(path, path.stat().st_size - 20)
+    assert verify(stage, checkpoint).is_restorable
+    assert "footer" in verify(stage, checkpoint, is_deep=True).problems[0]
+
+
+def test_another_file_of_the_same_length_is_told_by_a_deep_look(stage, checkpoint):
+    path = data(stage, checkpoint)
+    other = parquet(1000, 2)
+    assert len(other) == path.stat().st_size
+    path.write_bytes(other)
+    assert verify(stage, checkpoint).is_restorable
+    assert "footer" in verify(stage, checkpoint, is_deep=True).problems[0]
+
+
+def test_all_that_is_wrong_is_told(stage, checkpoint):
+    for find in (state, manifest, data):
+        find(stage, checkpoint).unlink()
+    first = document_of(stage, checkpoint).snapshots[0]
+    local_path(f"{first.uri}/data/part-0.parquet").unlink()
+    found = verify(stage, checkpoint)
+    assert [("raw" in p, "sessions" in p) for p in found.problems] == [(False, False), (True, False), (False, True)]
+
+
+def test_a_storage_that_does_not_answer_is_an_error_wherever_it_fails(stage, checkpoint):
+    """It says nothing about the checkpoint, least of all that it is damaged."""
+    plan = FaultPlan()
+    CheckpointVerifier(faulty_storage(stage.storage, plan), is_deep=True).verify(checkpoint)
+    calls = len(plan.calls)
+    assert {"read_verified", "list_files", "read_range"} <= set(plan.calls)
+    for point in range(1, calls + 1):
+        verifier = CheckpointVerifier(faulty_storage(stage.storage, FaultPlan(point)), is_deep=True)
+        with pytest.raises(StorageError, match="Injected fault"):
+            verifier.verify(checkpoint)
+
+
+def test_a_snapshot_of_several_checkpoints_is_read_once(stage):
+    attempt = stage.attempt(num_retained=2)
+    handle = stage.snapshot(attempt, "raw")
+    taken = [stage.take(attempt, handle) for _ in range(2)]
+    plan = FaultPlan()
+    verifier = CheckpointVerifier(faulty_storage(stage.storage, plan), is_deep=True)
+    assert all(verifier.verify(each).is_restorable for each in taken)
+    assert plan.calls.count("list_files") == 1
+
+
+def test_files_that_only_spark_can_read_are_no_damage_and_are_told(stage, checkpoint, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise pyarrow.ArrowNotImplementedError("a type of Spark's own")
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    found = verify(stage, checkpoint, is_deep=True)
+    assert found.is_restorable
+    assert len(found.unchecked) == 4
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/_metadata"])
+def test_a_pointer_is_verified_without_a_row(stage, checkpoint, suffix):
+    verifier = CheckpointVerifier(stage.storage)
+    found = verifier.verify_pointer(checkpoint.location + suffix)
+    assert (found.checkpoint_id, found.is_restorable) == (1, True)
+    flip(metadata(stage, checkpoint), 200)
+    assert not verifier.verify_pointer(checkpoint.location + suffix).is_restorable
+
+
+def test_a_pointer_to_nothing_is_an_error(stage, checkpoint):
+    with pytest.raises(CheckpointNotFoundError):
+        CheckpointVerifier(stage.storage).verify_pointer(f"{checkpoint.location}9")
+
+
+def test_a_checkpoint_that_was_moved_verifies_where_it_is(stage, checkpoint, tmp_path):
+    moved = tmp_path / "moved"
+    local_path(stage.storage.base_uri).rename(moved)
+    pointer = checkpoint.location.replace(stage.storage.base_uri, f"file://{moved}")
+    assert CheckpointVerifier(stage.storage, is_deep=True).verify_pointer(pointer).is_restorable
+    row = replace(checkpoint, location=pointer, metadata_uri=f"{pointer}/_metadata")
+    assert verify(stage, row).is_restorable
+
+
+def test_verifying_loads_no_pyspark():
+    loaded = modules_loaded_by("import airflow_provider_statecheck.spark.verify")
+    assert not {name.partition(".")[0] for name in loaded} & {"pyspark", "py4j", "pyarrow", "airflow"}

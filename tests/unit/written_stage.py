@@ -1,0 +1,118 @@
+"""A stage without Spark: attempts as a driver lives them, with Parquet files as Spark would write them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.snapshots.manifest import build_manifest
+from airflow_provider_statecheck.storage.document import SnapshotHandle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns, NoTokens
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import make_registration
+
+JOB = "sales"
+
+
+@dataclass
+class WrittenStage:
+    """Rows in a store, bytes below one checkpoint directory."""
+
+    storage: CheckpointStorage
+    clock: Any = field(default_factory=ManualClock)
+    store: JobStore | None = None
+
+    def __post_init__(self) -> None:
+        self.store = self.store or InMemoryJobStore(self.clock)
+        self.coordinator = CheckpointCoordinator(self.store)
+        self.runs = KnownRuns()
+        self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
+
+    def attempt(self, job: str = JOB, **changes: Any) -> StageAttempt:
+        """Begin an attempt that retains one checkpoint."""
+        values = {"job_name": job, "storage_base": self.storage.base_uri, "num_retained": 1} | changes
+        return StageAttempt(self.coordinator, self.storage, make_registration(**values))
+
+    def snapshot(self, attempt: StageAttempt, name: str, rows: int = 1000) -> SnapshotHandle:
+        """Write a snapshot of two files."""
+        grant = attempt.grant
+        root = shared_uri(self.storage.base_uri, grant.attempt.job_id, grant.attempt.operator_id)
+        uri = f"{root}/{slug(name)}/{epoch_name(grant.attempt.epoch)}"
+        for part in range(2):
+            self.storage.write_bytes(f"{uri}/data/part-{part}.parquet", parquet(rows, part))
+        manifest = build_manifest(self.storage, f"{uri}/data", "{}")
+        data = manifest.encode()
+        self.storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
+        return SnapshotHandle(
+            name=name,
+            uri=uri,
+            manifest_size=len(data),
+            manifest_sha256=hashlib.sha256(data).hexdigest(),
+            size_bytes=manifest.size_bytes,
+            rows=manifest.rows,
+            files=len(manifest.files),
+            fingerprint="f1",
+            epoch=grant.attempt.epoch,
+            seconds=1.0,
+            created_at="2026-01-01T00:00:00+00:00",
+        )
+
+    @staticmethod
+    def take(attempt: StageAttempt, *snapshots: SnapshotHandle, state: Any = None) -> CheckpointRecord:
+        """Complete a checkpoint; what it subsumes stays, as after a driver that died right then."""
+        attempt._cleaner.discard = lambda *_: ()  # type: ignore[method-assign]
+        state = {"done": state if state is not None else []}
+        taken = attempt.take_checkpoint(snapshots, state, finished_items=0, new_bytes=0, pinned=frozenset())
+        assert taken is not None
+        return taken
+
+    def run(self, job: str = JOB, checkpoints: int = 3, **changes: Any) -> StageAttempt:
+        """Let an attempt take checkpoints with one snapshot each, of which the last is retained, and fail."""
+        attempt = self.attempt(job, **changes)
+        for i in range(checkpoints):
+            self.take(attempt, self.snapshot(attempt, f"step {i}"))
+        attempt.finish(AttemptStatus.FAILED)
+        return attempt
+
+    def files(self) -> dict[str, int]:
+        """Return every file and its size."""
+        return self.storage.list_files(self.storage.base_uri)
+
+    def directories(self, job: str = JOB) -> set[str]:
+        """Return the checkpoints and snapshots of a job that have files."""
+        parts = [name.split("/") for name in self.files() if name.startswith(job_id_of(job))]
+        return {"/".join(p[1:2] if p[1].startswith("chk-") else [p[3].rsplit("-", 1)[0]]) for p in parts}
+
+    def statuses(self, job: str = JOB) -> dict[int, str]:
+        """Return how each checkpoint's row stands; an ended one is upper case until its bytes are confirmed gone."""
+        rows = self.coordinator.describe(job_id_of(job)).checkpoints
+        return {c.checkpoint_id: c.status.upper() if c.awaits_discard else c.status.value for c in rows}
+
+
+def parquet(rows: int, part: int = 0, *, checksums: bool = True) -> bytes:
+    """Return a file as Spark writes it: with a checksum for each page."""
+    buffer = io.BytesIO()
+    numbers = pyarrow.table({"c0": list(range(part, part + rows)), "c1": [f"row {i}" for i in range(rows)]})
+    options = {"write_page_checksum": checksums, "compression": "none", "use_dictionary": False}
+    pyarrow.parquet.write_table(numbers, buffer, **options)
+    return buffer.getvalue()
+
+
+def local_path(uri: str) -> Path:
+    """Return the local file behind a URI."""
+    return Path(uri.removeprefix("file://"))
