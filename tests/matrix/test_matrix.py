@@ -1,0 +1,45 @@
+"""One pipeline, killed in its second half, on every Spark and every store: the retry ends right and computes nothing twice."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from tests.connect_server import ConnectServer
+from tests.matrix.conftest import Task
+from tests.matrix.stage import RESULT, RESUMED
+
+QUICK = {("local", "s3"), ("connect", "files")}
+CELLS = [(place, store) for place in ("local", "client", "cluster", "connect") for store in ("files", "s3")]
+
+
+@pytest.mark.parametrize(
+    ("place", "store"), [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.soak) for cell in CELLS]
+)
+def test_killed_pipeline_ends_right_after_a_retry(task: Callable[[str, str], Task], place: str, store: str) -> None:
+    stage = task(place, store)
+    assert stage.run() != 0, stage.output
+    assert stage.run() == 0, stage.output
+    assert stage.computed() == RESUMED
+    assert ast.literal_eval(stage.result()) == RESULT
+    attempts = stage.job().attempts
+    assert attempts[-1].status is AttemptStatus.FINISHED
+    assert attempts[-1].restored_from == 3
+    assert stage.job().checkpoints[-1].location.startswith("s3://" if store == "s3" else "file://")
+
+
+@pytest.mark.soak
+def test_server_that_is_started_anew_under_a_stage_is_named_and_the_retry_goes_on(task, server: ConnectServer) -> None:
+    stage: Task = task("connect", "files")
+    (stage.work / "victim").write_text(str(server.pid))
+    first = stage.start()
+    server.wait()
+    server.start()
+    assert stage.finish(first) != 0
+    assert "The Spark Connect server was lost while the stage used it" in stage.output
+    assert stage.run() == 0, stage.output
+    assert stage.computed() == RESUMED
+    assert ast.literal_eval(stage.result()) == RESULT
