@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := airflow_provider_statecheck tests dags scripts benchmarks
 
-.PHONY: help demo test soak check fmt bench bench-quick clean
+.PHONY: help demo test soak check fmt docs bench bench-quick clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ fmt: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(CODE) || true
 	@$(BIN)/ruff format $(CODE)
 
+docs: $(READY) ## Build the documentation into .docs; a warning is an error
+	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c scripts/docs docs .docs
+
 bench: $(READY) ## Measure against the peers; ONLY=S1,D1 for a part
 	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
 
@@ -47,4 +50,4 @@ bench-quick: $(READY) ## The same with small sizes
 	@$(BIN)/python -m benchmarks.run --quick $(if $(ONLY),--only $(ONLY))
 
 clean: ## Remove what these targets made
-	@rm -rf $(VENV) .demo .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) .demo .docs .mypy_cache .ruff_cache .hypothesis spark-warehouse

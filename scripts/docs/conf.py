@@ -1,0 +1,25 @@
+"""How the documentation is built; ``make docs`` builds it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "airflow-provider-statecheck"
+copyright = "The authors, Apache License 2.0"
+html_title = "statecheck"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "configuration_reference"]
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+
+nitpicky = True
+
+html_theme = "furo"
+html_show_sphinx = False
+html_copy_source = False

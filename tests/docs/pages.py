@@ -1,0 +1,71 @@
+"""Pages of the documentation and the fenced blocks in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
+
+_EXCUSE = re.compile(r"<!--\s*untested:\s*(?P<reason>.*?)\s*-->", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One fenced block."""
+
+    page: Path
+    line: int
+    """Number of the line with the fence."""
+    language: str
+    """``text`` where none is given; directives of the site keep their braces."""
+    code: str
+    excuse: str | None = None
+    """Why it is not tried, from ``<!-- untested: ... -->`` right before it."""
+
+    @property
+    def name(self) -> str:
+        return f"{name_of(self.page)}:{self.line}"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Return the blocks of a page in their order."""
+    return list(_blocks(page, MarkdownIt("commonmark").parse(page.read_text())))
+
+
+def _blocks(page: Path, tokens: list[Token]) -> Iterator[Block]:
+    excuse = None
+    for token in tokens:
+        if token.type in ("fence", "code_block"):
+            words = token.info.split()
+            line = (token.map or [0])[0] + 1
+            yield Block(page=page, line=line, language=words[0] if words else "text", code=token.content, excuse=excuse)
+        found = _EXCUSE.fullmatch(token.content.strip()) if token.type == "html_block" else None
+        excuse = found["reason"] if found else None
+
+
+def all_blocks(*languages: str) -> list[Block]:
+    """Return the blocks of all pages in one of these languages."""
+    return [block for page in PAGES for block in blocks_of(page) if block.language in languages]
+
+
+def code_spans(page: Path) -> list[str]:
+    """Return what stands in the text of a page as code."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text())
+    children = [child for token in tokens for child in token.children or ()]
+    return [child.content for child in children if child.type == "code_inline"]

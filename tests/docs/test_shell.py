@@ -1,0 +1,168 @@
+"""Every command that a page names exists and takes the arguments that it is given."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import subprocess
+import tomllib
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from packaging.requirements import Requirement
+
+from airflow_provider_statecheck.api.app import health_router
+from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.get_provider_info import get_provider_info
+from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
+
+LANGUAGES = ("bash", "console", "sh")
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Z_][A-Z0-9_]*)=(?P<value>.*)")
+_OPTION = re.compile(r"\[(?P<section>\w+)\] (?P<option>\w+)")
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """Return the words of each command; what a prompt of a ``console`` block does not precede is output."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if block.language == "console" and not line.startswith("$ "):
+            continue
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words:
+            yield words
+
+
+COMMANDS = [(block.name, words) for block in all_blocks(*LANGUAGES) if not block.excuse for words in commands_of(block)]
+
+
+@cache
+def airflow_parser() -> ArgumentParser:
+    from airflow.cli.cli_parser import get_parser
+
+    return get_parser()
+
+
+def check_airflow(arguments: list[str]) -> None:
+    airflow_parser().parse_args(arguments)
+
+
+def check_make(arguments: list[str]) -> None:
+    for argument in arguments:
+        if not _ASSIGNMENT.fullmatch(argument):
+            subprocess.run(["make", "--dry-run", argument], cwd=ROOT, capture_output=True, check=True)
+
+
+def check_pip(arguments: list[str]) -> None:
+    assert arguments[0] == "install"
+    wanted = [Requirement(word) for word in arguments[1:] if not word.startswith("-")]
+    assert wanted
+    for requirement in wanted:
+        if requirement.name == _PROJECT["name"]:
+            assert requirement.extras <= set(_PROJECT["optional-dependencies"])
+
+
+def check_export(arguments: list[str]) -> None:
+    for argument in arguments:
+        found = _ASSIGNMENT.fullmatch(argument)
+        assert found
+        check_variable(found["name"])
+
+
+def check_variable(name: str) -> None:
+    """Let pass what is no option of Airflow's, and options that there are."""
+    if name.startswith("AIRFLOW__"):
+        _, section, option = name.split("__")
+        check_option(section.lower(), option.lower())
+
+
+def check_option(section: str, option: str) -> None:
+    from airflow.configuration import conf
+
+    ours = get_provider_info()["config"].get(section, {}).get("options", {})
+    assert option in ours or (section, option) in _declared(conf), f"[{section}] {option} is no option"
+
+
+def _declared(conf: object) -> set[tuple[str, str]]:
+    described = getattr(conf, "configuration_description")  # noqa: B009 - of no declared type
+    return {(section, option) for section, of in described.items() for option in of["options"]}
+
+
+def check_installed(program: str) -> Callable[[list[str]], None]:
+    def check(arguments: list[str]) -> None:
+        assert program in {each.name for each in entry_points(group="console_scripts")}
+
+    return check
+
+
+def check_pytest(arguments: list[str]) -> None:
+    paths = [argument.partition("::")[0] for argument in arguments if "/" in argument]
+    assert [path for path in paths if not (ROOT / path).exists() and not path.startswith("tests/my")] == []
+
+
+def check_curl(arguments: list[str]) -> None:
+    path = urlsplit(arguments[-1]).path
+    assert path == f"{MOUNT_PATH}{VERSION_PATH}{health_router.url_path_for('health')}"
+
+
+PROGRAMS: dict[str, Callable[[list[str]], None]] = {
+    "airflow": check_airflow,
+    "make": check_make,
+    "pip": check_pip,
+    "export": check_export,
+    "curl": check_curl,
+    "pytest": check_pytest,
+    "pre-commit": check_installed("pre-commit"),
+}
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize(("name", "words"), COMMANDS, ids=[f"{name} {words[0]}" for name, words in COMMANDS])
+def test_a_command_exists_and_takes_its_arguments(name: str, words: list[str]) -> None:
+    while found := _ASSIGNMENT.fullmatch(words[0]):
+        check_variable(found["name"])
+        words = words[1:]
+    program = Path(words[0]).name
+    assert program in PROGRAMS, f"{name} uses {program!r}, of which no test knows how to check it"
+    PROGRAMS[program](words[1:])
+
+
+def has_command(parser: ArgumentParser, words: list[str]) -> bool:
+    """Tell whether the words are a command, whose arguments may be left out, or a group of commands."""
+    groups = [action.choices for action in parser._actions if isinstance(action, _SubParsersAction)]
+    if not groups or not words:
+        return True
+    return words[0] in groups[0] and has_command(groups[0][words[0]], words[1:])
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_commands_in_a_text_exist(page: Path) -> None:
+    spans = [shlex.split(span) for span in code_spans(page) if span.startswith(("airflow ", "make "))]
+
+    assert [words for words in spans if words[0] == "airflow" and not has_command(airflow_parser(), words[1:])] == []
+    for words in spans:
+        if words[0] == "make":
+            check_make(words[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_options_in_a_text_exist(page: Path) -> None:
+    for span in code_spans(page):
+        if found := _OPTION.fullmatch(span):
+            check_option(found["section"], found["option"])
+
+
+def test_the_options_of_ini_blocks_exist() -> None:
+    for block in all_blocks("ini"):
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read_string(block.code)
+        assert parser.sections(), block.name
+        for section in parser.sections():
+            for option in parser[section]:
+                check_option(section, option)
