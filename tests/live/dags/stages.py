@@ -65,7 +65,7 @@ class Control:
 
 
 def pids() -> dict[str, Any]:
-    from airflow_provider_statecheck.spark.session import jvm_pid
+    from airflow_provider_statecheck.spark.driver.session import jvm_pid
 
     return {"task": os.getpid(), "jvm": jvm_pid(), "supervisor": os.getppid()}
 
