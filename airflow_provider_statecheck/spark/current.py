@@ -58,11 +58,12 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
     from airflow_provider_statecheck.gateway.http_client import HttpClient
     from airflow_provider_statecheck.gateway.retrying import RetryingGateway
     from airflow_provider_statecheck.spark.attempt import StageAttempt
-    from airflow_provider_statecheck.spark.driver.readiness import make_ready
+    from airflow_provider_statecheck.spark.driver.readiness import require_reachable
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
-    make_ready(spark, storage)
+    # The operator has shipped the package, or it is installed.
+    require_reachable(spark, storage)
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
     return StageAttempt(
         RetryingGateway(http, _PAUSES_SECONDS),

@@ -23,10 +23,18 @@ def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     :param storage: Where the stage's bytes will go.
     :raises EnvironmentNotReadyError: if the storage is a path that not everybody sees.
     """
-    if runs_in_this_process(spark):
-        return
-    ship_package(spark)
-    if storage.is_local:
+    if not runs_in_this_process(spark):
+        ship_package(spark)
+    require_reachable(spark, storage)
+
+
+def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
+    """
+    Refuse a checkpoint directory that not every part of Spark sees.
+
+    :raises EnvironmentNotReadyError: saying who does not, and what to do.
+    """
+    if storage.is_local and not runs_in_this_process(spark):
         require_shared_path(spark, storage.base_uri)
 
 
