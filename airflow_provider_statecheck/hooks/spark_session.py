@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from airflow.sdk import BaseHook
 
 _CONNECT_TYPE = "spark_connect"
 _REMOTE = "spark.remote"
+_MASTER = "spark.master"
 _CONNECT_SCHEME = "sc://"
 
 
@@ -17,7 +18,8 @@ _CONNECT_SCHEME = "sc://"
 class SessionTarget:
     """A driver of this process, or a Spark Connect server."""
 
-    conf: Mapping[str, str]
+    conf: Mapping[str, str] = field(repr=False)
+    """Spark's settings, which may be secrets; the master is one of them where it is known."""
     is_connect: bool
 
     @classmethod
@@ -32,7 +34,17 @@ class SessionTarget:
         extra = connection.extra_dejson if connection else {}
         conf = {str(key): str(value) for key, value in {**extra, **config}.items()}
         is_connect = _REMOTE in conf or (connection is not None and _leads_to_connect(connection))
+        if connection is not None and connection.host and not is_connect:
+            conf.setdefault(_MASTER, _master_of(connection))
         return cls(conf, is_connect)
+
+    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """
+        Return an operator's settings with the master among them.
+
+        A JVM that runs has a master already, and Spark's own operator would take that one for the connection's.
+        """
+        return {**config, _MASTER: self.conf[_MASTER]} if _MASTER in self.conf else dict(config)
 
     def check_environment(self) -> None:
         """
@@ -50,6 +62,10 @@ class SessionTarget:
 
         if not self.is_connect:
             launch_jvm(self.conf)
+
+
+def _master_of(connection: Any) -> str:
+    return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)
 
 
 def _leads_to_connect(connection: Any) -> bool:

@@ -56,6 +56,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
             self._prepared = self.prepare(context)
             self._target = SessionTarget.of(self.conn_id, self.config_kwargs)
             self._target.check_environment()
+            self.config_kwargs = self._target.complete(self.config_kwargs)
             return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error

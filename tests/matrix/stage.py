@@ -15,6 +15,7 @@ RESULT = {"a": 20358, "b": 20475, "c": 20242, "totals": 42}
 
 def run_stage(spark: Any, checkpoint: Any, work: Path) -> None:
     """Compute the result of the pipeline; the driver is killed at item ``b`` of the first try."""
+    (work / "master").write_text(spark.conf.get("spark.master"))
     orders = checkpoint.snapshot("orders", lambda: _orders(spark, work))
     totals = checkpoint.snapshot("totals", lambda: _totals(orders, work))
     for item in checkpoint.each("items", ITEMS):

@@ -25,6 +25,8 @@ def test_killed_pipeline_ends_right_after_a_retry(task: Callable[[str, str], Tas
     assert stage.run() == 0, stage.output
     assert stage.computed() == RESUMED
     assert ast.literal_eval(stage.result()) == RESULT
+    is_on_cluster = (stage.work / "master").read_text().startswith("spark://")
+    assert is_on_cluster is (place in ("client", "cluster"))
     attempts = stage.job().attempts
     assert attempts[-1].status is AttemptStatus.FINISHED
     assert attempts[-1].restored_from == 3

@@ -13,7 +13,12 @@ def is_server_lost(error: BaseException) -> bool:
     """Tell whether an error, or what caused it, says that the server is gone or was started anew."""
     seen: BaseException | None = error
     while seen is not None:
-        if type(seen).__module__ == _CONNECT_ERRORS and _LOST.search(str(seen)):
+        if _is_of_client(seen) and _LOST.search(str(seen)):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def _is_of_client(error: BaseException) -> bool:
+    # A PythonException tells of the user's function, whose own connections are none of ours.
+    return type(error).__module__ == _CONNECT_ERRORS and type(error).__name__ != "PythonException"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,5 +41,10 @@ def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
 
 def ship_package(spark: SparkSession) -> None:
     """Give the executors this package; its file's name carries a hash, for a server refuses other bytes under a known one."""
-    with tempfile.TemporaryDirectory(prefix="statecheck-") as folder:
-        spark.addArtifacts(str(write_package(Path(folder))), pyfile=True)
+    spark.addArtifacts(str(write_package(Path(_lasting_folder().name))), pyfile=True)
+
+
+@functools.cache
+def _lasting_folder() -> tempfile.TemporaryDirectory[str]:
+    # A driver in this process serves the file from where it lies, also to executors that come later.
+    return tempfile.TemporaryDirectory(prefix="statecheck-")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -60,8 +60,12 @@ def _probe_directory(base: Path) -> Iterator[Path]:
         # The server and the executors may run as another user, who writes here too.
         probe.chmod(0o777)
         yield probe
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise EnvironmentNotReadyError(
+            f"Expected to write below {base}, found: {error}; give another checkpoint_dir or the right to write there."
+        ) from error
     except OSError as error:
-        raise EnvironmentNotReadyError(f"Expected to write below {base}, found: {error}.") from error
+        raise StorageError(f"The checkpoint directory {base} could not be tried out: {error}") from error
     finally:
         shutil.rmtree(probe, ignore_errors=True)
 
@@ -83,6 +87,10 @@ def _require_seen_here(spark: SparkSession, probe: Path, base_uri: str) -> None:
     found = len(list(answers.glob("*.parquet")))
     if found != _WRITERS:
         raise _not_shared(base_uri, f"the task sees {found} of {_WRITERS} files that Spark wrote")
+    try:
+        shutil.rmtree(answers)
+    except PermissionError as error:
+        raise _not_shared(base_uri, "the task may not delete what Spark writes") from error
 
 
 @contextmanager

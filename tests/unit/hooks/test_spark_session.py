@@ -33,6 +33,26 @@ def test_settings_of_the_task_come_before_those_of_the_connection(monkeypatch) -
     assert target.conf == {"spark.driver.memory": "2g", "spark.ui.port": "4041"}
 
 
+@pytest.mark.parametrize(
+    ("connection", "config", "master"),
+    [
+        ({"host": "spark://cluster", "port": 7077}, {}, "spark://cluster:7077"),
+        ({"host": "yarn"}, {}, "yarn"),
+        ({"host": "local[2]"}, {"spark.master": "local[4]"}, "local[4]"),
+    ],
+)
+def test_master_of_the_connection_is_known_before_a_jvm_starts(monkeypatch, connection, config, master) -> None:
+    """A JVM that was started without one is local, and Spark's own operator then keeps it so."""
+    monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", json.dumps({"conn_type": "spark", **connection}))
+    target = SessionTarget.of("my_spark", config)
+    assert target.conf["spark.master"] == master
+    assert target.complete({"a": 1}) == {"a": 1, "spark.master": master}
+
+
+def test_settings_are_not_shown() -> None:
+    assert "s3cr3t" not in repr(SessionTarget({"spark.hadoop.fs.s3a.secret.key": "s3cr3t"}, is_connect=False))
+
+
 def test_connect_server_needs_no_java_here(monkeypatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     SessionTarget({}, is_connect=True).check_environment()
