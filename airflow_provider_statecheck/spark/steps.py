@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,13 +50,26 @@ class StageSteps:
         self._monotonic = monotonic
         self.saving = saving
         self.reports: list[StepReport] = []
+        # A pipeline's job lives on from run to run, its DataFrames belong to the run that computed them.
+        self._salts = [attempt.registration.owner.run_key]
+
+    @contextmanager
+    def within(self, fingerprint: str) -> Iterator[None]:
+        """
+        Let steps count as changed where what they are inside of changed, which their own plans need not show.
+
+        :param fingerprint: Of the loop that they are inside of.
+        """
+        self._salts.append(fingerprint)
+        try:
+            yield
+        finally:
+            self._salts.pop()
 
     def fingerprint(self, build: DataFrame | Callable[..., object], version: str | None) -> str:
         """Return what tells a step from one that computes something else."""
-        # A pipeline's job lives on from run to run, its DataFrames belong to the run that computed them.
-        run_key = self._attempt.registration.owner.run_key
         known = self.saving.snapshots.fingerprints()
-        return step_fingerprint(build, version=version, snapshots=known, salt=run_key)
+        return step_fingerprint(build, version=version, snapshots=known, salt="\n".join(self._salts))
 
     def restorable(self, step: StepKey, fingerprint: str, *, is_loop: bool = False) -> LiveSnapshot | None:
         """

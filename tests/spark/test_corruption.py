@@ -171,7 +171,14 @@ def test_the_stage_leaves_what_these_tests_damage(stage):
     names = {i: [handle.name for handle in stage.document(i).snapshots] for i in (1, 2)}
     assert names == {1: ["first"], 2: ["first", "second"]}
     assert state_of(stage, 1).stat().st_size < state_of(stage, 2).stat().st_size
-    assert set(json.loads(state_of(stage, 2).read_bytes())) == {"loops", "values"}
+    assert set(json.loads(state_of(stage, 2).read_bytes())) == {
+        "values",
+        "loops",
+        "iterations",
+        "auto",
+        "writes",
+        "costs",
+    }
 
 
 def test_an_undamaged_stage_goes_on_from_the_newest(stage, caplog):

@@ -57,7 +57,7 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
     lines = [r.getMessage().partition(" (")[0] for r in caplog.records if "for writing" in r.getMessage()]
     assert lines == [
         "Step cheap is not written: computing took 1.90 s < 2.00 s = 2 x 1.00 s for writing",
-        "Step costly is written: computing took 2.10 s >= 2.00 s = 2 x 1.00 s for writing",
+        "Step costly is written: computing took 2.10 s and 1.90 s before it >= 2.00 s = 2 x 1.00 s for writing",
     ]
     assert "Step first is written: computing took 0.10 s, how long writing takes is not known yet" in caplog.text
     caplog.clear()
@@ -65,7 +65,15 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
         assert auto(tries, checkpoint) == [[0, 1, 2]] * 3
     assert tries.take_computed() == ["cheap"]
     assert "Step cheap is not written" in caplog.text
-    assert "as measured in an earlier try" in caplog.text
+    assert "what an earlier try measured" in caplog.text
+
+
+def test_cheap_steps_in_a_row_are_written_when_together_they_are_not_cheap(tries):
+    tries.seconds_per_file = 1.0
+    with tries.failing() as checkpoint:
+        for name in ("first", "one", "two", "three"):
+            checkpoint.snapshot(name, taking(tries, name, 1.5), when="auto")
+        assert [step.name for step in checkpoint.steps] == ["first", "two"]
 
 
 def test_a_new_fact_changes_the_decision_of_a_retry(tries):

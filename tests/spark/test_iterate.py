@@ -199,6 +199,41 @@ def test_changed_code_is_computed_from_the_beginning(tries):
     assert tries.take_computed() == [*(1, 2, 3, 4), *(1, 2, 3, 4), *(1, 2, 3)]
 
 
+def test_a_step_inside_is_computed_again_when_what_comes_before_it_changed(tries):
+    """Where snapshots of the loop are put off, the plan inside begins at rows of which nothing tells where they are from."""
+    tries.seconds_per_file = 100.0
+
+    def refine(checkpoint: StageContext, initial: DataFrame, *, fails: bool) -> list[int]:
+        def step(frame: DataFrame, number: int) -> DataFrame:
+            if number == 3 and fails:
+                raise PlannedError
+            inner = checkpoint.snapshot("heavy", lambda: frame) if number == 2 else frame
+            return inner.select((inner.id * 2 + number).alias("id"))
+
+        checkpoint.snapshot("first", tries.builder("first"))
+        return ids(checkpoint.iterate("ids", initial, 4, step=step))
+
+    with tries.failing(overhead_budget=0.01) as checkpoint:
+        refine(checkpoint, tries.spark.range(2), fails=True)
+    with tries.open(overhead_budget=0.01) as checkpoint:
+        assert refine(checkpoint, tries.spark.range(3), fails=False) == doubled(3, 4)
+
+
+def test_more_steps_begin_anew_where_until_would_compare_frames_too_near(tries):
+    def never(now: DataFrame, before: DataFrame) -> bool:
+        tries.computed.append(f"until {ids(before)[0]}")
+        return False
+
+    def refine(steps: int) -> None:
+        with tries.failing() as checkpoint:
+            checkpoint.iterate("ids", tries.spark.range(1), steps, 2, step=doubling(tries), until=never)
+
+    refine(3)
+    tries.take_computed()
+    refine(4)
+    assert tries.take_computed() == [*numbers(1, 2), "until 0", *numbers(3, 4), "until 4"]
+
+
 def test_another_rhythm_alone_computes_nothing_again(tries):
     with tries.failing() as checkpoint:
         checkpoint.iterate("ids", tries.spark.range(3), 10, 3, step=doubling(tries, fail_at=8))

@@ -30,6 +30,8 @@ class AutoSnapshots:
         self._steps = steps
         self._saving = steps.saving
         self._cached: dict[StepKey, DataFrame] = {}
+        # Steps before may be what a step was computed from, and would be computed again with it.
+        self._unwritten_seconds = 0.0
 
     def take(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> DataFrame:
         """
@@ -39,15 +41,19 @@ class AutoSnapshots:
         """
         known = self._saving.auto_facts.find(step, fingerprint)
         decision = None if known is None else self._decide(step, known)
-        if decision is not None and not decision.is_written:
-            self._log(step, decision, "as measured in an earlier try")
+        if known is not None and decision is not None and not decision.is_written:
+            self._log(step, decision, "what an earlier try measured")
+            self._unwritten_seconds += known.compute_seconds
             return self._cache(step, built(build))
         stopwatch = self._steps.stopwatch()
         frame = self._cache(step, built(build))
         fact = self._measure(step, frame, fingerprint, stopwatch)
         decision = self._decide(step, fact)
         self._log(step, decision, f"about {fact.size_bytes} bytes")
-        return self._write(step, frame, fingerprint, stopwatch) if decision.is_written else frame
+        if decision.is_written:
+            return self._write(step, frame, fingerprint, stopwatch)
+        self._unwritten_seconds += fact.compute_seconds
+        return frame
 
     def release(self, scope: Scope = ()) -> None:
         """
@@ -82,10 +88,11 @@ class AutoSnapshots:
             return Decision(False, "overhead_budget is used up")
         size = fact.size_bytes
         expected = None if size is None else self._saving.write_times.expected_seconds(size)
-        return decide(fact.compute_seconds, expected)
+        return decide(fact.compute_seconds, expected, unwritten_seconds=self._unwritten_seconds)
 
     def _write(self, step: StepKey, frame: DataFrame, fingerprint: str, stopwatch: Stopwatch) -> DataFrame:
         written = self._steps.write(step, frame, fingerprint, stopwatch, is_computed=True)
+        self._unwritten_seconds = 0.0
         self._release_step(step)
         return self._steps.save(step, written)
 

@@ -8,8 +8,9 @@ MIB = 1024 * 1024
 ASSUMED_BYTES_PER_SECOND = 64 * MIB
 """Of storage that nothing is known of yet."""
 _KEPT = 16
-# Of a smaller write most is the start of a Spark job, which says nothing about bytes.
-_TELLING_BYTES = MIB
+# Of a smaller write most may be the start of a Spark job or a slow commit, which says nothing about bytes; a rate learned
+# from one would keep all large steps from being written, and so from ever correcting it.
+_TELLING_BYTES = 64 * MIB
 
 
 class WriteTimes:

@@ -49,6 +49,11 @@ class Refinement:
         """Tell whether the frame is to be kept after a step."""
         return number % self.every == 0 or number == self.steps
 
+    def compares_unevenly(self, reached: Iteration) -> bool:
+        """Tell whether ``until``, going on from there, would next compare frames of fewer than ``every`` steps apart."""
+        is_over = reached.is_converged or reached.number == self.steps
+        return self.until is not None and not is_over and reached.number % self.every != 0
+
     def fingerprint(self, digest: Callable[[Any, str | None], str]) -> str:
         """
         Return what tells this loop from one that computes something else; ``steps`` does not count.
@@ -136,6 +141,9 @@ class RefiningLoop:
         live = self._steps.restorable(self._loop, self._fingerprint_at(reached.number), is_loop=True)
         if live is None:
             return None, start
+        if self._asked.compares_unevenly(reached):
+            log.info("Loop %s ended between two looks of until; it is computed from the beginning.", self._text)
+            return None, start
         if reached.number > self._asked.steps:
             log.warning(
                 "Loop %s was snapshotted after step %s, but only %s steps are asked for: it is computed from the beginning.",
@@ -152,7 +160,7 @@ class RefiningLoop:
         frame = built(self._asked.initial) if live is None else self._read(live)
         previous = frame
         for number in range(begin + 1, self._asked.steps + 1):
-            with self._names.inside(self._loop[1], str(number)):
+            with self._names.inside(self._loop[1], str(number)), self._steps.within(self._fingerprint):
                 frame = self._step(frame, number)
             if self._asked.is_border(number):
                 frame, is_over = self._secure(number, frame, previous, stopwatch)

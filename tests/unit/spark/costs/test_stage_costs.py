@@ -124,12 +124,19 @@ def test_where_only_large_writes_were_seen_their_rate_is_what_counts():
 def test_old_writes_are_forgotten_and_the_rest_survives_json():
     times = WriteTimes()
     for _ in range(3):
-        times.observe(10 * MIB, 100.0)
+        times.observe(100 * MIB, 100.0)
     for _ in range(16):
-        times.observe(10 * MIB, 1.0)
+        times.observe(100 * MIB, 1.0)
     restored = WriteTimes(json.loads(json.dumps(times.encode())))
     assert restored.encode() == times.encode()
-    assert restored.expected_seconds(10 * MIB) == pytest.approx(1.0)
+    assert restored.expected_seconds(100 * MIB) == pytest.approx(1.0)
+
+
+def test_a_write_of_a_few_bytes_that_took_long_does_not_set_the_rate():
+    """A rate learned from one would keep large steps from being written, and so from ever correcting it."""
+    times = WriteTimes()
+    times.observe(3 * MIB // 2, 1.0)
+    assert times.expected_seconds(10 * 1024 * MIB) == pytest.approx(161.0, abs=1.0)
 
 
 def test_writing_is_only_a_part_of_computing_and_writing_in_one_go():
