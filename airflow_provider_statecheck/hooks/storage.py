@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_ba
 
 OPTIONS_KEY = "storage_options"
 """The key of a connection's extra that holds the options of the filesystem, as a JSON object."""
+
+log = logging.getLogger(__name__)
 
 _PROVIDERS = {
     "s3": "apache-airflow-providers-amazon[s3fs]",
@@ -108,6 +111,11 @@ def _credentials_of(filesystem: Any, session: Any) -> dict[str, Any]:
     options = {"client_kwargs": {"region_name": region}} if region else {}
     if found is None:
         return options
+    if found.token:
+        log.warning(
+            "The credentials of the checkpoint storage are temporary; when they end, no checkpoint succeeds any more. For "
+            "stages that outlast them let the machines have a role of their own, and give no storage_conn_id."
+        )
     named = {"key": found.access_key, "secret": found.secret_key, "token": found.token}
     return options | {name: value for name, value in named.items() if value}
 

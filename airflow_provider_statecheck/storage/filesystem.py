@@ -23,7 +23,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.storage import listing, local_files, publishing
 from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken
-from airflow_provider_statecheck.storage.options import conceal
+from airflow_provider_statecheck.storage.options import conceal, harmless
 from airflow_provider_statecheck.storage.retries import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import open_filesystem, serves
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, require_deletable, scheme_of
@@ -230,7 +230,7 @@ class CheckpointStorage:
                 raise _not_found(uri) from error
             said = conceal(str(error), self._options) or type(error).__name__
             message = f"The storage failed at {redact(uri)}: {said.rstrip('.')}.{advice(error)}"
-            raise StorageError(message, uri=redact(uri)) from error
+            raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.failures import advice
-from airflow_provider_statecheck.storage.options import conceal
+from airflow_provider_statecheck.storage.options import conceal, harmless
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure"}
@@ -35,12 +35,14 @@ def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
     except (TypeError, ValueError) as error:
         raise InvalidConfigurationError(
             f"The filesystem of {redact(uri)!r} does not accept its options: {conceal(str(error), options)}"
-        ) from error
+        ) from harmless(error, options)
     except Exception as error:
         if str(error).startswith("Unable to load lib"):  # pyarrow, of libhdfs or libjvm
             raise _not_installed(uri, error) from error
         said = conceal(str(error), options).rstrip(".")
-        raise StorageError(f"The filesystem of {redact(uri)!r} cannot be opened: {said}.{advice(error)}") from error
+        raise StorageError(f"The filesystem of {redact(uri)!r} cannot be opened: {said}.{advice(error)}") from harmless(
+            error, options
+        )
 
 
 def serves(filesystem: Any, base_uri: str, uri: str) -> bool:

@@ -18,7 +18,7 @@ _DELETABLE_HERE = re.compile(_DELETABLE)
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
 # The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.
 _SIGNATURE = re.compile(
-    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token|token)=)"
+    r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token|delegation|token)=)"
     r"[^&;\s'\"]+"
 )
 _USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
@@ -53,8 +53,8 @@ def _normalise_uri(scheme: str, rest: str, text: str) -> str:
         return _normalise_path(Path(rest), text)
     if not rest.strip("/"):
         raise _invalid(f"a directory below {scheme}://, because the root is not ours", text)
-    if ".." in rest.split("/"):
-        raise _invalid("free of '..'", text)
+    if {"", ".", ".."} & set(rest.strip("/").split("/")):
+        raise _invalid("free of empty parts, '.' and '..'", text)
     # Leading slashes stay: what follows the second one is a host, which hdfs:///data leaves out.
     return f"{scheme}://{rest.rstrip('/')}"
 

@@ -112,6 +112,7 @@ _RULES: dict[str, Callable[[Any, CodeDigest], None]] = {
     "ChunkedCachedLocalRelation": _forget_rows,
     "UnresolvedNamedLambdaVariable": _forget_counter,
     "Sample": _forget_drawn_seed,
+    "StatSampleBy": _forget_drawn_seed,
     "UnresolvedFunction": _forget_drawn_argument,
 }
 

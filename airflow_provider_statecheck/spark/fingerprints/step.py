@@ -32,7 +32,8 @@ def step_fingerprint(
     fingerprint and not by its place, so one that was computed anew with the same result changes nothing.
 
     What does not count: comments, blank lines, docstrings, line numbers and file names; installed packages; the rows
-    of a source or of a DataFrame made from local data; and every plain value that a callable captures, whether by
+    of a source or of a DataFrame made from local data; what stands before a ``localCheckpoint`` or ``checkpoint`` of
+    Spark's own; and every plain value that a callable captures, whether by
     closure, global or attribute. A run id or a date among these would make each try a different step. A threshold or a
     list of columns that should count goes into ``version``. So does anything that only a changed package would show.
 

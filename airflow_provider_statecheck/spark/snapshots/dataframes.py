@@ -9,13 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.manifest import (
-    SnapshotFile as SnapshotFile,
-    SnapshotManifest as SnapshotManifest,
-    SnapshotStorage as SnapshotStorage,
-    build_manifest as build_manifest,
-    verify_files as verify_files,
-)
 from airflow_provider_statecheck.spark.snapshots.schema import (
     column_name,
     contains_timestamp,

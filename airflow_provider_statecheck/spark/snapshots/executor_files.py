@@ -53,9 +53,9 @@ class ExecutorFiles:
         Only a whole file is ever sent: leaving a stream by an exception publishes what was written so far on several
         filesystems.
         """
-        filesystem = self._filesystem()
-        path, limits = self._path(filesystem, name), _upload_limits(filesystem)
         with self.failures_told(name):
+            filesystem = self._filesystem()
+            path, limits = self._path(filesystem, name), _upload_limits(filesystem)
             # Nobody else uses the name, so sending the file again changes nothing.
             RetryPolicy().call(lambda: filesystem.put_file(str(local), path, **limits), self._shown(name))
 

@@ -61,8 +61,8 @@ def spark_scheme(uri: str) -> str:
     if found is None:
         # Without a scheme Spark would take its default filesystem, and everything else the local disk.
         raise InvalidConfigurationError(
-            f"A checkpoint directory with a scheme was expected, found {uri!r}; write file:///... for a local one",
-            uri=uri,
+            f"A checkpoint directory with a scheme was expected, found {redact(uri)!r}; write file:///... for a local one",
+            uri=redact(uri),
         )
     return found.group(1).lower()
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.scope import Scope, StepKey
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
 from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.document import SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,5 +145,6 @@ class StageSnapshots:
     def _delete_quietly(self, uri: str) -> None:
         try:
             self._storage.delete_directory(uri)
-        except StorageError as error:
-            log.warning("A half written snapshot stays at %s until the next sweep: %s", uri, error)
+        except StateCheckError as error:
+            # Whatever it is: the error that matters is the one which is being raised.
+            log.warning("A half written snapshot stays at %s until the next sweep: %s", redact(uri), error)

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+)
+from airflow_provider_statecheck.storage.uris import redact
 
 FORMAT_VERSION = 2
 # What Spark itself wrote keeps the first version, so that earlier releases restore it.
@@ -122,8 +127,15 @@ def build_manifest(storage: SnapshotStorage, data_uri: str, schema_json: str) ->
     :param data_uri: The directory.
     :param schema_json: The schema of the DataFrame that was written.
     :raises CorruptStateError: A file is no complete Parquet file.
+    :raises EnvironmentNotReadyError: Spark wrote to another place than the one that is read.
     """
     sizes = sorted(_data_files(storage.list_files(data_uri)).items())
+    if not sizes:
+        # Spark writes a file even where there is no row.
+        raise EnvironmentNotReadyError(
+            f"Expected the files that Spark wrote in {redact(data_uri)}, found none; let Spark and this process use one "
+            f"endpoint for it."
+        )
     described = _in_threads(lambda entry: _describe(storage, data_uri, *entry), sizes)
     return SnapshotManifest(
         schema_json=schema_json,
@@ -151,9 +163,9 @@ def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMani
     ]
     if differences:
         raise CorruptStateError(
-            f"The files of the snapshot {data_uri} differ from its manifest in {len(differences)} place(s), "
+            f"The files of the snapshot {redact(data_uri)} differ from its manifest in {len(differences)} place(s), "
             f"first: {'; '.join(differences[:3])}; restore from an earlier checkpoint",
-            uri=data_uri,
+            uri=redact(data_uri),
             differences=differences,
         )
 
@@ -238,9 +250,9 @@ def _from_document(document: Mapping[str, Any], content: bytes) -> SnapshotManif
 
 def _incomplete(uri: str, size_bytes: int) -> CorruptStateError:
     return CorruptStateError(
-        f"A complete Parquet file was expected, found {size_bytes} bytes without a readable footer in {uri}; "
+        f"A complete Parquet file was expected, found {size_bytes} bytes without a readable footer in {redact(uri)}; "
         "write the snapshot again",
-        uri=uri,
+        uri=redact(uri),
     )
 
 

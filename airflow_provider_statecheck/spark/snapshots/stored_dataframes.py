@@ -20,7 +20,6 @@ from airflow_provider_statecheck.spark.snapshots.arrow_columns import (
     to_crossing,
 )
 from airflow_provider_statecheck.spark.snapshots.dataframes import (
-    build_manifest,
     read_dataframe,
     refuse_unwritable,
     schema_json_of,
@@ -36,7 +35,12 @@ from airflow_provider_statecheck.spark.snapshots.executor_reader import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_writer import HANDLES, PartitionWriter, write_partition
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile, SnapshotManifest, SnapshotWriter
+from airflow_provider_statecheck.spark.snapshots.manifest import (
+    SnapshotFile,
+    SnapshotManifest,
+    SnapshotWriter,
+    build_manifest,
+)
 from airflow_provider_statecheck.spark.snapshots.schema import parse_schema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import open_filesystem, serves

@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.options import conceal
+from airflow_provider_statecheck.storage.options import conceal, secrets_in
 from airflow_provider_statecheck.storage.uris import redact
 
 SECRET = "wJalr/secret+key"
@@ -42,6 +42,10 @@ def test_secrets_at_any_depth_stay_out_of_messages(options: dict[str, object]) -
 def test_what_is_no_secret_stays_in_messages() -> None:
     options = {"endpoint_url": "http://host:9000", "anon": False, "key": ""}
     assert conceal("http://host:9000 is not there", options) == "http://host:9000 is not there"
+
+
+def test_way_to_find_a_credential_is_none() -> None:
+    assert list(secrets_in({"token": "cloud", "headers": {"Authorization": "Bearer abc"}})) == ["Bearer abc"]
 
 
 def test_signatures_in_urls_are_redacted() -> None:

@@ -69,7 +69,7 @@ class TestErrors:
             "rmdir",
         ],
     )
-    def test_storage_that_does_not_answer_is_a_storage_error_with_its_cause_and_no_secret(
+    def test_storage_that_does_not_answer_is_a_storage_error_without_a_secret_in_it_or_its_cause(
         self, call: Any, error: Exception
     ) -> None:
         storage = CheckpointStorage(_Down(error), "memory://key:secret@down", retries=RetryPolicy(attempts=1))
@@ -77,7 +77,15 @@ class TestErrors:
         with pytest.raises(StorageError) as caught:
             call(storage, uri)
         assert type(caught.value) is StorageError
-        assert caught.value.__cause__ is error
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
         assert "secret" not in str(caught.value)
         assert caught.value.uri == f"memory://***@down/{'a' * 32}/chk-1/f"
         assert "chk-1/f" in str(caught.value)
+
+    def test_cause_without_a_secret_is_kept(self) -> None:
+        error = OSError("the disk is gone")
+        storage = CheckpointStorage(_Down(error), "memory://down", retries=RetryPolicy(attempts=1))
+        with pytest.raises(StorageError) as caught:
+            storage.exists("memory://down/f")
+        assert caught.value.__cause__ is error

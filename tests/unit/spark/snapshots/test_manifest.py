@@ -8,7 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+)
 from airflow_provider_statecheck.spark.snapshots.manifest import (
     FORMAT_VERSION,
     SnapshotFile,
@@ -70,6 +74,12 @@ def test_what_spark_passes_over_is_no_data():
 def test_an_incomplete_file_is_found(data):
     with pytest.raises(CorruptStateError, match="readable footer"):
         build_manifest(Files({"part-0.parquet": data}), "x://data", "{}")
+
+
+def test_nothing_where_spark_wrote_means_that_spark_wrote_elsewhere():
+    """Spark writes a file even for no row; a manifest without one would verify although nothing can be restored."""
+    with pytest.raises(EnvironmentNotReadyError, match="one endpoint"):
+        build_manifest(Files({"_SUCCESS": b""}), "x://data", "{}")
 
 
 def test_changed_statistics_change_the_fingerprint():
