@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
@@ -18,6 +18,7 @@ from airflow_provider_statecheck.operators.links import push_link
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.configuration import StatecheckSettings
+    from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -38,24 +39,7 @@ class PreparedStage:
     driver: DriverSettings
 
 
-@runtime_checkable
-class CheckpointedTask(Protocol):
-    """The arguments that all checkpointed operators have, as they are after rendering."""
-
-    task_id: str
-    job: str | None
-    uid: str | None
-    map_key: str | None
-    checkpoint_dir: str | None
-    storage_conn_id: str | None
-    num_retained: int | None
-    checkpoint_timeout_seconds: float | None
-    tolerable_failed_checkpoints: int | None
-    overhead_budget: float | None
-    on_clear: str | None
-
-
-def prepare_stage(task: CheckpointedTask, context: Mapping[str, Any]) -> PreparedStage:
+def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:
     """
     Work out where the bytes go and who asks, and make the link to the job's page work.
 
@@ -90,7 +74,7 @@ def _driver_settings(settings: StatecheckSettings, storage: CheckpointStorage) -
 
 
 def _registration(
-    task: CheckpointedTask, context: Mapping[str, Any], settings: StatecheckSettings, storage_base: str
+    task: CheckpointedOperator, context: Mapping[str, Any], settings: StatecheckSettings, storage_base: str
 ) -> RegisterAttempt:
     from airflow_provider_statecheck.checkpoint.ids import new_key
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.operators.registration import CheckpointedTask
 
 
 def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
@@ -17,7 +16,9 @@ def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
     :param tasks: All tasks of the Dag.
     :raises InvalidConfigurationError: if another one has the same job, uid and map key.
     """
-    identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, CheckpointedTask)}
+    from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
+
+    identities = {task.task_id: _identity(task) for task in tasks if isinstance(task, CheckpointedOperator)}
     mine = identities.get(task_id)
     for other_id, identity in identities.items():
         if mine is not None and other_id != task_id and identity == mine:

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
-from airflow_provider_statecheck.spark.snapshots.dataframes import SnapshotManifest, verify_files
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
