@@ -26,7 +26,8 @@ from tests.live.postgres import Postgres, running_postgres
 from tests.live.rest import AirflowApi, wait_until
 
 DAGS = Path(__file__).with_name("dags")
-DAG_IDS = ("live_stage", "live_timed", "live_mapped", "live_pipeline", "live_leaks")
+MAINTENANCE = Path(__file__).parents[2] / "dags" / "statecheck_maintenance.py"
+DAG_IDS = ("live_stage", "live_timed", "live_mapped", "live_pipeline", "live_leaks", "statecheck_maintenance")
 
 _HOST = "127.0.0.1"
 
@@ -37,6 +38,7 @@ class Deployment:
     def __init__(self, folder: Path, postgres: Postgres) -> None:
         self.folder = folder
         self.dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
+        shutil.copy(MAINTENANCE, self.dags)
         self.postgres = postgres
         port = _free_port()
         self.environment = _environment(folder, postgres.url, port)

@@ -54,6 +54,9 @@ class AirflowApi:
         body = {"dag_run_id": run_id, "logical_date": logical_date, "conf": conf}
         self._send("POST", f"/dags/{dag_id}/dagRuns", body)
 
+    def unpause(self, dag_id: str) -> None:
+        self._send("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
     def run_state(self, dag_id: str, run_id: str) -> str:
         return str(self._send("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
