@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One comparison; ``ratio`` is written so that larger is better."""
+    """One comparison; ``ratio`` is written so that larger is better, and a case without a goal is told and not judged."""
 
     id: str
     case: str
@@ -22,7 +22,7 @@ class Result:
     peer: float
     unit: str
     ratio: float
-    goal: float
+    goal: float | None
     pairs: list[list[float]]
     sizes: dict[str, Any] = field(default_factory=dict)
 
@@ -46,14 +46,14 @@ class Result:
         }
 
     @property
-    def is_met(self) -> bool:
-        """Tell whether the goal is reached."""
-        return self.ratio >= self.goal
+    def is_met(self) -> bool | None:
+        """Tell whether the goal is reached; ``None`` without one."""
+        return None if self.goal is None else self.ratio >= self.goal
 
     def line(self) -> str:
         """Return the result for a terminal."""
-        state = "met" if self.is_met else "NOT met"
-        return f"{self.id} {self.case}: {self.ratio:.2f}x (goal {self.goal:g}) {state}"
+        verdict = "(no goal)" if self.goal is None else f"(goal {self.goal:g}) {'met' if self.is_met else 'NOT met'}"
+        return f"{self.id} {self.case}: {self.ratio:.2f}x {verdict}"
 
 
 def seconds(work: Callable[[], object]) -> float:

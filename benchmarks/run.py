@@ -51,7 +51,7 @@ def _write_page() -> None:
     for file in sorted((HERE / "results").glob("*.json")):
         for result in json.loads(file.read_text()):
             values = f"{result['ours']:,.4g} {result['unit']} | {result['peer']:,.4g} {result['unit']}"
-            goal = f"{result['goal']:.2f} {'met' if result['met'] else 'not met'}"
+            goal = "none" if result["goal"] is None else f"{result['goal']:.2f} {'met' if result['met'] else 'not met'}"
             rows.append(f"| {result['id']} | {result['case']} | {values} | {result['ratio']:.2f} | {goal} |")
     before = PAGE.read_text().partition(MARK)[0]
     PAGE.write_text(f"{before}{MARK}\n\n" + "\n".join(rows) + "\n")
