@@ -5,8 +5,8 @@ Once a day `collect` deletes the bytes of ended checkpoints that their drivers l
 ago: rows, jobs of test runs, and jobs that were named after a run which is over.
 On Sundays `verify` reads the retained checkpoints of all jobs and fails if one of them could not be restored.
 
-The tasks reach the coordinator over HTTP, as all tasks do; it lets those of the Dags do so that `[statecheck]
-maintenance_dags` names.
+The three run one after the other, and one that fails stops none of the others. They reach the coordinator over HTTP,
+as all tasks do; it lets those of the Dags do so that `[statecheck] maintenance_dags` names.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SUNDAY = 6
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
+    max_active_tasks=1,
     is_paused_upon_creation=True,
     doc_md=__doc__,
     tags=["statecheck"],
@@ -51,7 +52,10 @@ def statecheck_maintenance() -> None:
             raise AirflowSkipException("Checkpoints are verified on Sundays.")
         return verify_all()
 
-    collect() >> prune() >> verify()
+    # No chain: each does its work whatever became of the others, and the run fails if any of them did.
+    collect()
+    prune()
+    verify()
 
 
 statecheck_maintenance()

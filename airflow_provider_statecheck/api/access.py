@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.tasks import TaskDirectory
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, JobId, is_test_job, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -26,6 +26,14 @@ def services_of(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+def takes_test_jobs(request: Request) -> bool:
+    """Tell whether the app serves a test run."""
+    return bool(request.app.state.takes_test_jobs)
+
+
+TakesTestJobsDep = Annotated[bool, Depends(takes_test_jobs)]
 
 
 def checked_token(
@@ -89,14 +97,22 @@ def require_maintenance(token: TokenRecord, services: Services) -> None:
         )
 
 
-def require_registration(token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory) -> RegisterAttempt:
+def require_registration(
+    token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory, *, takes_test_jobs: bool
+) -> RegisterAttempt:
     """
     Return a registration in the caller's own name.
 
     A token that is bound to an attempt may only repeat that attempt's registration.
 
+    :param takes_test_jobs: Whether it may be one of a test run.
     :raises AccessDeniedError: for a job or task that is not the caller's.
     """
+    if is_test_job(request.job_name) and not takes_test_jobs:
+        raise AccessDeniedError(
+            f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, found {request.job_name!r}; a test run does "
+            f"not register here, and a real job needs another name."
+        )
     if token.attempt is None:
         require_task(token)
         _refuse_foreign_job(token.caller, request.job_name, tasks)

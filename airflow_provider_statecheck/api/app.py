@@ -35,11 +35,12 @@ def health(services: ServicesDep) -> Health:
     return Health(status="ok", version=version(_DISTRIBUTION))
 
 
-def create_app(services: Services) -> FastAPI:
+def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
     """
     Make the app.
 
     :param services: What the routes work with.
+    :param takes_test_jobs: Whether it serves a test run, so that the jobs of such may be registered.
     """
     app = FastAPI(
         title="statecheck",
@@ -48,6 +49,7 @@ def create_app(services: Services) -> FastAPI:
         dependencies=[Depends(refuse_unstorable)],
     )
     app.state.services = services
+    app.state.takes_test_jobs = takes_test_jobs
     install_error_replies(app)
     for router in (
         health_router,
@@ -62,10 +64,10 @@ def create_app(services: Services) -> FastAPI:
 
 def create_server_app(services: Services) -> FastAPI:
     """
-    Make the app for a server of its own, under the path that it has on Airflow's api-server.
+    Make the app for the server of a test run, under the path that it has on Airflow's api-server.
 
     :param services: What the routes work with.
     """
     root = FastAPI(openapi_url=None)
-    root.mount(MOUNT_PATH, create_app(services))
+    root.mount(MOUNT_PATH, create_app(services, takes_test_jobs=True))
     return root

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import (
     ServicesDep,
+    TakesTestJobsDep,
     TokenDep,
     owner_of,
     require_attempt,
@@ -39,9 +40,10 @@ def register(
     message: Annotated[RegisterAttempt, Body(openapi_examples=examples.REGISTER)],
     services: ServicesDep,
     token: TokenDep,
+    takes_test_jobs: TakesTestJobsDep,
 ) -> AttemptGrant:
     """Fence all earlier attempts of the operator and say what to restore; the token becomes that of the attempt."""
-    request = require_registration(token, message, services.tasks)
+    request = require_registration(token, message, services.tasks, takes_test_jobs=takes_test_jobs)
     services.tokens.claim(token, request.attempt_key)
     grant = services.coordinator.register(request)
     services.tokens.bind(token, grant.attempt, request.attempt_key)

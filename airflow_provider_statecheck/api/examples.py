@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.maintenance import CloseAbandoned, DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AdoptAttempt,
@@ -84,6 +84,7 @@ DECLINE = _example(
 CONFIRM_DISCARDS = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11), attempt=_ATTEMPT))
 FINISH = _example(FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED))
 COLLECTED = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)))
+CLOSE_ABANDONED = _example(CloseAbandoned(job_id=_JOB))
 FORGET = _example(ForgetRows(job_id=_JOB, age_seconds=30 * 24 * 3600.0))
 RETIRE = _example(RetireJob(job_id=_JOB, idle_seconds=30 * 24 * 3600.0))
 DROP_TOKENS = _example(DropTokens(age_seconds=30 * 24 * 3600.0))

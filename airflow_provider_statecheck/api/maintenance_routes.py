@@ -8,8 +8,14 @@ from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_maintenance
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, Removal, RetireJob
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.maintenance import (
+    CloseAbandoned,
+    DropTokens,
+    ForgetRows,
+    Removal,
+    RetireJob,
+)
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 
@@ -27,6 +33,17 @@ def confirm_discards(
     """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
     require_maintenance(token, services)
     services.maintenance.confirm_discards(message)
+
+
+@router.post("/close-abandoned")
+def close_abandoned(
+    message: Annotated[CloseAbandoned, Body(openapi_examples=examples.CLOSE_ABANDONED)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> tuple[AttemptRef, ...]:
+    """End the attempts whose drivers died without a word and say which they were."""
+    require_maintenance(token, services)
+    return services.maintenance.close_abandoned(message.job_id)
 
 
 @router.post("/forget")

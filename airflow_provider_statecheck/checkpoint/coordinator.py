@@ -184,14 +184,16 @@ class CheckpointCoordinator:
         """
         Record that the bytes of subsumed or aborted checkpoints are gone.
 
-        :raises StaleAttemptError: if it was an attempt that deleted and a newer one has registered.
+        :raises InvalidConfigurationError: if no attempt is named; maintenance has a way of its own.
+        :raises StaleAttemptError: if a newer attempt has registered.
         """
+        attempt = request.attempt
+        if attempt is None:
+            raise InvalidConfigurationError("Expected the attempt that deleted, found none; name it.")
         with self._store.transaction(request.job_id) as tx:
-            if request.attempt is not None:
-                require_current(tx, request.attempt)
-            operator_id = None if request.attempt is None else request.attempt.operator_id
+            require_current(tx, attempt)
             for checkpoint_id in request.checkpoint_ids:
-                transitions.discarded(tx, checkpoint_id, operator_id)
+                transitions.discarded(tx, checkpoint_id, attempt.operator_id)
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """

@@ -2,7 +2,8 @@
 What is done to the rows of jobs when no attempt does it: confirm discards, forget what has ended, remove whole jobs.
 
 A job goes in steps, each of which a killed process may leave for the next one: first its rows say that nothing is to be
-restored, then its bytes are deleted and confirmed like those of any ended checkpoint, then the rows go.
+restored, then its bytes are deleted and confirmed like those of any ended checkpoint, then the rows go. How far its epochs,
+generations and checkpoint ids had come is kept, so that none is ever given out again.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import (
     ForgettableRows,
     forgettable_rows,
     is_emptied,
+    is_silent,
     last_active,
     owners_of_run,
     reasons_to_keep,
 )
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
@@ -62,9 +66,20 @@ class UnknownRuns:
 class EndedTokens(Protocol):
     """Knows the tokens of the API."""
 
+    def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
+        """Tell whether somebody may still speak for an attempt."""
+        ...
+
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
         """Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseAbandoned:
+    """Ask that attempts end whose drivers died without a word."""
+
+    job_id: JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +139,10 @@ class MaintenanceGateway(Protocol):
         """Record that the bytes of ended checkpoints are gone."""
         ...
 
+    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
+        """End the attempts whose drivers died without a word and return which they were."""
+        ...
+
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """Remove the rows of what ended so long ago and return which they were."""
         ...
@@ -179,6 +198,27 @@ class JobMaintenance:
             for checkpoint_id in request.checkpoint_ids:
                 transitions.discarded(tx, checkpoint_id, None)
 
+    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
+        """
+        End the attempts whose drivers died without a word and return which they were.
+
+        Such a one said nothing for longer than any token of it lives, and no retry will come: its run is over, or there
+        never was one.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        view = self._store.describe(job_id)
+        # Asked before the transaction: nothing foreign may run while a row is locked.
+        abandoned = {_ref(a) for a in view.attempts if is_silent(view, a) and self._is_given_up(view, a)}
+        if not abandoned:
+            return ()
+        with self._store.transaction(job_id) as tx:
+            now = tx.view()
+            closed = [a for a in now.attempts if _ref(a) in abandoned and is_silent(now, a)]
+            for attempt in closed:
+                _close(tx, attempt)
+        return tuple(_ref(a) for a in closed)
+
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """
         Remove the rows of what ended so long ago and return which they were.
@@ -211,7 +251,7 @@ class JobMaintenance:
         return Removal(kept_because=reasons)
 
     def remove(self, request: RetireJob) -> Removal:
-        """Remove the rows of a retired job whose bytes are gone."""
+        """Remove the rows of a retired job whose bytes are gone; a later attempt gets the epoch after its last."""
         refusal = self.refusal(request)
         if refusal.kept_because:
             return refusal
@@ -232,12 +272,19 @@ class JobMaintenance:
         """
         return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
 
+    def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
+        owner = attempt.owner
+        is_over = is_test_job(view.job.name) or not owner.airflow or self._runs.is_over(owner)
+        return is_over and not self._tokens.is_open(_ref(attempt), self._clock.now())
+
     def _unasked(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
         if request.is_named or is_test_job(view.job.name):
             return ()
         owners = owners_of_run(view)
         if not owners:
             return ("it has a name of its own, so that only a call which names it removes it",)
+        if not request.idle_seconds >= SHORTEST_AGE.total_seconds():
+            return ("it was not asked to be idle for a day or more, and only a call which names it removes it earlier",)
         open_runs = sorted({owner.run_id for owner in owners if not self._runs.is_over(owner)})
         return tuple(f"run {run_id!r} is not over" for run_id in open_runs)
 
@@ -253,6 +300,16 @@ def _too_early(view: JobView, request: RetireJob) -> tuple[str, ...]:
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
     return (*reasons_to_keep(view), *busy)
+
+
+def _ref(attempt: AttemptRecord) -> AttemptRef:
+    return AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)
+
+
+def _close(tx: JobTransaction, attempt: AttemptRecord) -> None:
+    transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+    tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
+    log.info("Job %s: attempt %s (%s) closed, it is abandoned", tx.job.name, attempt.epoch, attempt.owner.label)
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:

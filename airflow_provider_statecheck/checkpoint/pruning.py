@@ -18,7 +18,9 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 
 FENCED_GRACE = timedelta(days=1)
-"""How long a driver may live on that was fenced; until then its epoch must not be given out again."""
+"""How long a driver may live on that was fenced; what it writes after the rows are gone, nobody would find."""
+SILENCE = timedelta(days=4)
+"""After how long an attempt is given up that said nothing: more than any token of it lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,15 @@ def reasons_to_keep(view: JobView) -> tuple[str, ...]:
             elif attempt.status is AttemptStatus.FENCED and attempt.ended_at is not None and attempt.ended_at > lately:
                 reasons.append(f"{which} was replaced less than a day ago and may live on")
     return tuple(reasons)
+
+
+def is_silent(view: JobView, attempt: AttemptRecord) -> bool:
+    """Tell whether an attempt has not ended and said nothing for so long that it cannot speak any more."""
+    if attempt.status is not AttemptStatus.RUNNING:
+        return False
+    mine = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch]
+    said = (t for c in mine for t in (c.triggered_at, c.completed_at) if t is not None)
+    return max((attempt.registered_at, *said)) < view.read_at - SILENCE
 
 
 def last_active(view: JobView) -> datetime:

@@ -101,13 +101,18 @@ class JobTransaction(Protocol):
         ...
 
     def remove_job(self) -> None:
-        """Remove every row of the job, its own and its tokens' included; nothing may follow in this transition."""
+        """
+        Remove every attempt, checkpoint and token of the job; nothing may follow in this transition.
+
+        What counts stays, hidden: no epoch, generation or checkpoint id may be given out twice, for whoever read the rows
+        before would take what comes next for what was there.
+        """
         ...
 
 
 class JobStore(Protocol):
     """
-    The rows of all jobs.
+    The rows of all jobs; a job that has no attempt is none.
 
     Reads outside a transaction see committed rows only.
     """

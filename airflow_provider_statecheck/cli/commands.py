@@ -5,9 +5,8 @@ from __future__ import annotations
 import fnmatch
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
@@ -16,7 +15,7 @@ from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
 from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import each_job, find_job, maintenance_gateway, storage_opener
 from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.hooks.verifying import verify_job
 
@@ -24,15 +23,14 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.spark.verify import Verification
 
-Report = TypeVar("Report", CollectedJob, PrunedJob)
-
 
 @command
 def jobs(args: Namespace) -> Exit:
     """List jobs with their newest checkpoint, the most recently active first."""
     gateway = maintenance_gateway()
     found = [job for job in gateway.jobs() if args.name is None or fnmatch.fnmatchcase(job.name, args.name)]
-    print_rows([job_row(gateway.describe(job.job_id)) for job in found[: args.limit]], args.output)
+    views = each_job([job.job_id for job in found[: args.limit]], gateway.describe)
+    print_rows([job_row(view) for view in views], args.output)
     if len(found) > args.limit:
         tell(f"{len(found) - args.limit} more jobs; raise --limit to see them.")
     return Exit.DONE
@@ -66,7 +64,7 @@ def gc(args: Namespace) -> Exit:
         raise InvalidConfigurationError("Expected names of jobs or --all, found both or neither; say which jobs.")
     gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
     wanted = _job_ids(gateway, args.jobs)
-    done = list(_each(wanted, lambda job_id: collect_job(gateway, job_id, opener, dry_run=args.dry_run)))
+    done = list(each_job(wanted, lambda job_id: collect_job(gateway, job_id, opener, dry_run=args.dry_run)))
     print_rows([_collected_row(each) for each in done if _is_worth_telling(each)], args.output)
     total, verb = sum(each.deleted_bytes for each in done), "would be deleted" if args.dry_run else "deleted"
     count = sum(len(each.deleted) for each in done)
@@ -91,7 +89,7 @@ def prune(args: Namespace) -> Exit:
 def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) -> Exit:
     opener = storage_opener(args.storage_conn_id)
     wanted = request.job_ids or _job_ids(gateway, [])
-    done = list(_each(wanted, lambda job_id: prune_job(gateway, job_id, request, opener)))
+    done = list(each_job(wanted, lambda job_id: prune_job(gateway, job_id, request, opener)))
     print_rows([_pruned_row(each) for each in done if each.is_worth_telling], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"
@@ -113,15 +111,6 @@ def _is_confirmed(args: Namespace, gateway: MaintenanceGateway, request: PruneRe
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _each(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
-    for job_id in job_ids:
-        try:
-            yield work(job_id)
-        except CheckpointNotFoundError:
-            # Somebody removed it after the list was read.
-            continue
-
-
 def _job_ids(gateway: MaintenanceGateway, names: list[str]) -> list[JobId]:
     if names:
         return [find_job(gateway, name).job.job_id for name in dict.fromkeys(names)]
@@ -141,9 +130,8 @@ def _verify_pointer(args: Namespace) -> list[Verification]:
 def _verify_job(args: Namespace) -> list[Verification]:
     gateway = maintenance_gateway()
     view = find_job(gateway, args.job)
-    return verify_job(
-        gateway, view, storage_opener(args.storage_conn_id), checkpoint_id=args.checkpoint, is_deep=args.deep
-    )
+    opener = storage_opener(args.storage_conn_id)
+    return list(verify_job(gateway, view, opener, checkpoint_id=args.checkpoint, is_deep=args.deep))
 
 
 def _verification_row(found: Verification) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -18,6 +19,7 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.storage.documents import DocumentCache
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 OpenStorage = Callable[[str], "CheckpointStorage"]
@@ -37,6 +39,8 @@ class CollectedJob:
     """What should have been deleted and could not be."""
     unreachable: list[str] = field(default_factory=list)
     """Storage that did not answer."""
+    skipped: list[str] = field(default_factory=list)
+    """Uids of operators whose snapshots were left alone, because a retained checkpoint of theirs cannot be read."""
 
     @property
     def deleted_bytes(self) -> int:
@@ -50,7 +54,7 @@ def collect_job(
     """
     Delete the bytes of ended checkpoints and of ended attempts that no live row names.
 
-    What an operator has whose newest attempt has not ended is left to that attempt: it alone knows which snapshots its
+    Attempts are closed first whose drivers died without a word. What an operator has whose newest attempt has not ended is left to that attempt: it alone knows which snapshots its
     DataFrames still read.
 
     :param gateway: The rows.
@@ -58,13 +62,21 @@ def collect_job(
     :param dry_run: Only report.
     :raises CheckpointNotFoundError: if there is no such job.
     """
+    from airflow_provider_statecheck.storage.documents import DocumentCache
+
+    if not dry_run:
+        gateway.close_abandoned(job_id)
     # Read before anything is listed: an attempt that comes later has a higher epoch, and its files are not touched.
     view = gateway.describe(job_id)
     report = CollectedJob(job=view.job.name)
     closed = _without_open_attempts(view, report)
+    storage_of = functools.cache(open_storage)
+    # What a retained checkpoint names may lie in another directory than the checkpoint itself.
+    documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)))
     for base in storage_bases(view):
         try:
-            _collect_below(gateway, closed, DeletionLog(open_storage(base), dry_run=dry_run), report, dry_run=dry_run)
+            deletions = DeletionLog(storage_of(base), dry_run=dry_run)
+            _collect_below(gateway, closed, deletions, documents, report, dry_run=dry_run)
         except StateCheckError as error:
             (report.unreachable if error.retryable else report.problems).append(f"{redact(base)}: {error}")
     return report
@@ -97,18 +109,26 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
 
 
 def _collect_below(
-    gateway: MaintenanceGateway, view: JobView, deletions: DeletionLog, report: CollectedJob, *, dry_run: bool
+    gateway: MaintenanceGateway,
+    view: JobView,
+    deletions: DeletionLog,
+    documents: DocumentCache,
+    report: CollectedJob,
+    *,
+    dry_run: bool,
 ) -> None:
     from airflow_provider_statecheck.storage.sweep import sweep
 
     storage = cast("CheckpointStorage", deletions)
     try:
         for operator in view.operators:
-            _serve_effects(gateway, view, operator, storage, report, dry_run=dry_run)
-        skipped = sweep(storage, view).skipped
+            _serve_effects(gateway, view, operator, storage, documents, report, dry_run=dry_run)
+        skipped = sweep(storage, view, documents).skipped
     finally:
         report.deleted |= deletions.directories
-    report.kept += [f"snapshots of operator {uid!r}: a retained checkpoint of it cannot be read" for uid in skipped]
+    new = [uid for uid in skipped if uid not in report.skipped]
+    report.skipped += new
+    report.kept += [f"snapshots of operator {uid!r}: a retained checkpoint of it cannot be read" for uid in new]
 
 
 def _serve_effects(
@@ -116,15 +136,15 @@ def _serve_effects(
     view: JobView,
     operator: OperatorRecord,
     storage: CheckpointStorage,
+    documents: DocumentCache,
     report: CollectedJob,
     *,
     dry_run: bool,
 ) -> None:
     from airflow_provider_statecheck.storage.cleaner import CheckpointsCleaner
-    from airflow_provider_statecheck.storage.documents import DocumentCache
 
     effects = _effects_below(view, operator, storage.base_uri)
-    gone = CheckpointsCleaner(storage, DocumentCache(storage)).discard(effects)
+    gone = CheckpointsCleaner(storage, documents).discard(effects)
     if gone and not dry_run:
         gateway.confirm_discards(ConfirmDiscards(job_id=view.job.job_id, checkpoint_ids=gone))
     left = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in gone]

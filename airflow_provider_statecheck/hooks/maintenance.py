@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.configuration import SECTION
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.hooks.collecting import OpenStorage
+
+Report = TypeVar("Report")
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -50,6 +53,22 @@ def storage_opener(conn_id: str | None = None) -> OpenStorage:
 
     used = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
     return lambda base_uri: open_storage(base_uri, used)
+
+
+def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
+    """
+    Do something to each job and give what comes of it; a job that is gone by then is passed over.
+
+    :param job_ids: The jobs.
+    :param work: What is done.
+    """
+    for job_id in job_ids:
+        try:
+            report = work(job_id)
+        except CheckpointNotFoundError:
+            # Somebody removed it after the list was read.
+            continue
+        yield report
 
 
 def find_job(gateway: MaintenanceGateway, job: str) -> JobView:

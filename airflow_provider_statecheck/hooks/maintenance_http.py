@@ -6,8 +6,14 @@ from typing import Any, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, Removal, RetireJob
-from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.maintenance import (
+    CloseAbandoned,
+    DropTokens,
+    ForgetRows,
+    Removal,
+    RetireJob,
+)
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
 from airflow_provider_statecheck.checkpoint.records import JobRecord
 from airflow_provider_statecheck.exceptions import TokenExpiredError
@@ -44,6 +50,11 @@ class HttpMaintenance:
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the bytes of ended checkpoints are gone."""
         self._ask("POST", "maintenance/confirm-discards", request)
+
+    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
+        """End the attempts whose drivers died without a word and return which they were."""
+        request = CloseAbandoned(job_id=job_id)
+        return read_reply(tuple[AttemptRef, ...], self._ask("POST", "maintenance/close-abandoned", request))
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """Remove the rows of what ended so long ago and return which they were."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
 from airflow_provider_statecheck.checkpoint.layout import job_uri
-from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.maintenance import SHORTEST_AGE, ForgetRows, RetireJob
 from airflow_provider_statecheck.checkpoint.pruning import forgettable_rows, last_active, owners_of_run
+from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, OpenStorage, collect_job, storage_bases
 
@@ -22,7 +23,11 @@ DEFAULT_AGE = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
-    """What is to be forgotten."""
+    """
+    What is to be forgotten.
+
+    :raises InvalidConfigurationError: for an age of less than a day.
+    """
 
     job_ids: tuple[JobId, ...] = ()
     """Jobs to be removed as a whole, and nothing else; empty for whatever is old in all jobs."""
@@ -31,6 +36,9 @@ class PruneRequest:
     test_jobs: bool = False
     """Whether jobs of test runs go as a whole, at any age if none is given."""
     dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        require("older_than", self.older_than, lambda age: age is None or age >= SHORTEST_AGE, "a day or more")
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ def prune_job(
     report = PrunedJob(job=view.job.name)
     if _is_to_go(view, request):
         _remove(gateway, view, request, open_storage, report)
-    if not report.is_removed and not request.job_ids:
+    if not (report.is_removed or report.problems or report.unreachable or request.job_ids):
         _forget(gateway, view, request, open_storage, report)
     return report
 
@@ -141,8 +149,11 @@ def _forget(
         return
     if not request.dry_run:
         # The rows of attempts tell where bytes may lie; those go first.
-        report.add(collect_job(gateway, view.job.job_id, open_storage))
-        if report.problems or report.unreachable:
+        collected = collect_job(gateway, view.job.job_id, open_storage)
+        report.add(collected)
+        # So they stay while bytes are left that nobody may delete yet.
+        report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
+        if report.problems or report.unreachable or collected.skipped:
             return
         rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age.total_seconds()))
     report.checkpoints, report.attempts = len(rows.checkpoint_ids), len(rows.attempts)

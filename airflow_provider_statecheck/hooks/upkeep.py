@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import each_job, maintenance_gateway, storage_opener
 from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.hooks.verifying import verify_job
 from airflow_provider_statecheck.storage.uris import redact
@@ -19,8 +18,7 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
-
-Report = TypeVar("Report")
+    from airflow_provider_statecheck.spark.verify import Verification
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ def collect_all(*, conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None =
     :raises StorageError: after all jobs, if something could not be deleted.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
-    done = list(_each(gateway, lambda job_id: collect_job(gateway, job_id, opener)))
+    done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener)))
     for each in done:
         _tell(each.job, each.deleted_bytes, each.kept)
     _require_done(done)
@@ -52,11 +50,12 @@ def prune_all(
     :param conn_id: Connection that names the coordinator's server.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: How many jobs were removed.
+    :raises InvalidConfigurationError: for less than a day.
     :raises StorageError: after all jobs, if bytes of one could not be deleted; its rows stay.
     """
-    gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     request = PruneRequest(older_than=older_than, test_jobs=True)
-    done = list(_each(gateway, lambda job_id: prune_job(gateway, job_id, request, opener)))
+    gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
+    done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener)))
     for each in done:
         _tell(each.job, each.deleted_bytes, each.kept)
     tokens = gateway.drop_tokens(DropTokens(age_seconds=older_than.total_seconds()))
@@ -75,31 +74,38 @@ def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: How many checkpoints can be restored.
     :raises CorruptStateError: after all jobs, if one cannot.
-    :raises StorageError: if the storage does not answer.
+    :raises StorageError: after all jobs, if the storage of one did not answer.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
-    found = [
-        each
-        for checked in _each(
-            gateway, lambda job_id: verify_job(gateway, gateway.describe(job_id), opener, is_deep=is_deep)
-        )
-        for each in checked
-    ]
-    damaged = [f"{redact(each.pointer)}: {'; '.join(each.problems)}" for each in found if not each.is_restorable]
-    if damaged:
-        raise CorruptStateError(
-            f"Expected {len(found)} checkpoints that can be restored, found {len(damaged)} that cannot: {' '.join(damaged)}"
-        )
-    return len(found)
-
-
-def _each(gateway: MaintenanceGateway, work: Callable[[JobId], Report]) -> Iterator[Report]:
+    found: list[Verification] = []
+    unreachable: list[str] = []
     for job in gateway.jobs():
         try:
-            yield work(job.job_id)
+            # What was found before the storage failed stays found.
+            found.extend(verify_job(gateway, gateway.describe(job.job_id), opener, is_deep=is_deep))
         except CheckpointNotFoundError:
             # Somebody removed it after the list was read.
             continue
+        except StorageError as error:
+            unreachable.append(f"{job.name}: {redact(str(error))}")
+    _require_restorable(found, unreachable)
+    return len(found)
+
+
+def _all(gateway: MaintenanceGateway) -> list[JobId]:
+    return [job.job_id for job in gateway.jobs()]
+
+
+def _require_restorable(found: list[Verification], unreachable: list[str]) -> None:
+    away = f"The storage of {len(unreachable)} job(s) did not answer: {'; '.join(unreachable)}" if unreachable else ""
+    damaged = [f"{redact(each.pointer)}: {'; '.join(each.problems)}" for each in found if not each.is_restorable]
+    if damaged:
+        raise CorruptStateError(
+            f"Expected {len(found)} checkpoints that can be restored, found {len(damaged)} that cannot: "
+            f"{' '.join(damaged)} {away}".rstrip()
+        )
+    if unreachable:
+        raise StorageError(f"Expected to verify all jobs. {away}")
 
 
 def _tell(job: str, deleted_bytes: int, kept: list[str]) -> None:

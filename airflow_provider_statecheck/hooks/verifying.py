@@ -8,6 +8,8 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.hooks.collecting import OpenStorage, base_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -21,7 +23,7 @@ def verify_job(
     *,
     checkpoint_id: int | None = None,
     is_deep: bool = False,
-) -> list[Verification]:
+) -> Iterator[Verification]:
     """
     Verify the retained checkpoints of a job, oldest first.
 
@@ -30,17 +32,15 @@ def verify_job(
     :param checkpoint_id: Only this one.
     :param is_deep: Whether to read every page of every file too.
     :raises CheckpointNotFoundError: if that one is not retained.
-    :raises StorageError: if the storage does not answer.
+    :raises StorageError: if the storage does not answer; what was found before it has been given by then.
     """
     verifiers: dict[str, CheckpointVerifier] = {}
-    found = []
     for checkpoint in _wanted(view, checkpoint_id):
         verifier = _verifier(verifiers, base_of(checkpoint), open_storage, is_deep=is_deep)
         verification = verifier.verify(checkpoint)
         # A stage that runs may have taken it away while it was read.
         if verification.is_restorable or _is_retained(gateway, checkpoint):
-            found.append(verification)
-    return found
+            yield verification
 
 
 def _wanted(view: JobView, checkpoint_id: int | None) -> list[CheckpointRecord]:

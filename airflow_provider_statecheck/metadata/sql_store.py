@@ -22,14 +22,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.exceptions import (
-    CheckpointNotFoundError,
-    CoordinatorError,
-    CoordinatorUnavailableError,
-)
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 from airflow_provider_statecheck.metadata import mapping
 from airflow_provider_statecheck.metadata.models import Attempt, Base, Checkpoint, Job, Operator, Token
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
+
+_HAS_ATTEMPT = exists().where(Attempt.job_id == Job.job_id)
+"""A job without any was removed, or its first registration never came to its end."""
 
 
 class SqlJobTransaction:
@@ -156,8 +155,8 @@ class SqlJobTransaction:
                 self._remove(table, operator_id=attempt.operator_id, epoch=attempt.epoch)
 
     def remove_job(self) -> None:
-        """Remove every row of the job, its own and its tokens' included."""
-        for table in (Token, Checkpoint, Attempt, Operator, Job):
+        """Remove every attempt, checkpoint and token of the job, and keep what counts."""
+        for table in (Token, Checkpoint, Attempt):
             self._remove(table)
 
     def _remove(self, table: type[Base], **keys: object) -> None:
@@ -193,13 +192,13 @@ class SqlJobStore:
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         with executing(), Session(self._engine) as session:
-            rows = session.scalars(select(Job).order_by(Job.seen_at.desc()))
+            rows = session.scalars(select(Job).where(_HAS_ATTEMPT).order_by(Job.seen_at.desc()))
             return tuple(mapping.job_record(row) for row in rows)
 
     def describe(self, job_id: JobId) -> JobView:
         """Return all rows of a job."""
         with executing(), Session(self._engine) as session:
-            job = session.get(Job, job_id)
+            job = session.scalar(select(Job).where(Job.job_id == job_id, _HAS_ATTEMPT))
             if job is None:
                 raise _no_such_job(job_id)
             return _view(session, job, self._clock.now())
@@ -207,11 +206,12 @@ class SqlJobStore:
     def _begin(self, session: Session, job_id: JobId, create_as: str | None) -> SqlJobTransaction:
         now = self._clock.now()
         seen_at = case((Job.seen_at > now, Job.seen_at), else_=now)
-        statement = (
-            update(Job).where(Job.job_id == job_id).values(version=Job.version + 1, seen_at=seen_at)
-        ).execution_options(synchronize_session=False)
+        meant = (Job.job_id == job_id,) if create_as is not None else (Job.job_id == job_id, _HAS_ATTEMPT)
+        statement = (update(Job).where(*meant).values(version=Job.version + 1, seen_at=seen_at)).execution_options(
+            synchronize_session=False
+        )
         if _rows_changed(session, statement) != 1:
-            raise _no_such_job(job_id) if create_as is None else _just_removed(create_as)
+            raise _no_such_job(job_id)
         return SqlJobTransaction(session, session.get_one(Job, job_id))
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
@@ -251,9 +251,3 @@ def _rows_changed(session: Session, statement: object) -> int:
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)
-
-
-def _just_removed(name: str) -> CoordinatorUnavailableError:
-    return CoordinatorUnavailableError(
-        f"Job {name!r} was removed at the moment that it was to be used again; nothing was changed. Try again."
-    )

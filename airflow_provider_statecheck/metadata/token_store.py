@@ -97,6 +97,12 @@ class SqlTokenStore:
                 session.commit()
         return found
 
+    def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
+        """Tell whether an attempt has a token that is still good."""
+        its = (Token.job_id == attempt.job_id, Token.operator_id == attempt.operator_id, Token.epoch == attempt.epoch)
+        with executing(), Session(self._engine) as session:
+            return bool(session.scalar(select(exists().where(*its, Token.expires_at > now))))
+
     def find(self, token_hash: str) -> TokenState | None:
         """Return a token with the state of its attempt, ``None`` if there is none of this hash."""
         with executing(), Session(self._engine) as session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.ids import job_name, uid_with_key
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_name, uid_with_key
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
@@ -23,8 +23,15 @@ def job_name_of(context: Mapping[str, Any], job: str | None, *, is_test: bool) -
 
     :param job: The user's own name; by default state lives with the run.
     :param is_test: Whether the task runs with Airflow's database open, where it must not touch the real job.
+    :raises InvalidConfigurationError: for a real job whose name is one of the jobs of test runs.
     """
-    return job_name(job or f"{context['ti'].dag_id}/{run_key_of(context)}", is_test=is_test)
+    name = job or f"{context['ti'].dag_id}/{run_key_of(context)}"
+    if is_test_job(name) and not is_test:
+        raise InvalidConfigurationError(
+            f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, found {name!r}; such jobs are those of test "
+            f"runs, which are removed without being named. Give the task another job=."
+        )
+    return job_name(name, is_test=is_test)
 
 
 def uid_of(context: Mapping[str, Any], uid: str | None, map_key: str | None) -> str:

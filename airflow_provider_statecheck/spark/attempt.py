@@ -34,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
+    CheckpointNotFoundError,
     CoordinatorError,
     StaleAttemptError,
     StateCheckError,
@@ -81,7 +82,7 @@ class StageAttempt:
         self._gateway = gateway
         self.storage = storage
         self.registration = registration
-        self._documents = DocumentCache(storage)
+        self._documents = DocumentCache(lambda _: storage)
         self._cleaner = CheckpointsCleaner(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         self.grant: AttemptGrant = gateway.register(registration)
@@ -272,14 +273,14 @@ class StageAttempt:
             self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
         except StaleAttemptError:
             raise
-        except CoordinatorError as error:
-            # Deleting again is harmless: the effect stays open and the next reply carries it.
+        except (CoordinatorError, CheckpointNotFoundError) as error:
+            # Deleting again is harmless: the effect stays open and the next reply carries it, or the job is gone with it.
             log.warning("Discarded checkpoints %s could not be confirmed: %s", gone, error)
 
     def _sweep(self) -> None:
         try:
-            sweep(self.storage, self._gateway.describe(self.grant.attempt.job_id))
-        except (StorageError, CoordinatorError) as error:
+            sweep(self.storage, self._gateway.describe(self.grant.attempt.job_id), self._documents)
+        except (StorageError, CoordinatorError, CheckpointNotFoundError) as error:
             log.warning("Orphans were not swept, a later sweep finds them: %s", error)
 
 

@@ -6,9 +6,10 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
@@ -33,6 +34,11 @@ def open_attempt(
     storage_options: dict[str, Any],
 ) -> StageAttempt:
     """Register a try of a script; for the arguments see :meth:`StageContext.open`."""
+    if is_test_job(job):
+        raise InvalidConfigurationError(
+            f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, which is for test runs, found {job!r}; name "
+            f"it otherwise."
+        )
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     make_ready(spark, storage)
     registration = RegisterAttempt(

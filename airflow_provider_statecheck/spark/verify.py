@@ -30,6 +30,7 @@ from airflow_provider_statecheck.storage.documents import UNREADABLE, load_docum
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -94,14 +95,14 @@ class CheckpointVerifier:
     def _verify(self, pointer: str, load: Callable[[], CheckpointDocument]) -> Verification:
         document, problem = _tried(load)
         if document is None:
-            return Verification(pointer=pointer, problems=(problem,))
+            return Verification(pointer=pointer, problems=(redact(problem),))
         snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
         _, state_problem = _tried(lambda: read_state(self._storage, document))
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
-            problems=(*filter(None, [state_problem]), *(p for each in snapshots for p in each.problems)),
-            unchecked=tuple(p for each in snapshots for p in each.unchecked),
+            problems=tuple(map(redact, (*filter(None, [state_problem]), *(p for s in snapshots for p in s.problems)))),
+            unchecked=tuple(redact(p) for s in snapshots for p in s.unchecked),
         )
 
     def _verify_snapshot(self, handle: SnapshotHandle) -> Verification:
@@ -173,7 +174,9 @@ def _read_file(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
             batch.validate(full=True)
             rows += batch.num_rows
-    except (OSError, pyarrow.ArrowInvalid) as error:
+    except pyarrow.ArrowNotImplementedError:
+        raise
+    except (OSError, pyarrow.ArrowException) as error:
         raise CorruptStateError(f"A page of {uri} cannot be read: {error}", uri=uri) from error
     return rows
 

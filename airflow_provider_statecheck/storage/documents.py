@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
@@ -39,11 +40,11 @@ class DocumentCache:
     """
     The metadata of checkpoints that were read or written before; a checkpoint never changes.
 
-    :param storage: Where the bytes are.
+    :param storage_of: Gives the storage that a checkpoint lies in.
     """
 
-    def __init__(self, storage: CheckpointStorage) -> None:
-        self._storage = storage
+    def __init__(self, storage_of: Callable[[CheckpointRecord], CheckpointStorage]) -> None:
+        self._storage_of = storage_of
         self._documents: dict[int, CheckpointDocument] = {}
 
     def remember(self, document: CheckpointDocument) -> None:
@@ -57,7 +58,7 @@ class DocumentCache:
     def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
         """Return a completed checkpoint's document, as :func:`load_document`."""
         if checkpoint.checkpoint_id not in self._documents:
-            self.remember(load_document(self._storage, checkpoint))
+            self.remember(load_document(self._storage_of(checkpoint), checkpoint))
         return self._documents[checkpoint.checkpoint_id]
 
     def snapshot_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:

@@ -34,21 +34,21 @@ class SweepReport:
     """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
 
 
-def sweep(storage: CheckpointStorage, view: JobView, *, dry_run: bool = False) -> SweepReport:
+def sweep(storage: CheckpointStorage, view: JobView, documents: DocumentCache) -> SweepReport:
     """
     Delete the orphans of a job below the storage's base.
 
     :param storage: Where the bytes are.
     :param view: The job's rows, read before anything is listed: what came later has a higher epoch and is not touched.
-    :param dry_run: Only report.
+    :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
     """
     deleted: list[str] = _ended_checkpoints(storage, view)
     skipped: list[str] = []
     for operator in view.operators:
-        orphans = _orphaned_snapshots(storage, view, operator)
+        orphans = _orphaned_snapshots(storage, view, operator, documents)
         deleted.extend(orphans or ())
         skipped.extend([operator.uid] if orphans is None else [])
-    for uri in deleted if not dry_run else ():
+    for uri in deleted:
         storage.delete_directory(uri)
     log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(skipped))
     return SweepReport(deleted=tuple(deleted), skipped=tuple(skipped))
@@ -75,8 +75,10 @@ def _pinned_ids(view: JobView) -> set[int]:
     return {a.restored_from for a in open_attempts if a is not None and a.restored_from is not None}
 
 
-def _orphaned_snapshots(storage: CheckpointStorage, view: JobView, operator: OperatorRecord) -> list[str] | None:
-    named = DocumentCache(storage).snapshot_uris(_retained(view, operator))
+def _orphaned_snapshots(
+    storage: CheckpointStorage, view: JobView, operator: OperatorRecord, documents: DocumentCache
+) -> list[str] | None:
+    named = documents.snapshot_uris(_retained(view, operator))
     if named is None:
         return None
     first_open_epoch = operator.epoch if view.has_open_attempt(operator) else operator.epoch + 1

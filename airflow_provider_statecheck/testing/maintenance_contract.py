@@ -52,6 +52,10 @@ class NoTokens:
 
     asked: list[datetime] = field(default_factory=list)
 
+    def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
+        """Answer no."""
+        return False
+
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
         """Count none."""
         self.asked.append(before)
@@ -102,6 +106,80 @@ class MaintenanceContract:
         """Say of every ended checkpoint that its bytes are gone."""
         ids = tuple(c.checkpoint_id for c in maintenance.describe(job_id).checkpoints)
         maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+
+    @classmethod
+    def remove(cls, maintenance: JobMaintenance, job_id: JobId) -> None:
+        """Remove a job by its name, step by step."""
+        request = RetireJob(job_id=job_id, is_named=True)
+        assert maintenance.retire(request).kept_because == ()
+        cls.confirm_all(maintenance, job_id)
+        assert maintenance.remove(request).kept_because == ()
+
+    # --- close
+
+    def test_an_attempt_whose_driver_died_on_its_last_try_is_closed(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
+    ) -> None:
+        attempt = self.run(coordinator, status=None)
+        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        runs.over.add("run-1")
+        clock.advance(4 * DAY + 1)
+        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+        view = maintenance.describe(attempt.job_id)
+        assert (view.attempts[0].status, view.attempts[0].ended_at) == (AttemptStatus.FENCED, clock.now())
+        assert [c.status for c in view.checkpoints[-2:]] == [CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED]
+        assert maintenance.close_abandoned(attempt.job_id) == ()
+        assert "may live on" in maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
+        next_run = make_owner(run_key="2026-01-02", run_id="run-2")
+        assert coordinator.register(make_registration(owner=next_run)).is_restore
+
+    def test_an_attempt_stays_open_while_its_run_is_not_over(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        attempt = self.run(coordinator, status=None)
+        clock.advance(400 * DAY)
+        assert maintenance.close_abandoned(attempt.job_id) == ()
+        assert maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+
+    def test_an_attempt_stays_open_for_days_after_its_last_word(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
+    ) -> None:
+        attempt = self.run(coordinator, status=None)
+        runs.over.add("run-1")
+        clock.advance(3 * DAY)
+        coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        clock.advance(4 * DAY)
+        assert maintenance.close_abandoned(attempt.job_id) == ()
+        clock.advance(1)
+        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+
+    @pytest.mark.parametrize(("job", "airflow"), [(TEST, AIRFLOW), (NAMED, ())], ids=["test run", "script"])
+    def test_no_retry_comes_of_a_test_run_or_a_script(
+        self,
+        coordinator: CheckpointCoordinator,
+        maintenance: JobMaintenance,
+        clock: ManualClock,
+        job: str,
+        airflow: tuple[tuple[str, str], ...],
+    ) -> None:
+        owner = make_owner(airflow=airflow)
+        attempt = coordinator.register(make_registration(job_name=job, owner=owner)).attempt
+        clock.advance(4 * DAY + 1)
+        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+
+    def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(
+        self, store: JobStore, coordinator: CheckpointCoordinator, clock: ManualClock
+    ) -> None:
+        attempt = self.run(coordinator, status=None)
+
+        class Speaking(KnownRuns):
+            def is_over(self, owner: AttemptOwner) -> bool:
+                coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+                return True
+
+        clock.advance(5 * DAY)
+        assert JobMaintenance(store, Speaking(), NoTokens(), clock).close_abandoned(attempt.job_id) == ()
+        assert store.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
 
     # --- forget
 
@@ -174,19 +252,24 @@ class MaintenanceContract:
         self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator).job_id
-        assert "name of its own" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        assert "name of its own" in maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
         assert maintenance.describe(job_id).checkpoints[-1].is_restorable
         assert maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
 
     def test_a_job_named_after_a_run_goes_when_the_run_is_over(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
     ) -> None:
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
         attempt = coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
-        request = RetireJob(job_id=attempt.job_id)
+        request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
+        clock.advance(DAY)
         assert maintenance.retire(request).kept_because == ("run 'run-1' is not over",)
         runs.over.add("run-1")
+        for seconds in (0.0, -1.0, DAY - 1, float("nan")):
+            too_soon = RetireJob(job_id=attempt.job_id, idle_seconds=seconds)
+            for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+                assert "idle for a day or more" in call(too_soon).kept_because[0]
         assert maintenance.retire(request).kept_because == ()
 
     def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(
@@ -215,7 +298,7 @@ class MaintenanceContract:
     def test_a_job_stays_while_a_replaced_driver_may_live_on(
         self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
-        """Its epoch would be given out a second time, and the fence would let it pass."""
+        """What it writes after the rows are gone, nobody would find."""
         self.run(coordinator, TEST, status=None)
         job_id = self.run(coordinator, TEST).job_id
         assert "may live on" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
@@ -267,7 +350,7 @@ class MaintenanceContract:
         again = maintenance.describe(job_id)
         assert (again.operators, again.checkpoints) == (once.operators, once.checkpoints)
 
-    def test_a_removed_job_begins_anew_under_its_name_and_others_are_untouched(
+    def test_a_removed_job_begins_anew_under_its_name_with_higher_numbers_and_others_are_untouched(
         self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
     ) -> None:
         self.run(coordinator, NAMED)
@@ -278,8 +361,40 @@ class MaintenanceContract:
         maintenance.remove(RetireJob(job_id=job_id))
         attempt = self.run(coordinator, TEST, status=None)
         pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        assert (attempt.epoch, pending.checkpoint_id) == (1, 4)
+        view = maintenance.describe(job_id)
+        assert (attempt.epoch, view.attempts[0].generation, pending.checkpoint_id) == (2, 3, 7)
+        assert [(a.epoch, a.start_reason) for a in view.attempts] == [(2, "first attempt")]
         assert maintenance.describe(job_id_of(NAMED)) == other
+
+    def test_a_removed_job_is_none_until_it_is_registered_again(
+        self, store: JobStore, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        attempt = self.run(coordinator, TEST)
+        self.remove(maintenance, attempt.job_id)
+        for call in (maintenance.describe, maintenance.close_abandoned):
+            with pytest.raises(CheckpointNotFoundError):
+                call(attempt.job_id)
+        with pytest.raises(CheckpointNotFoundError), store.transaction(attempt.job_id):
+            pytest.fail("there is no job to work on")
+        with pytest.raises(CheckpointNotFoundError):
+            coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+
+    def test_who_read_the_rows_before_a_removal_mistakes_nothing_of_the_successor_for_what_was_there(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        """One process reads and sweeps for long; meanwhile another removes the job, and the task is cleared."""
+        self.run(coordinator, TEST)
+        job_id = self.run(coordinator, TEST).job_id
+        read = maintenance.describe(job_id)
+        self.remove(maintenance, job_id)
+        successor = self.run(coordinator, TEST, status=None)
+        assert successor.epoch > max(a.epoch for a in read.attempts)
+        new = maintenance.describe(job_id).checkpoints
+        assert min(c.checkpoint_id for c in new) > max(c.checkpoint_id for c in read.checkpoints)
+        assert min(c.generation for c in new) > max(c.generation for c in read.checkpoints)
+        ids = tuple(c.checkpoint_id for c in read.checkpoints)
+        maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=ids))
+        assert maintenance.describe(job_id).checkpoints == new
 
     def test_confirming_for_no_attempt_leaves_what_is_retained(
         self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
@@ -288,5 +403,11 @@ class MaintenanceContract:
         maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
         rows = maintenance.describe(job_id).checkpoints
         assert [c.discarded_at is not None for c in rows] == [True, False, False]
-        coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
-        assert maintenance.describe(job_id).checkpoints[1].discarded_at is not None
+
+    def test_the_coordinator_confirms_for_an_attempt_only(
+        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        with pytest.raises(InvalidConfigurationError, match="found none"):
+            coordinator.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(2,)))
+        assert maintenance.describe(job_id).checkpoints[1].discarded_at is None

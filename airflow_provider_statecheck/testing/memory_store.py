@@ -29,7 +29,6 @@ class _Rows:
     operators: dict[OperatorId, OperatorRecord] = field(default_factory=dict)
     attempts: dict[tuple[OperatorId, int], AttemptRecord] = field(default_factory=dict)
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
-    is_removed: bool = False
 
     def view(self, now: datetime) -> JobView:
         """Return them as a value."""
@@ -134,8 +133,9 @@ class InMemoryJobTransaction:
             self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
 
     def remove_job(self) -> None:
-        """Remove every row of the job."""
-        self._rows.is_removed = True
+        """Remove every attempt and checkpoint of the job, and keep what counts."""
+        self._rows.attempts.clear()
+        self._rows.checkpoints.clear()
 
 
 class InMemoryJobStore:
@@ -154,32 +154,32 @@ class InMemoryJobStore:
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
         """Begin a transition of a job; all jobs wait for each other."""
         with self._lock:
-            rows = deepcopy(self._jobs.get(job_id)) or self._new_rows(job_id, create_as)
+            rows = self._ensured(job_id, create_as) if create_as is not None else deepcopy(self._known(job_id))
             now = max(self._clock.now(), rows.job.seen_at)
             rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
             yield InMemoryJobTransaction(rows)
-            if rows.is_removed:
-                del self._jobs[job_id]
-            else:
-                self._jobs[job_id] = rows
+            self._jobs[job_id] = rows
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         with self._lock:
-            rows = [r.job for r in self._jobs.values()]
+            rows = [r.job for r in self._jobs.values() if r.attempts]
         return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
 
     def describe(self, job_id: JobId) -> JobView:
         """Return all rows of a job."""
         with self._lock:
-            rows = self._jobs.get(job_id)
-            if rows is None:
-                raise _no_such_job(job_id)
-            return rows.view(self._clock.now())
+            return self._known(job_id).view(self._clock.now())
 
-    def _new_rows(self, job_id: JobId, name: str | None) -> _Rows:
-        if name is None:
+    def _known(self, job_id: JobId) -> _Rows:
+        rows = self._jobs.get(job_id)
+        if rows is None or not rows.attempts:
             raise _no_such_job(job_id)
+        return rows
+
+    def _ensured(self, job_id: JobId, name: str) -> _Rows:
+        if job_id in self._jobs:
+            return deepcopy(self._jobs[job_id])
         now = self._clock.now()
         return _Rows(JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
 

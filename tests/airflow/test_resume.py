@@ -41,6 +41,7 @@ def test_second_tasks_test_of_one_date_resumes_in_the_test_namespace(airflow: Ai
     assert view.attempts[1].restored_from is not None
 
 
+@pytest.mark.soak
 def test_dags_test_retries_and_resumes(airflow: Airflow) -> None:
     assert airflow.run("dags", "test", "decorated", "2026-01-03", trouble="raise") == 0, airflow.output
     assert airflow.computed() == RESUMED

@@ -13,10 +13,10 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import AccessDeniedError, CoordinatorUnavailableError
+from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -70,7 +70,7 @@ class SqlContract(MaintenanceContract):
         reader = tokens.issue_reader(CALLER, attempt.job_id, 10 * DAY).token
         maintenance.retire(RetireJob(job_id=attempt.job_id))
         maintenance.remove(RetireJob(job_id=attempt.job_id))
-        assert self.run(coordinator, TEST, status=None) == attempt
+        assert self.run(coordinator, TEST, status=None).epoch == attempt.epoch + 1
         for each in (token, reader):
             with pytest.raises(AccessDeniedError, match="unknown"):
                 tokens.check(each)
@@ -87,7 +87,18 @@ class SqlContract(MaintenanceContract):
         with pytest.raises(AccessDeniedError, match="unknown"):
             tokens.check(ended)
 
-    def test_a_registration_that_meets_the_removal_of_its_job_is_to_be_repeated(self, store, coordinator, monkeypatch):
+    def test_an_attempt_stays_open_while_its_token_is_good(self, engine, store, coordinator, tokens, runs, clock):
+        _, attempt = self.register(coordinator, tokens)
+        maintenance = JobMaintenance(store, runs, SqlTokenStore(engine), clock)
+        clock.advance(2 * DAY)
+        late = tokens.issue(CALLER).token
+        tokens.bind(tokens.check(late), attempt, None)
+        clock.advance(2.5 * DAY)
+        assert maintenance.close_abandoned(attempt.job_id) == ()
+        clock.advance(DAY)
+        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+
+    def test_a_registration_that_meets_the_removal_of_its_job_begins_anew(self, store, coordinator, monkeypatch):
         attempt = self.run(coordinator, TEST)
         ensure = store._ensure_job
 
@@ -97,11 +108,8 @@ class SqlContract(MaintenanceContract):
                 tx.remove_job()
 
         monkeypatch.setattr(store, "_ensure_job", remove_after)
-        with (
-            pytest.raises(CoordinatorUnavailableError, match="removed at the moment"),
-            store.transaction(attempt.job_id, create_as=TEST),
-        ):
-            pytest.fail("there is no job to work on")
+        grant = coordinator.register(make_registration(job_name=TEST, owner=make_owner(run_id="run-1")))
+        assert (grant.attempt.epoch, grant.is_restore) == (attempt.epoch + 1, False)
 
 
 class TestSqlite(SqlContract):

@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.restore import _load
+from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.sweep import sweep
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
@@ -115,7 +116,7 @@ def _check_bytes(work: Path) -> None:
     live = [c for c in view.checkpoints if c.is_restorable]
     assert live, "the stage has ended and its last checkpoint is retained"
     loaded = [_load(storage, checkpoint, ()) for checkpoint in live]
-    sweep(storage, view)
+    sweep(storage, view, DocumentCache(lambda _: storage))
     root = job_uri(storage.base_uri, view.job.job_id) + "/"
     named = {f"chk-{c.checkpoint_id}" for c in live}
     named |= {handle.uri.removeprefix(root) for stage in loaded for handle in stage.document.snapshots}

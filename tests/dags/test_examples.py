@@ -38,7 +38,15 @@ def test_the_maintenance_dag_begins_paused_and_runs_once_at_a_time(airflow_db: P
     dag = bag.dags["statecheck_maintenance"]
     assert dag.is_paused_upon_creation
     assert (dag.max_active_runs, dag.catchup) == (1, False)
-    assert [task.task_id for task in dag.topological_sort()] == ["collect", "prune", "verify"]
+    assert sorted(dag.task_ids) == ["collect", "prune", "verify"]
+
+
+@pytest.mark.airflow
+def test_no_maintenance_task_stops_another_and_each_that_fails_fails_the_run(airflow_db: Path, bag: DagBag) -> None:
+    """A run is judged by its leaves."""
+    dag = bag.dags["statecheck_maintenance"]
+    assert {task.task_id for task in dag.leaves} == {task.task_id for task in dag.roots} == set(dag.task_ids)
+    assert dag.max_active_tasks == 1
 
 
 @pytest.mark.airflow

@@ -13,7 +13,7 @@ RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
 @pytest.mark.parametrize(
     ("mode", "trouble"),
     [
-        ("local", "kill driver"),
+        pytest.param("local", "kill driver", marks=pytest.mark.soak),
         pytest.param("local", "kill jvm", marks=pytest.mark.soak),
         pytest.param("client", "kill driver", marks=pytest.mark.soak),
         pytest.param("cluster", "kill driver", marks=pytest.mark.soak),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Self
 
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 from sqlalchemy.engine import Engine
@@ -74,6 +75,7 @@ class ApiServer:
     clock: ManualClock = field(default_factory=ManualClock)
     tasks: Tasks = field(default_factory=Tasks)
     runs: KnownRuns = field(default_factory=KnownRuns)
+    is_of_test_run: bool = False
 
     def __post_init__(self) -> None:
         self.services = Services(
@@ -83,7 +85,12 @@ class ApiServer:
             runs=self.runs,
             maintenance_dags=lambda: frozenset({MAINTENANCE.dag_id}),
         )
-        self.client = TestClient(create_server_app(self.services))
+        self.client = TestClient(create_server_app(self.services) if self.is_of_test_run else self._api_server())
+
+    def _api_server(self) -> FastAPI:
+        root = FastAPI(openapi_url=None)
+        root.mount(ROOT, create_app(self.services))
+        return root
 
     def __enter__(self) -> Self:
         self.client.__enter__()

@@ -69,6 +69,7 @@ RULES: dict[Route, Rule] = {
 }
 MAINTENANCE_ROUTES = {
     ("POST", "/v1/maintenance/confirm-discards"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_ids": [1]}),
+    ("POST", "/v1/maintenance/close-abandoned"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/forget"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/refusal"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/retire"): Rule(Stage.maintenance_token),
@@ -77,8 +78,9 @@ MAINTENANCE_ROUTES = {
 }
 RULES |= MAINTENANCE_ROUTES
 READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
-# The stage of these tests runs and is young, so that nothing of it may be retired or dropped.
-KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in ("refusal", "retire", "remove", "drop-tokens")}
+# The stage of these tests runs and is young, so that nothing of it may be closed, retired or dropped.
+MILD = ("close-abandoned", "refusal", "retire", "remove", "drop-tokens")
+KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in MILD}
 CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, ("GET", "/v1/jobs")}
 
 

@@ -55,7 +55,8 @@ def ended(api: ApiServer) -> ApiServer:
 
 
 def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
-    remote, request = maintenance(ended), RetireJob(job_id=JOB_ID)
+    remote, request = maintenance(ended), RetireJob(job_id=JOB_ID, idle_seconds=DAY)
+    ended.clock.advance(DAY)
     assert remote.refusal(request).kept_because == remote.retire(request).kept_because == ("run 'run-1' is not over",)
     ended.runs.over.add("run-1")
     assert remote.retire(request).kept_because == ()
@@ -99,11 +100,27 @@ def test_an_age_out_of_range_is_refused(ended: ApiServer, age: float) -> None:
         remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=age))
 
 
-@pytest.mark.parametrize("seconds", [-1e300, 1e300])
-def test_any_time_of_idleness_is_understood(ended: ApiServer, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [-1e300, 0.0, DAY - 1, 1e300])
+def test_no_job_goes_before_it_was_idle_for_a_day(ended: ApiServer, seconds: float) -> None:
+    """A run that failed a second ago may be cleared, and then restores."""
     ended.runs.over.add("run-1")
-    kept = maintenance(ended).refusal(RetireJob(job_id=JOB_ID, idle_seconds=seconds)).kept_because
-    assert bool(kept) is (seconds > 0)
+    ended.clock.advance(2 * DAY)
+    remote, request = maintenance(ended), RetireJob(job_id=JOB_ID, idle_seconds=seconds)
+    for call in (remote.refusal, remote.retire, remote.remove):
+        assert call(request).kept_because
+    assert remote.describe(JOB_ID).checkpoints[-1].is_restorable
+
+
+def test_an_attempt_whose_driver_died_is_closed_when_its_run_is_over_and_its_token_is_dead(ended: ApiServer) -> None:
+    remote, attempt = maintenance(ended), ended.attempt()
+    ended.clock.advance(5 * DAY)
+    assert remote.close_abandoned(JOB_ID) == ()
+    ended.runs.over.add("run-1")
+    assert [ref.epoch for ref in remote.close_abandoned(JOB_ID)] == [2]
+    assert ended.post("trigger", attempt.token, {"attempt": attempt.ref, "request_key": "0" * 32}).status_code in (
+        401,
+        403,
+    )
 
 
 def test_ended_tokens_go(ended: ApiServer) -> None:

@@ -219,9 +219,19 @@ class TestRegistration:
         _refused(api.post("register", api.task_token(), registration(job)), 403, "access_denied")
         assert api.rows()["statecheck_job"] == []
 
-    @pytest.mark.parametrize("job", ["nightly/2026-01-01", "sales", "hourly", "no_dag/sales", "test/nightly/x"])
+    @pytest.mark.parametrize("job", ["nightly/2026-01-01", "sales", "hourly", "no_dag/sales", "tests/x"])
     def test_any_other_name_is_taken(self, api: ApiServer, job: str) -> None:
         accepted(api.post("register", api.task_token(), registration(job)))
+
+    @pytest.mark.parametrize("job", ["test/sales", "test/nightly/2026-01-01", "test/"])
+    def test_a_real_task_registers_no_job_of_a_test_run(self, api: ApiServer, job: str) -> None:
+        """Anybody may remove such a job, at any age."""
+        _refused(api.post("register", api.task_token(), registration(job)), 403, "access_denied")
+        assert api.rows()["statecheck_job"] == []
+
+    def test_a_test_runs_own_server_takes_its_jobs(self, api: ApiServer) -> None:
+        own = ApiServer(api.engine, is_of_test_run=True)
+        accepted(own.post("register", own.task_token(), registration("test/nightly/2026-01-01")))
 
     def test_run_and_coordinates_are_those_that_the_server_knows(self, api: ApiServer) -> None:
         message = registration()

@@ -80,6 +80,19 @@ class TestJobs:
         stage.run()
         assert yaml.safe_load(run("jobs", "-o", "yaml").out) == rows(run("jobs", "-o", "json"))
 
+    def test_passes_over_a_job_that_is_removed_while_it_lists(self, stage, run, monkeypatch):
+        stage.run("gone")
+        stage.run("here")
+        describe = stage.maintenance.describe
+
+        def removed(job_id):
+            with stage.store.transaction(job_id_of("gone"), create_as="gone") as tx:
+                tx.remove_job()
+            return describe(job_id)
+
+        monkeypatch.setattr(stage.maintenance, "describe", removed)
+        assert [row["name"] for row in rows(run("jobs", "-o", "json"))] == ["here"]
+
     def test_says_that_there_are_none(self, stage, run):
         assert run("jobs").out.strip() == "No data found"
         assert rows(run("jobs", "-o", "json")) == []

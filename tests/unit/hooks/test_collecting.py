@@ -9,6 +9,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
+from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.written_stage import JOB, WrittenStage, local_path
@@ -100,6 +101,56 @@ def test_an_attempt_that_registers_in_between_loses_nothing(stage):
     stage.take(attempt, *restored.document.snapshots, new)
     attempt.finish(AttemptStatus.FINISHED)
     assert stage.attempt().restore() is not None
+
+
+def test_a_job_that_is_removed_and_begun_anew_in_between_loses_nothing_of_its_successor(stage):
+    """Epochs, generations and ids go on; else the rows read before would name what the successor writes."""
+    stage.run("test/sales")
+    stage.run("test/sales")
+    late: list[Any] = []
+
+    def open_late(base: str) -> CheckpointStorage:
+        request = PruneRequest(test_jobs=True)
+        assert prune_job(stage.maintenance, job_id_of("test/sales"), request, CheckpointStorage.open).is_removed
+        attempt = stage.attempt("test/sales")
+        for name in ("step 0", "step 1"):
+            stage.take(attempt, stage.snapshot(attempt, name))
+        late.append(stage.files())
+        return CheckpointStorage.open(base)
+
+    collect(stage, "test/sales", opener=open_late)
+    assert stage.files() == late[0]
+    restored = stage.attempt("test/sales").restore()
+    assert restored is not None
+    assert restored.checkpoint.checkpoint_id == 8
+
+
+def test_what_a_driver_left_that_died_on_its_last_try_is_collected(stage):
+    attempt = stage.attempt()
+    orphan = stage.snapshot(attempt, "orphan")
+    stage.clock.advance(5 * 24 * 3600)
+    before = stage.maintenance.describe(job_id_of(JOB))
+    assert collect(stage, dry_run=True).kept
+    assert stage.maintenance.describe(job_id_of(JOB)) == before
+    assert list(collect(stage).deleted) == [orphan.uri]
+
+
+def test_retained_metadata_in_a_new_directory_is_read_with_that_directorys_credentials(stage, tmp_path, monkeypatch):
+    """The storage of the old directory has others, or none."""
+    stage.run()
+    moved = WrittenStage(CheckpointStorage.open(str(tmp_path / "moved")), stage.clock, stage.store)
+    moved.run(checkpoints=2)
+    read = CheckpointStorage.read_bytes
+
+    def only_own(self: CheckpointStorage, uri: str) -> bytes:
+        if not uri.startswith(f"{self.base_uri}/"):
+            raise StorageError(f"{self.base_uri} has no credentials for {uri}.")
+        return read(self, uri)
+
+    monkeypatch.setattr(CheckpointStorage, "read_bytes", only_own)
+    report = collect(stage)
+    assert (report.unreachable, report.problems) == ([], [])
+    assert stage.files() == {}
 
 
 def local_uri(stage: WrittenStage, file: str) -> str:

@@ -8,13 +8,13 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
 from airflow_provider_statecheck.testing.messages import make_owner
-from tests.unit.written_stage import JOB, WrittenStage
+from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 TEST = "test/sales"
 BY_RUN = "nightly/2026-01-01"
@@ -168,6 +168,41 @@ def test_rows_stay_while_orphans_cannot_be_deleted(stage, monkeypatch):
     assert jobs(stage) == {TEST}
     assert prune(stage, TEST, TESTS).is_removed
     assert stage.files() == {}
+
+
+def test_a_problem_is_told_once(stage):
+    stage.run(TEST)
+    stage.run(TEST)
+    stage.clock.advance(2 * MONTH)
+
+    def away(base: str) -> CheckpointStorage:
+        raise StorageError("The storage is away.")
+
+    request = PruneRequest(test_jobs=True, older_than=timedelta(days=10))
+    assert len(prune(stage, TEST, request, opener=away).unreachable) == 1
+
+
+def test_attempts_stay_whose_bytes_were_left_because_a_retained_checkpoint_cannot_be_read(stage, tmp_path):
+    """Their rows alone tell in which directory those bytes lie."""
+    stage.run(checkpoints=0)
+    moved = WrittenStage(CheckpointStorage.open(str(tmp_path / "moved")), stage.clock, stage.store)
+    moved.run()
+    row = stage.maintenance.describe(job_id_of(JOB)).checkpoints[-1]
+    metadata = local_path(row.metadata_uri)
+    content = metadata.read_bytes()
+    metadata.write_bytes(b"damaged")
+    stage.clock.advance(MONTH)
+    report = prune(stage, JOB, PruneRequest())
+    assert (report.attempts, len(report.kept)) == (0, 1)
+    assert len(stage.maintenance.describe(job_id_of(JOB)).attempts) == 2
+    metadata.write_bytes(content)
+    assert prune(stage, JOB, PruneRequest()).attempts == 1
+
+
+@pytest.mark.parametrize("age", [timedelta(0), timedelta(hours=23), timedelta(days=-1)])
+def test_an_age_of_less_than_a_day_is_refused(age):
+    with pytest.raises(InvalidConfigurationError, match="a day or more"):
+        PruneRequest(older_than=age)
 
 
 class Killed(BaseException):

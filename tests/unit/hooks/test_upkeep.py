@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.hooks import upkeep
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path
@@ -55,6 +55,57 @@ def test_old_test_jobs_are_pruned_and_named_jobs_stay(stage):
     stage.run("test/young")
     assert upkeep.prune_all() == 1
     assert {job.name for job in stage.maintenance.jobs()} == {"named", "test/young"}
+
+
+def test_an_age_of_less_than_a_day_is_refused_before_anything_goes(stage):
+    stage.run("test/sales")
+    stage.clock.advance(timedelta(days=31).total_seconds())
+    before = stage.maintenance.describe(job_id_of("test/sales"))
+    with pytest.raises(InvalidConfigurationError, match="a day or more"):
+        upkeep.prune_all(timedelta(hours=1))
+    assert stage.maintenance.describe(job_id_of("test/sales")) == before
+
+
+def test_storage_that_does_not_answer_stops_no_verification_of_other_jobs(stage, tmp_path, monkeypatch):
+    """Jobs are visited the newest first: one is damaged before, one after that whose storage is away."""
+    stage.run("last")
+    away = WrittenStage(CheckpointStorage.open(str(tmp_path / "away")), stage.clock, stage.store)
+    stage.clock.advance(1)
+    away.run("away")
+    stage.clock.advance(1)
+    stage.run("first")
+
+    def opener(base: str) -> Any:
+        if "away" in base:
+            raise StorageError("s3://key:secret@lake does not answer.")
+        return CheckpointStorage.open(base)
+
+    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: opener)
+    with pytest.raises(StorageError, match=r"1 job\(s\).*away: s3://\*\*\*@lake does not answer") as raised:
+        upkeep.verify_all()
+    assert not isinstance(raised.value, CorruptStateError)
+    for job in ("first", "last"):
+        row = stage.coordinator.describe(job_id_of(job)).checkpoints[-1]
+        local_path(str(row.metadata_uri)).unlink()
+    with pytest.raises(CorruptStateError, match=r"found 2 that cannot.*1 job\(s\).*away: s3"):
+        upkeep.verify_all()
+
+
+def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage, tmp_path, monkeypatch):
+    stage.run("a", uid="one")
+    other = WrittenStage(CheckpointStorage.open(str(tmp_path / "away")), stage.clock, stage.store)
+    other.run("a", uid="two")
+    row = stage.coordinator.describe(job_id_of("a")).checkpoints[2]
+    local_path(str(row.metadata_uri)).unlink()
+
+    def opener(base: str) -> Any:
+        if "away" in base:
+            raise StorageError("It does not answer.")
+        return CheckpointStorage.open(base)
+
+    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: opener)
+    with pytest.raises(CorruptStateError, match=r"found 1 that cannot.*It does not answer"):
+        upkeep.verify_all()
 
 
 @pytest.mark.parametrize("is_deep", [False, True])

@@ -34,6 +34,16 @@ def test_what_runs_with_the_database_open_never_touches_the_real_job() -> None:
     assert job_name_of(make_context(), "pipeline", is_test=True) == "test/pipeline"
 
 
+@pytest.mark.parametrize(("job", "dag_id"), [("test/pipeline", "dag"), (None, "test")], ids=["named", "by its dag"])
+def test_a_real_job_is_not_named_like_one_of_a_test_run(job: str | None, dag_id: str) -> None:
+    """It would be removed as one: unasked, at any age."""
+    context = make_context()
+    context["ti"].dag_id = dag_id
+    with pytest.raises(InvalidConfigurationError, match="does not begin with 'test/'"):
+        job_name_of(context, job, is_test=False)
+    assert job_name_of(context, job, is_test=True).startswith("test/test/")
+
+
 def test_a_mapped_task_is_known_by_its_key_and_never_by_its_index() -> None:
     first = uid_of(make_context(map_index=0), None, "north")
     assert first == uid_of(make_context(map_index=7), None, "north") == "task[north]"

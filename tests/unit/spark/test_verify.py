@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier, Verification
 from airflow_provider_statecheck.storage.document import CheckpointDocument, FileStateHandle
 from airflow_provider_statecheck.storage.documents import load_document
@@ -180,6 +180,42 @@ def test_files_that_only_spark_can_read_are_no_damage_and_are_told(stage, checkp
     found = verify(stage, checkpoint, is_deep=True)
     assert found.is_restorable
     assert len(found.unchecked) == 4
+
+
+@pytest.mark.parametrize("kind", [pyarrow.ArrowException, pyarrow.ArrowMemoryError, pyarrow.ArrowKeyError, OSError])
+def test_whatever_the_reader_says_of_a_damaged_page_is_a_problem(stage, checkpoint, monkeypatch, kind):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise kind("malformed")
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    found = verify(stage, checkpoint, is_deep=True)
+    assert (len(found.problems), found.unchecked) == (4, ())
+
+
+SECRET_URI = "s3://KEY:SECRET@bucket/part-0.parquet"
+
+
+@pytest.mark.parametrize("kind", [pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError])
+def test_no_text_about_pages_shows_a_password(stage, checkpoint, monkeypatch, kind):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise kind(SECRET_URI)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", refuse)
+    found = verify(stage, checkpoint, is_deep=True)
+    for text in (*found.problems, *found.unchecked):
+        assert "s3://***@bucket" in text
+        assert "SECRET" not in text
+
+
+@pytest.mark.parametrize("step", ["load_document", "read_state", "read_manifest"])
+def test_no_text_about_metadata_state_or_manifests_shows_a_password(stage, checkpoint, monkeypatch, step):
+    def refuse(*_: Any) -> None:
+        raise CorruptStateError(SECRET_URI)
+
+    monkeypatch.setattr(f"airflow_provider_statecheck.spark.verify.{step}", refuse)
+    found = verify(stage, checkpoint)
+    assert found.problems
+    assert all("s3://***@bucket" in text and "SECRET" not in text for text in found.problems)
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/_metadata"])
