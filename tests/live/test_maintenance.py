@@ -46,4 +46,3 @@ def test_it_deletes_orphans_keeps_what_is_retained_and_verifies_it(deployment: D
     retained = [c for c in before if c.status is CheckpointStatus.COMPLETED]
     assert retained
     assert all(Path(c.metadata_uri.removeprefix("file://")).exists() for c in retained if c.metadata_uri)
-    assert deployment.api.result(DAG_ID, "upkeep", "collect") > 0
