@@ -10,8 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.object_store import ObjectStore
+    from tests.standalone_cluster import StandaloneCluster
 
 _FIXTURE_MARKS = {"postgres_url": "db", "airflow_db": "airflow"}
 
@@ -88,3 +93,34 @@ def postgres_url() -> Iterator[str]:
             yield server.get_uri(driver="psycopg2")
         finally:
             server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A Spark standalone cluster: a master and two workers."""
+    from tests.standalone_cluster import StandaloneCluster
+
+    running = StandaloneCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    """An S3 server and a bucket."""
+    from tests.object_store import running_object_store
+
+    with running_object_store() as store:
+        yield store
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[str]:
+    """The coordinator's API over a SQLite file in the test's folder, as the api-server would serve it."""
+    from tests.served_rows import served_rows
+
+    with served_rows(tmp_path) as url:
+        yield url

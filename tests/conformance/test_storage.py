@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
 from airflow_provider_statecheck.testing.storage_contract import StorageContract
-from tests.object_store import ObjectStore, running_object_store
+from tests.object_store import ObjectStore
 
 MIB = 2**20
 
@@ -56,12 +55,6 @@ class TestStreamsAndRenaming(StorageContract):
     def base_uri(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setitem(_registry, "arrowfiles", ArrowFiles)
         return f"arrowfiles://{tmp_path}"
-
-
-@pytest.fixture(scope="module")
-def object_store() -> Iterator[ObjectStore]:
-    with running_object_store() as store:
-        yield store
 
 
 class TestS3(StorageContract):

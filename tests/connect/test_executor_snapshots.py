@@ -10,13 +10,12 @@ from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import Hadoo
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter
 from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.object_store import SECRET, running_object_store
+from tests.object_store import SECRET
 
 
-@pytest.fixture(scope="module")
-def store():
-    with running_object_store() as store:
-        yield store
+@pytest.fixture
+def store(object_store):
+    return object_store
 
 
 @pytest.fixture

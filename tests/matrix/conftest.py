@@ -6,24 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.hooks.own_server import serving
-from airflow_provider_statecheck.metadata.engines import open_engine
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from tests.conformance.api_process import TrustingTasks
 from tests.connect_server import ConnectServer
 from tests.matrix import places
 from tests.matrix.places import ROOT, Place
-from tests.object_store import ObjectStore, running_object_store
-from tests.standalone_cluster import SPARK_HOME, StandaloneCluster
+from tests.served_rows import job_in
+from tests.standalone_cluster import SPARK_HOME
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 300
@@ -82,11 +75,7 @@ class Task:
 
     def job(self) -> JobView:
         """Return the rows of the job."""
-        engine = open_engine(_database(self.work))
-        try:
-            return SqlJobStore(engine).describe(job_id_of(JOB))
-        finally:
-            engine.dispose()
+        return job_in(self.work, JOB)
 
     def _request(self) -> dict[str, Any]:
         where = {"checkpoint_dir": self.checkpoint_dir}
@@ -110,26 +99,6 @@ class Task:
         }
 
 
-def _database(work: Path) -> str:
-    return f"sqlite:///{work}/state.db"
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    running = StandaloneCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.stop()
-
-
-@pytest.fixture(scope="session")
-def object_store() -> Iterator[ObjectStore]:
-    with running_object_store() as store:
-        yield store
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ConnectServer]:
     running = ConnectServer(tmp_path / "server")
@@ -138,15 +107,6 @@ def server(tmp_path: Path) -> Iterator[ConnectServer]:
         yield running
     finally:
         running.stop()
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
-    """The coordinator's API over a SQLite file, as the api-server would serve it."""
-    engine = open_engine(_database(tmp_path))
-    with serving(Services(cache(lambda: engine), TrustingTasks())) as url:
-        yield url
-    engine.dispose()
 
 
 @pytest.fixture

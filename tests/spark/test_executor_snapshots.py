@@ -21,17 +21,16 @@ from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter,
 from airflow_provider_statecheck.spark.snapshots.schema import file_schema
 from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.object_store import SECRET, running_object_store
+from tests.object_store import SECRET
 from tests.spark.test_dataframe_snapshots import TYPES, as_text, nullable
 
 # A map without types is the only one that only Spark's own writer takes.
 CROSSING = {**TYPES, "nested": TYPES["nested"].replace(" map() n,", "")}
 
 
-@pytest.fixture(scope="module")
-def store():
-    with running_object_store() as store:
-        yield store
+@pytest.fixture
+def store(object_store):
+    return object_store
 
 
 @pytest.fixture

@@ -8,19 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.hooks.own_server import serving
-from airflow_provider_statecheck.metadata.engines import open_engine
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from tests.conformance.api_process import TrustingTasks
+from tests.served_rows import job_in
 from tests.standalone_cluster import SPARK_HOME, StandaloneCluster
 
 ROOT = Path(__file__).parents[2]
@@ -34,16 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
-    running = StandaloneCluster(tmp_path_factory.mktemp("cluster"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.stop()
 
 
 @dataclass
@@ -92,11 +76,7 @@ class Pipeline:
 
     def job(self) -> JobView:
         """Return the rows of the job."""
-        engine = open_engine(database_in(self.work))
-        try:
-            return SqlJobStore(engine).describe(job_id_of(JOB))
-        finally:
-            engine.dispose()
+        return job_in(self.work, JOB)
 
     def go(self, *items: str) -> None:
         """Let the application go on with items where it waits."""
@@ -145,19 +125,6 @@ class Pipeline:
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(self.connection),
             "AIRFLOW_CONN_STATECHECK_DEFAULT": json.dumps({"conn_type": "statecheck", "host": self.url}),
         }
-
-
-def database_in(work: Path) -> str:
-    return f"sqlite:///{work}/state.db"
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
-    """The coordinator's API over a SQLite file, as the api-server would serve it."""
-    engine = open_engine(database_in(tmp_path))
-    with serving(Services(cache(lambda: engine), TrustingTasks())) as url:
-        yield url
-    engine.dispose()
 
 
 @pytest.fixture
