@@ -47,6 +47,7 @@ def test_dags_test_retries_and_resumes(airflow: Airflow) -> None:
     assert airflow.computed() == RESUMED
 
 
+@pytest.mark.soak
 def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
     status = airflow.test_dag("decorated", "2026-01-04T00:00:00+00:00", trouble="run into the timeout")
     assert status == 0, airflow.output
@@ -94,6 +95,7 @@ print("POINTER", latest.location)
 """
 
 
+@pytest.mark.soak
 def test_hook_shows_jobs_checkpoints_and_the_restore_pointer(airflow: Airflow) -> None:
     assert airflow.test_dag("classic", "2026-01-08T00:00:00+00:00") == 0, airflow.output
     assert airflow.finish(airflow.start("-c", HOOK)) == 0, airflow.output
