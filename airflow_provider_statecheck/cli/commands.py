@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
-from airflow_provider_statecheck.cli.exits import Exit, command, tell
+from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
 from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
 from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
@@ -58,6 +58,7 @@ def verify(args: Namespace) -> Exit:
 
 
 @command
+@audited
 def gc(args: Namespace) -> Exit:
     """Delete the bytes of ended checkpoints and what ended attempts left."""
     if bool(args.jobs) is args.all:
@@ -73,6 +74,7 @@ def gc(args: Namespace) -> Exit:
 
 
 @command
+@audited
 def prune(args: Namespace) -> Exit:
     """Remove the rows of what has ended long ago, or whole jobs with their bytes."""
     gateway = maintenance_gateway()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -49,7 +49,20 @@ def stage(airflow_db: Path, tmp_path: Path) -> Iterator[WrittenStage]:
     engine.dispose()
 
 
-def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage) -> None:
+def audited(airflow_db: Path) -> list[str]:
+    """Return what Airflow's audit log has of commands that remove something."""
+    engine = create_engine(f"sqlite:///{airflow_db}/airflow.db")
+    with engine.connect() as connection:
+        found = (
+            connection.execute(text("SELECT event FROM log WHERE extra LIKE '%statecheck%' ORDER BY id"))
+            .scalars()
+            .all()
+        )
+    engine.dispose()
+    return list(found)
+
+
+def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage, airflow_db: Path) -> None:
     stage.run(JOB)
 
     listed = statecheck("jobs", "--name", JOB, "-o", "json")
@@ -70,6 +83,7 @@ def test_a_job_is_listed_collected_verified_and_removed(stage: WrittenStage) -> 
     pruned = statecheck("prune", JOB, "--yes", "-o", "json")
     assert (pruned.returncode, rows(pruned)[0]["removed"]) == (0, True)
     assert JOB not in {job.name for job in stage.maintenance.jobs()}
+    assert audited(airflow_db) == ["cli_gc", "cli_prune"]
 
 
 def test_missing_tables_are_told_in_one_line_with_what_to_do(airflow_db: Path, tmp_path: Path) -> None:
