@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
-from airflow_provider_statecheck.metadata.engines import open_engine
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from tests.conformance.databases import OnPostgres, OnSqlite
 
 
 class TestInMemory(CoordinatorContract):
@@ -46,25 +42,7 @@ class SqlContract(CoordinatorContract):
             connection.execute(text("UPDATE statecheck_checkpoint SET status = 'subsumed'"))
 
 
-class TestSqlite(SqlContract):
-    @pytest.fixture
-    def engine(self, tmp_path: Path) -> Iterator[Engine]:
-        engine = open_engine(f"sqlite:///{tmp_path}/state.db")
-        yield engine
-        engine.dispose()
+class TestSqlite(OnSqlite, SqlContract): ...
 
 
-@pytest.mark.db
-class TestPostgres(SqlContract):
-    @pytest.fixture
-    def engine(self, postgres_url: str) -> Iterator[Engine]:
-        """Each test has a schema of its own in the one server."""
-        schema = f"t{uuid.uuid4().hex}"
-        engine = create_engine(postgres_url, connect_args={"options": f"-csearch_path={schema}"})
-        with engine.begin() as connection:
-            connection.execute(text(f"CREATE SCHEMA {schema}"))
-        Base.metadata.create_all(engine)
-        yield engine
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-        engine.dispose()
+class TestPostgres(OnPostgres, SqlContract): ...

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.tokens import TokenKeeper
@@ -17,14 +13,13 @@ from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMa
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.metadata.engines import open_engine
-from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from tests.conformance.databases import OnPostgres, OnSqlite
 
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 
@@ -112,25 +107,7 @@ class SqlContract(MaintenanceContract):
         assert (grant.attempt.epoch, grant.is_restore) == (attempt.epoch + 1, False)
 
 
-class TestSqlite(SqlContract):
-    @pytest.fixture
-    def engine(self, tmp_path: Path) -> Iterator[Engine]:
-        engine = open_engine(f"sqlite:///{tmp_path}/state.db")
-        yield engine
-        engine.dispose()
+class TestSqlite(OnSqlite, SqlContract): ...
 
 
-@pytest.mark.db
-class TestPostgres(SqlContract):
-    @pytest.fixture
-    def engine(self, postgres_url: str) -> Iterator[Engine]:
-        """Each test has a schema of its own in the one server."""
-        schema = f"t{uuid.uuid4().hex}"
-        engine = create_engine(postgres_url, connect_args={"options": f"-csearch_path={schema}"})
-        with engine.begin() as connection:
-            connection.execute(text(f"CREATE SCHEMA {schema}"))
-        Base.metadata.create_all(engine)
-        yield engine
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-        engine.dispose()
+class TestPostgres(OnPostgres, SqlContract): ...

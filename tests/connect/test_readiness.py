@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +20,8 @@ from tests.connect.conftest import connect
 from tests.connect_server import ConnectServer
 from tests.standalone_cluster import StandaloneCluster
 
+_ARCHIVE = re.compile(r"/airflow_provider_statecheck-[^/]+-[0-9a-f]{16}\.zip/")
+
 
 def where_the_package_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import airflow_provider_statecheck
@@ -26,16 +30,20 @@ def where_the_package_is(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         yield pa.RecordBatch.from_pydict({"file": [airflow_provider_statecheck.__file__]})
 
 
+def used_by_an_executor(spark: Any) -> str:
+    return str(spark.range(1).mapInArrow(where_the_package_is, "file string").collect()[0].file)
+
+
 def test_executors_use_the_package_that_was_shipped_under_a_name_with_its_hash(spark) -> None:
     ship_package(spark)
-    rows = spark.range(1).mapInArrow(where_the_package_is, "file string").collect()
-    assert "/airflow_provider_statecheck-" in rows[0].file
-    assert ".zip/" in rows[0].file
+    assert _ARCHIVE.search(used_by_an_executor(spark))
 
 
-def test_shipping_it_twice_is_no_error(spark) -> None:
+def test_shipping_it_twice_changes_nothing(spark) -> None:
     ship_package(spark)
+    before = used_by_an_executor(spark)
     ship_package(spark)
+    assert used_by_an_executor(spark) == before
 
 
 def test_path_that_all_three_see_is_accepted_and_nothing_is_left_there(spark, tmp_path: Path) -> None:
