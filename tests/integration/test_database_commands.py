@@ -26,7 +26,7 @@ pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
-FIRST, HEAD = "0001_0_1_0", "0002_0_1_0"
+FIRST, HEAD = "0001_0_1_0", "0003_0_1_0"
 TABLES = set(Base.metadata.tables)
 BEFORE_TOKENS = TABLES - {"statecheck_token"}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
