@@ -7,6 +7,9 @@ database) and ``rows`` (the handles of :data:`JOB` and :data:`OPERATOR`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
@@ -54,6 +57,26 @@ class _LongNames(InMemoryStates):
         long = pointer.uri + "x" * 70_000
         self.bytes[long] = self.bytes.pop(pointer.uri)
         return StatePointer(uri=long, size=pointer.size, sha256="")
+
+
+class _Discarding(InMemoryStates):
+    """Lets something happen while state is discarded."""
+
+    def __init__(self, target: InMemoryStates, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self._target = target
+        self._happens = happens
+
+    def discard(self, pointer: StatePointer) -> None:
+        self._target.discard(pointer)
+        self._happens()
+
+
+class _Outdated(FaultyHandleRows):
+    """Reads what was there before anything was added."""
+
+    def read(self) -> tuple[HandleRow, ...]:
+        return ()
 
 
 class StateHandleStoreContract:
@@ -387,6 +410,33 @@ class StateHandleStoreContract:
         with pytest.raises(HandleNotFoundError):
             self.store.replace("a", ZERO, b"2")
         assert self.kept() == [b"1"]
+
+    def test_an_attempt_fenced_during_a_removal_leaves_the_row_marked(self) -> None:
+        self.store.add_and_lock("a", b"1")
+        self.store.release_all()
+        assert not self.open(states=_Discarding(self.states, self.fence)).release_and_try_remove("a")
+        assert (self.kept(), self.store.get_all_handles()) == ([], ["a"])
+        assert not self.store.exists("a").is_existing
+
+    def test_a_name_added_after_a_replace_missed_it_stays(self) -> None:
+        self.store.add_and_lock("a", b"1")
+        self.store.release_all()
+        late = LeasedStateHandleStore(_Outdated(self.handle_rows, FaultPlan()), self.states, self.attempt)
+        with pytest.raises(HandleNotFoundError):
+            late.replace("a", ZERO, b"2")
+        assert (self.kept(), self.state()) == ([b"1"], b"1")
+
+    def test_of_many_adds_at_once_one_succeeds(self) -> None:
+        def add(number: int) -> bool:
+            try:
+                self.open().add_and_lock("a", str(number).encode())
+            except HandleExistsError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(4) as threads:
+            assert sorted(threads.map(add, range(4))) == [False, False, False, True]
+        assert self.kept() == [self.state()]
 
     def test_remove_whose_discard_fails_can_be_repeated(self) -> None:
         self.left_dying()

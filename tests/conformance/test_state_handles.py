@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
 
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow
+from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
@@ -43,6 +46,15 @@ class SqlContract(StateHandleStoreContract):
     @pytest.fixture
     def rows(self, engine: Engine, clock: ManualClock) -> SqlHandleRows:
         return SqlHandleRows(engine, JOB, OPERATOR, clock)
+
+    def test_a_connection_lost_at_a_statement_leaves_the_outcome_unknown(self, engine: Engine) -> None:
+        def lose(conn: object, cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("INSERT INTO statecheck_state_handle "):
+                raise DBAPIError(statement, None, Exception("gone"), connection_invalidated=True)
+
+        event.listen(engine, "before_cursor_execute", lose)
+        with pytest.raises(CommitStateUnknownError), self.handle_rows.transaction() as tx:
+            tx.save(HandleRow(name="a", handle=b""))
 
 
 class TestSqlite(SqlContract):
