@@ -19,6 +19,9 @@ Every error that this package raises on purpose, in one tree.
           TokenExpiredError             a new token has to be asked for
         CoordinatorUnavailableError     retryable
         CommitStateUnknownError         the reply was lost; clean up nothing
+        HandleExistsError               a state handle of this name is there already
+        HandleNotFoundError             also LookupError
+        ResourceVersionError            the state handle was replaced by somebody else
       StorageError
         CorruptStateError               checksum or length differs
       StateError
@@ -154,6 +157,24 @@ class CommitStateUnknownError(CoordinatorError):
 
     retryable = True
     code = "commit_state_unknown"
+
+
+class HandleExistsError(CoordinatorError):
+    """A state handle of this name is there already."""
+
+    code = "handle_exists"
+
+
+class HandleNotFoundError(CoordinatorError, LookupError):
+    """No state handle of this name, or one that is being removed."""
+
+    code = "handle_not_found"
+
+
+class ResourceVersionError(CoordinatorError):
+    """The state handle is not of the version that was to be replaced."""
+
+    code = "resource_version"
 
 
 class StorageError(StateCheckError):

@@ -6,6 +6,7 @@ Where the bytes of a job lie below the checkpoint directory: path arithmetic onl
     <base>/<job id>/chk-<id>/_metadata                               one checkpoint, private to it
     <base>/<job id>/chk-<id>/<epoch>-<uuid>                          its state, where too large for _metadata
     <base>/<job id>/shared/<operator id>/<slug>/<epoch>-<uuid>/      one DataFrame snapshot, named by many checkpoints
+    <base>/<job id>/handles/<operator id>/<epoch>-<uuid>             state under a name in a store of state handles
     <base>/<job id>/taskowned/                                       state that belongs to a task
 
 The layout is that of Flink's file based checkpoint storage.
@@ -40,6 +41,11 @@ def checkpoint_uri(base_uri: str, job_id: JobId, checkpoint_id: int) -> str:
 def shared_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
     """Return the directory of an operator's snapshots, which several checkpoints may name."""
     return f"{job_uri(base_uri, job_id)}/shared/{operator_id}"
+
+
+def handles_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
+    """Return the directory of the state that an operator keeps under names."""
+    return f"{job_uri(base_uri, job_id)}/handles/{operator_id}"
 
 
 def slug(name: str, scope: tuple[tuple[str, str], ...] = ()) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, LargeBinary, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from airflow_provider_statecheck.metadata.types import UtcDateTime
 
 _HEX = 32
+_HANDLE_NAME = 255
 
 NAMING_CONVENTION = {
     "ix": "idx_%(table_name)s_%(column_0_N_name)s",
@@ -121,3 +122,30 @@ class Token(Base):
     is_read_only: Mapped[bool] = mapped_column(Boolean, nullable=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False, index=True)
+
+
+class StateHandleRow(Base):
+    """A name under which an operator keeps a pointer to state on storage."""
+
+    __tablename__ = "statecheck_state_handle"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    name: Mapped[str] = mapped_column(String(_HANDLE_NAME), primary_key=True)
+    handle: Mapped[bytes] = mapped_column(LargeBinary, nullable=False)
+    version: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    deleting: Mapped[bool] = mapped_column(Boolean, nullable=False)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+
+
+class StateHandleLock(Base):
+    """Says that a store uses a state handle, until its lease ends."""
+
+    __tablename__ = "statecheck_state_handle_lock"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    name: Mapped[str] = mapped_column(String(_HANDLE_NAME), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)

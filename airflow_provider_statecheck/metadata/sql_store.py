@@ -44,6 +44,11 @@ class SqlJobTransaction:
         return self._job.seen_at
 
     @property
+    def session(self) -> Session:
+        """Return the session, for rows that change together with the job's."""
+        return self._session
+
+    @property
     def job(self) -> JobRecord:
         """Return the job's row."""
         return mapping.job_record(self._job)

@@ -13,7 +13,7 @@ LOCAL_SCHEMES = ("file", "local")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _GLOB = re.compile(r"[*?\[\]{}]")
-_DELETABLE = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+)(?:/|$)"
+_DELETABLE = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|handles/[0-9a-f]{32}/[^/]+)(?:/|$)"
 _DELETABLE_HERE = re.compile(_DELETABLE)
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
 # The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.

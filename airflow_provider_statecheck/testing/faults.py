@@ -63,26 +63,28 @@ class FaultPlan:
 
     :param point: Number of the call, from 1; ``None`` for a run without a fault.
     :param mode: How it fails.
+    :param times: How many calls fail, that one and those after it.
     """
 
     point: int | None = None
     mode: FaultMode = FaultMode.ERROR
+    times: int = 1
     calls: list[str] = field(default_factory=list)
     """The name of each call so far."""
 
-    def carry_out(self, name: str, call: Callable[[], Any], error: type[StateCheckError]) -> Any:
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
         """Make a call, or fail as planned."""
         self.calls.append(name)
-        if len(self.calls) != self.point:
+        if self.point is None or not 0 <= len(self.calls) - self.point < self.times:
             return call()
         if self.mode is FaultMode.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.mode is FaultMode.ERROR:
-            raise error(f"Injected fault before {name}, call {self.point}.")
+            raise error(f"Injected fault before {name}, call {len(self.calls)}.")
         call()
         if self.mode is FaultMode.KILL_AFTER:
             os.kill(os.getpid(), signal.SIGKILL)
-        raise error(f"Injected fault after {name}, call {self.point}.")
+        raise error(f"Injected fault after {name}, call {len(self.calls)}.")
 
 
 class _Counted:

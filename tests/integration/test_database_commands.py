@@ -16,19 +16,23 @@ from sqlalchemy import Engine, create_engine, inspect, text
 from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
+from airflow_provider_statecheck.testing.memory_handles import InMemoryStates
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 
 pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
-FIRST, HEAD = "0001_0_1_0", "0002_0_1_0"
+FIRST, HEAD = "0001_0_1_0", "0003_0_1_0"
 TABLES = set(Base.metadata.tables)
-BEFORE_TOKENS = TABLES - {"statecheck_token"}
+BEFORE_TOKENS = TABLES - {"statecheck_token", "statecheck_state_handle", "statecheck_state_handle_lock"}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 EVERYTHING = dict.fromkeys(TABLES, 1)
 
@@ -88,12 +92,17 @@ class Airflow:
         coordinator_attempt = coordinator.register(make_registration(job_name=f"sales {new_key()}")).attempt
         complete_checkpoint(coordinator, coordinator_attempt)
         self.give_token()
+        self.give_handle(coordinator_attempt)
         with self.engine.begin() as connection:
             statement = "INSERT INTO variable (key, val, is_encrypted) VALUES ('kept', 'by airflow', false)"
             connection.execute(text(statement))
 
     def give_token(self) -> None:
         TokenKeeper(SqlTokenStore(self.engine), SystemClock()).issue(CALLER)
+
+    def give_handle(self, attempt: AttemptRef) -> None:
+        rows = SqlHandleRows(self.engine, attempt.job_id, attempt.operator_id)
+        LeasedStateHandleStore(rows, InMemoryStates(), attempt).add_and_lock("counts", b"1")
 
     def rows(self) -> dict[str, int]:
         """Return how many rows each of our tables has that is there."""
@@ -148,12 +157,12 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
 
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--yes")
     assert airflow.revision() == FIRST
-    assert airflow.rows() == dict.fromkeys(BEFORE_TOKENS, 1), "tokens alone go; attempts ask for new ones"
+    assert airflow.rows() == dict.fromkeys(BEFORE_TOKENS, 1), "tokens and handles alone go; attempts ask for new tokens"
     assert airflow.status_of("db", "check-migrations", "--migration-wait-timeout", "0") != 0
 
     airflow.run("db-manager", "migrate", MANAGER)
     assert airflow.revision() == HEAD
-    assert airflow.rows() == EVERYTHING | {"statecheck_token": 0}
+    assert airflow.rows() == EVERYTHING | dict.fromkeys(TABLES - BEFORE_TOKENS, 0)
     airflow.give_token()
 
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", "base", "--yes")
