@@ -9,8 +9,8 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.tasks import TaskDirectory
 from airflow_provider_statecheck.api.tokens import TokenKeeper
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
@@ -52,9 +52,9 @@ class Services:
         self._runs = runs or UnknownRuns()
 
     @cached_property
-    def coordinator(self) -> CheckpointCoordinator:
+    def coordinator(self) -> AttemptCoordinator:
         """Return the coordinator."""
-        return CheckpointCoordinator(self._store, self._liveness)
+        return AttemptCoordinator(self._store, self._liveness)
 
     @cached_property
     def maintenance(self) -> JobMaintenance:

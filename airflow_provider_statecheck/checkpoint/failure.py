@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import CheckpointError
 
 
 class CheckpointFailureReason(StrEnum):
@@ -36,6 +39,8 @@ class CheckpointFailureReason(StrEnum):
     CHECKPOINT_COORDINATOR_SUSPEND = "checkpoint_coordinator_suspend"
     JOB_FAILURE = "job_failure"
     JOB_FAILOVER_REGION = "job_failover_region"
+    UNSPECIFIED = "unspecified"
+    """Of an exception that was made of a message alone."""
 
     @property
     def is_pre_flight(self) -> bool:
@@ -74,3 +79,23 @@ _COUNTED = frozenset(
         CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
     }
 )
+
+
+class CheckpointException(CheckpointError):
+    """
+    A checkpoint was not taken.
+
+    :param reason: Why, or a message where no reason fits.
+    :param cause: What led to it.
+    """
+
+    code = "checkpoint_failed"
+
+    def __init__(
+        self, reason: CheckpointFailureReason | str, cause: BaseException | None = None, **attributes: Any
+    ) -> None:
+        is_reason = isinstance(reason, CheckpointFailureReason)
+        text = reason.message if isinstance(reason, CheckpointFailureReason) else reason
+        super().__init__(text if cause is None else f"{text}: {cause}", **attributes)
+        self.reason = reason if is_reason else CheckpointFailureReason.UNSPECIFIED
+        self.__cause__ = cause

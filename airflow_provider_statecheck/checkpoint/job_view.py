@@ -13,6 +13,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,8 @@ class JobView:
     checkpoints: tuple[CheckpointRecord, ...]
     read_at: datetime
     """That moment by the store's clock, which is also the one of all other times here; never before ``job.seen_at``."""
+    requests: tuple[SnapshotRequest, ...] = ()
+    statistics: tuple[StatisticsRecord, ...] = ()
 
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""

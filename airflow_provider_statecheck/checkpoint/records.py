@@ -7,17 +7,22 @@ from datetime import datetime
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 
 
 class CheckpointStatus(StrEnum):
-    """The life of a checkpoint; it leaves ``PENDING`` exactly once."""
+    """The life of a checkpoint; it ends exactly once."""
 
     PENDING = "pending"
     """Triggered; its bytes may be incomplete."""
+    FINALIZING = "finalizing"
+    """Every operator of an aligned one has answered; its metadata is being written."""
     COMPLETED = "completed"
     """Acknowledged and retained; a restore may start from it."""
     SUBSUMED = "subsumed"
     """A later one took its place; nothing restores from it any more."""
+    DISPOSED = "disposed"
+    """A savepoint that its owner gave up."""
     ABORTED = "aborted"
     """It was never complete."""
 
@@ -126,6 +131,11 @@ class CheckpointRecord:
     """The directory that belongs to this checkpoint alone."""
     triggered_at: datetime
     expires_at: datetime
+    properties: CheckpointProperties = field(default_factory=CheckpointProperties)
+    is_periodic: bool = False
+    finalizer: str | None = None
+    """Who writes the metadata of an aligned one, until its lease ends."""
+    lease_until: datetime | None = None
     completed_at: datetime | None = None
     ended_at: datetime | None = None
     """When it was subsumed or aborted."""
@@ -147,11 +157,15 @@ class CheckpointRecord:
 
     @property
     def is_restorable(self) -> bool:
-        """Tell whether a restore may start from it."""
-        return self.status is CheckpointStatus.COMPLETED
+        """Tell whether a restore may start from it; a savepoint is restored only where it is named."""
+        is_own = not self.properties.is_savepoint or self.properties.unclaimed
+        return self.status is CheckpointStatus.COMPLETED and is_own
 
     @property
     def awaits_discard(self) -> bool:
         """Tell whether its bytes are to be deleted and nobody has confirmed that they are."""
-        ended = self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED)
-        return ended and self.discarded_at is None
+        if self.discarded_at is not None:
+            return False
+        if self.status is CheckpointStatus.SUBSUMED:
+            return self.properties.discard_on_subsumed
+        return self.status in (CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
+from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -16,6 +18,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 
 
 class JobTransaction(Protocol):
@@ -88,6 +92,50 @@ class JobTransaction(Protocol):
         """
         ...
 
+    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
+        """Return the parts that operators have in an aligned checkpoint."""
+        ...
+
+    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
+        """Insert or replace the part of an operator."""
+        ...
+
+    def request(self, request_key: str) -> SnapshotRequest | None:
+        """Return a request by the key its client made."""
+        ...
+
+    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+        """Return the requests to an operator that have not ended, oldest first."""
+        ...
+
+    def save_request(self, record: SnapshotRequest) -> None:
+        """Insert or replace a request."""
+        ...
+
+    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
+        """Remove the rows of requests."""
+        ...
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        ...
+
+    def save_claim(self, record: ClaimRecord) -> None:
+        """
+        Insert a claim.
+
+        :raises CoordinatorError: if another job claimed the snapshot at the same moment.
+        """
+        ...
+
+    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
+        """Return what is kept of an operator's checkpoints."""
+        ...
+
+    def save_statistics(self, record: StatisticsRecord) -> None:
+        """Insert or replace what is kept of an operator's checkpoints."""
+        ...
+
     def view(self) -> JobView:
         """Return all rows of the job as this transition left them so far."""
         ...
@@ -102,7 +150,7 @@ class JobTransaction(Protocol):
 
     def remove_job(self) -> None:
         """
-        Remove every attempt, checkpoint and token of the job; nothing may follow in this transition.
+        Remove every attempt, checkpoint, request, statistic and token of the job; nothing may follow in this transition.
 
         What counts stays, hidden: no epoch, generation or checkpoint id may be given out twice, for whoever read the rows
         before would take what comes next for what was there.

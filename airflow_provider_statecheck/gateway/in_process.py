@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, cast
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
@@ -41,4 +41,4 @@ def gateway_on_engine(
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
     observed = store if observer is None else ObservedJobStore(store, observer)
-    return RetryingGateway(CheckpointCoordinator(observed, liveness))
+    return RetryingGateway(AttemptCoordinator(observed, liveness))

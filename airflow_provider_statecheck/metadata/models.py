@@ -94,6 +94,10 @@ class Checkpoint(Base):
     location: Mapped[str] = mapped_column(Text, nullable=False)
     triggered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    properties: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    is_periodic: Mapped[bool] = mapped_column(Boolean, nullable=False)
+    finalizer: Mapped[str | None] = mapped_column(String(_HEX))
+    lease_until: Mapped[datetime | None] = mapped_column(UtcDateTime)
     completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     discarded_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -106,6 +110,68 @@ class Checkpoint(Base):
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
     unusable_reason: Mapped[str | None] = mapped_column(Text)
+
+
+class Acknowledgement(Base):
+    """The part of one operator in a checkpoint of several."""
+
+    __tablename__ = "statecheck_acknowledgement"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    checkpoint_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    attempt_id: Mapped[str] = mapped_column(String(255), nullable=False)
+    is_finished: Mapped[bool] = mapped_column(Boolean, nullable=False)
+    manifest_uri: Mapped[str | None] = mapped_column(Text)
+    manifest_size: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    manifest_sha256: Mapped[str] = mapped_column(String(64), nullable=False)
+    state_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    full_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    metrics: Mapped[dict[str, int]] = mapped_column(JSON, nullable=False)
+    acknowledged_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class Request(Base):
+    """A checkpoint or savepoint that somebody asked for; it stays until what came of it is forgotten."""
+
+    __tablename__ = "statecheck_request"
+    __table_args__ = (Index(None, "job_id", "operator_id", "status"),)
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    request_key: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
+    properties: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
+    target: Mapped[str | None] = mapped_column(Text)
+    is_periodic: Mapped[bool] = mapped_column(Boolean, nullable=False)
+    requested_by: Mapped[str] = mapped_column(Text, nullable=False)
+    requested_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failure_reason: Mapped[str | None] = mapped_column(String(64))
+    failure_message: Mapped[str] = mapped_column(Text, nullable=False)
+
+
+class Claim(Base):
+    """Who may delete the files of a restored snapshot; known by the hash of its pointer, which is too long for a key."""
+
+    __tablename__ = "statecheck_claim"
+
+    pointer_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    pointer: Mapped[str] = mapped_column(Text, nullable=False)
+    job_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), nullable=False)
+    claimed_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+
+
+class Statistics(Base):
+    """What is kept of an operator's checkpoints after their rows are gone."""
+
+    __tablename__ = "statecheck_statistics"
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    content: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)
 
 
 class Token(Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,6 +12,8 @@ from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -22,13 +25,30 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 from airflow_provider_statecheck.metadata import mapping
-from airflow_provider_statecheck.metadata.models import Attempt, Base, Checkpoint, Job, Operator, Token
+from airflow_provider_statecheck.metadata.models import (
+    Acknowledgement,
+    Attempt,
+    Base,
+    Checkpoint,
+    Claim,
+    Job,
+    Operator,
+    Request,
+    StateHandleLock,
+    StateHandleRow,
+    Statistics,
+    Token,
+)
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
 
 _HAS_ATTEMPT = exists().where(Attempt.job_id == Job.job_id)
 """A job without any was removed, or its first registration never came to its end."""
+
+_OPEN_REQUEST = tuple(status.value for status in RequestStatus if status.is_open)
 
 
 class SqlJobTransaction:
@@ -66,8 +86,7 @@ class SqlJobTransaction:
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
-        self._session.merge(Operator(**mapping.columns_of(record)))
-        self._session.flush()
+        self._merge(Operator, record)
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
         """Return an attempt by its epoch."""
@@ -82,8 +101,7 @@ class SqlJobTransaction:
 
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
-        self._session.merge(Attempt(**mapping.columns_of(record)))
-        self._session.flush()
+        self._merge(Attempt, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of the job."""
@@ -143,6 +161,70 @@ class SqlJobTransaction:
                 checkpoint_id=record.checkpoint_id,
             )
 
+    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
+        """Return the parts that operators have in an aligned checkpoint."""
+        query = (
+            select(Acknowledgement)
+            .where(Acknowledgement.job_id == self._job.job_id, Acknowledgement.checkpoint_id == checkpoint_id)
+            .order_by(Acknowledgement.operator_id)
+        )
+        return [mapping.acknowledgement_record(row) for row in self._session.scalars(query)]
+
+    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
+        """Insert or replace the part of an operator."""
+        self._merge(Acknowledgement, record)
+
+    def request(self, request_key: str) -> SnapshotRequest | None:
+        """Return a request by the key its client made."""
+        row = self._session.get(Request, (self._job.job_id, request_key))
+        return None if row is None else mapping.request_record(row)
+
+    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+        """Return the requests to an operator that have not ended."""
+        query = (
+            select(Request)
+            .where(
+                Request.job_id == self._job.job_id,
+                Request.operator_id == operator_id,
+                Request.status.in_(_OPEN_REQUEST),
+            )
+            .order_by(Request.requested_at, Request.request_key)
+        )
+        return [mapping.request_record(row) for row in self._session.scalars(query)]
+
+    def save_request(self, record: SnapshotRequest) -> None:
+        """Insert or replace a request."""
+        self._merge(Request, record)
+
+    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
+        """Remove the rows of requests."""
+        for key in request_keys:
+            self._remove(Request, request_key=key)
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        row = self._session.get(Claim, _digest(pointer))
+        return None if row is None else mapping.claim_record(row)
+
+    def save_claim(self, record: ClaimRecord) -> None:
+        """Insert a claim."""
+        self._session.add(Claim(pointer_sha256=_digest(record.pointer), **mapping.columns_of(record)))
+        try:
+            self._session.flush()
+        except IntegrityError as error:
+            raise CoordinatorError(
+                f"The snapshot {record.pointer} was claimed by another job; restore without a claim."
+            ) from error
+
+    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
+        """Return what is kept of an operator's checkpoints."""
+        row = self._session.get(Statistics, (self._job.job_id, operator_id))
+        return None if row is None else mapping.statistics_record(row)
+
+    def save_statistics(self, record: StatisticsRecord) -> None:
+        """Insert or replace what is kept of an operator's checkpoints."""
+        self._merge(Statistics, record)
+
     def view(self) -> JobView:
         """Return all rows of the job as this transition left them so far."""
         return _view(self._session, self._job, self.now)
@@ -150,7 +232,8 @@ class SqlJobTransaction:
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
         """Remove the rows of checkpoints."""
         for checkpoint_id in checkpoint_ids:
-            self._remove(Checkpoint, checkpoint_id=checkpoint_id)
+            for table in (Acknowledgement, Checkpoint):
+                self._remove(table, checkpoint_id=checkpoint_id)
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of the tokens that mean them."""
@@ -160,9 +243,22 @@ class SqlJobTransaction:
                 self._remove(table, operator_id=attempt.operator_id, epoch=attempt.epoch)
 
     def remove_job(self) -> None:
-        """Remove every attempt, checkpoint and token of the job, and keep what counts."""
-        for table in (Token, Checkpoint, Attempt):
+        """Remove all of the job but what counts and what it claimed."""
+        for table in (
+            Token,
+            Acknowledgement,
+            Request,
+            Statistics,
+            Checkpoint,
+            Attempt,
+            StateHandleLock,
+            StateHandleRow,
+        ):
             self._remove(table)
+
+    def _merge(self, table: type[Base], record: object) -> None:
+        self._session.merge(table(**mapping.columns_of(record)))
+        self._session.flush()
 
     def _remove(self, table: type[Base], **keys: object) -> None:
         statement = delete(table).filter_by(job_id=self._job.job_id, **keys)
@@ -240,13 +336,25 @@ def _view(session: Session, job: Job, now: datetime) -> JobView:
     checkpoints = session.scalars(
         select(Checkpoint).where(Checkpoint.job_id == job.job_id).order_by(Checkpoint.checkpoint_id)
     )
+    requests = session.scalars(
+        select(Request).where(Request.job_id == job.job_id).order_by(Request.requested_at, Request.request_key)
+    )
+    statistics = session.scalars(
+        select(Statistics).where(Statistics.job_id == job.job_id).order_by(Statistics.operator_id)
+    )
     return JobView(
         job=mapping.job_record(job),
         operators=tuple(mapping.operator_record(row) for row in operators),
         attempts=tuple(mapping.attempt_record(row) for row in attempts),
         checkpoints=tuple(mapping.checkpoint_record(row) for row in checkpoints),
         read_at=max(now, job.seen_at),
+        requests=tuple(mapping.request_record(row) for row in requests),
+        statistics=tuple(mapping.statistics_record(row) for row in statistics),
     )
+
+
+def _digest(pointer: str) -> str:
+    return hashlib.sha256(pointer.encode()).hexdigest()
 
 
 def _rows_changed(session: Session, statement: object) -> int:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -76,9 +76,9 @@ class MaintenanceContract:
         return KnownRuns()
 
     @pytest.fixture
-    def coordinator(self, store: JobStore) -> CheckpointCoordinator:
+    def coordinator(self, store: JobStore) -> AttemptCoordinator:
         """Return the coordinator on the same rows."""
-        return CheckpointCoordinator(store)
+        return AttemptCoordinator(store)
 
     @pytest.fixture
     def maintenance(self, store: JobStore, runs: KnownRuns, clock: ManualClock) -> JobMaintenance:
@@ -87,7 +87,7 @@ class MaintenanceContract:
 
     @staticmethod
     def run(
-        coordinator: CheckpointCoordinator,
+        coordinator: AttemptCoordinator,
         job: str = NAMED,
         checkpoints: int = 3,
         status: AttemptStatus | None = AttemptStatus.FAILED,
@@ -118,7 +118,7 @@ class MaintenanceContract:
     # --- close
 
     def test_an_attempt_whose_driver_died_on_its_last_try_is_closed(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
     ) -> None:
         attempt = self.run(coordinator, status=None)
         coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
@@ -134,7 +134,7 @@ class MaintenanceContract:
         assert coordinator.register(make_registration(owner=next_run)).is_restore
 
     def test_an_attempt_stays_open_while_its_run_is_not_over(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         attempt = self.run(coordinator, status=None)
         clock.advance(400 * DAY)
@@ -142,7 +142,7 @@ class MaintenanceContract:
         assert maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
 
     def test_an_attempt_stays_open_for_days_after_its_last_word(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
     ) -> None:
         attempt = self.run(coordinator, status=None)
         runs.over.add("run-1")
@@ -156,7 +156,7 @@ class MaintenanceContract:
     @pytest.mark.parametrize(("job", "airflow"), [(TEST, AIRFLOW), (NAMED, ())], ids=["test run", "script"])
     def test_no_retry_comes_of_a_test_run_or_a_script(
         self,
-        coordinator: CheckpointCoordinator,
+        coordinator: AttemptCoordinator,
         maintenance: JobMaintenance,
         clock: ManualClock,
         job: str,
@@ -168,7 +168,7 @@ class MaintenanceContract:
         assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
 
     def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(
-        self, store: JobStore, coordinator: CheckpointCoordinator, clock: ManualClock
+        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
     ) -> None:
         attempt = self.run(coordinator, status=None)
 
@@ -184,7 +184,7 @@ class MaintenanceContract:
     # --- forget
 
     def test_ended_rows_go_when_they_are_old_and_their_bytes_are_gone(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         job_id = self.run(coordinator).job_id
         maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1,)))
@@ -195,7 +195,7 @@ class MaintenanceContract:
         assert [c.checkpoint_id for c in maintenance.describe(job_id).checkpoints] == [2, 3]
 
     def test_a_retained_checkpoint_is_never_forgotten(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         job_id = self.run(coordinator).job_id
         self.confirm_all(maintenance, job_id)
@@ -204,7 +204,7 @@ class MaintenanceContract:
         assert [c.status for c in maintenance.describe(job_id).checkpoints] == [CheckpointStatus.COMPLETED]
 
     def test_a_lost_history_stays_an_error_after_rows_were_forgotten(
-        self, store: JobStore, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         job_id = self.run(coordinator).job_id
         with store.transaction(job_id) as tx:
@@ -218,7 +218,7 @@ class MaintenanceContract:
             coordinator.register(make_registration(owner=make_owner(run_id="run-1")))
 
     def test_attempts_go_that_newer_ones_followed_and_the_newest_stays(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         job_id = self.run(coordinator).job_id
         self.run(coordinator)
@@ -228,7 +228,7 @@ class MaintenanceContract:
         assert coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
 
     def test_nothing_of_a_running_attempt_and_none_of_its_forerunners_goes(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         self.run(coordinator)
         running = self.run(coordinator, status=None)
@@ -239,9 +239,7 @@ class MaintenanceContract:
         assert (len(gone.attempts), len(left.attempts)) == (0, 2)
         assert [c.checkpoint_id for c in left.checkpoints if c.epoch == running.epoch] == [4, 5, 6]
 
-    def test_rows_stay_for_a_day_at_least(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
-    ) -> None:
+    def test_rows_stay_for_a_day_at_least(self, coordinator: AttemptCoordinator, maintenance: JobMaintenance) -> None:
         job_id = self.run(coordinator).job_id
         with pytest.raises(InvalidConfigurationError, match="a day"):
             maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY - 1))
@@ -249,7 +247,7 @@ class MaintenanceContract:
     # --- which jobs go as a whole
 
     def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator).job_id
         assert "name of its own" in maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
@@ -257,7 +255,7 @@ class MaintenanceContract:
         assert maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
 
     def test_a_job_named_after_a_run_goes_when_the_run_is_over(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
     ) -> None:
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
         attempt = coordinator.register(make_registration(job_name=BY_RUN, owner=owner)).attempt
@@ -273,7 +271,7 @@ class MaintenanceContract:
         assert maintenance.retire(request).kept_because == ()
 
     def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         job_id = self.run(coordinator, TEST).job_id
         request = RetireJob(job_id=job_id, idle_seconds=10 * DAY)
@@ -285,7 +283,7 @@ class MaintenanceContract:
 
     @pytest.mark.parametrize("is_named", [True, False])
     def test_a_job_with_an_open_attempt_never_goes(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock, is_named: bool
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock, is_named: bool
     ) -> None:
         job_id = self.run(coordinator, TEST, status=None).job_id
         clock.advance(400 * DAY)
@@ -296,7 +294,7 @@ class MaintenanceContract:
         assert maintenance.describe(job_id).checkpoints == before
 
     def test_a_job_stays_while_a_replaced_driver_may_live_on(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance, clock: ManualClock
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
     ) -> None:
         """What it writes after the rows are gone, nobody would find."""
         self.run(coordinator, TEST, status=None)
@@ -308,7 +306,7 @@ class MaintenanceContract:
     # --- how they go
 
     def test_a_retired_job_has_only_discards_left_and_its_rows_go_when_they_are_confirmed(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         attempt = self.run(coordinator, TEST)
         maintenance.retire(RetireJob(job_id=attempt.job_id))
@@ -321,7 +319,7 @@ class MaintenanceContract:
         assert maintenance.jobs() == ()
 
     def test_saying_what_would_be_retired_changes_nothing(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator, TEST).job_id
         before = maintenance.describe(job_id)
@@ -329,7 +327,7 @@ class MaintenanceContract:
         assert maintenance.describe(job_id) == before
 
     def test_an_attempt_that_comes_between_retiring_and_removing_starts_afresh_and_keeps_the_job(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator, TEST).job_id
         maintenance.retire(RetireJob(job_id=job_id))
@@ -341,7 +339,7 @@ class MaintenanceContract:
         assert coordinator.latest(job_id, grant.attempt.operator_id) is not None
 
     def test_retiring_twice_is_retiring_once(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator, TEST).job_id
         maintenance.retire(RetireJob(job_id=job_id))
@@ -351,7 +349,7 @@ class MaintenanceContract:
         assert (again.operators, again.checkpoints) == (once.operators, once.checkpoints)
 
     def test_a_removed_job_begins_anew_under_its_name_with_higher_numbers_and_others_are_untouched(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         self.run(coordinator, NAMED)
         other = maintenance.describe(job_id_of(NAMED))
@@ -367,7 +365,7 @@ class MaintenanceContract:
         assert maintenance.describe(job_id_of(NAMED)) == other
 
     def test_a_removed_job_is_none_until_it_is_registered_again(
-        self, store: JobStore, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         attempt = self.run(coordinator, TEST)
         self.remove(maintenance, attempt.job_id)
@@ -380,7 +378,7 @@ class MaintenanceContract:
             coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
 
     def test_who_read_the_rows_before_a_removal_mistakes_nothing_of_the_successor_for_what_was_there(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         """One process reads and sweeps for long; meanwhile another removes the job, and the task is cleared."""
         self.run(coordinator, TEST)
@@ -397,7 +395,7 @@ class MaintenanceContract:
         assert maintenance.describe(job_id).checkpoints == new
 
     def test_confirming_for_no_attempt_leaves_what_is_retained(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator).job_id
         maintenance.confirm_discards(ConfirmDiscards(job_id=job_id, checkpoint_ids=(1, 3, 99)))
@@ -405,7 +403,7 @@ class MaintenanceContract:
         assert [c.discarded_at is not None for c in rows] == [True, False, False]
 
     def test_the_coordinator_confirms_for_an_attempt_only(
-        self, coordinator: CheckpointCoordinator, maintenance: JobMaintenance
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator).job_id
         with pytest.raises(InvalidConfigurationError, match="found none"):

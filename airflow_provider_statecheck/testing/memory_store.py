@@ -9,6 +9,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -20,6 +22,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 
 
@@ -29,6 +33,11 @@ class _Rows:
     operators: dict[OperatorId, OperatorRecord] = field(default_factory=dict)
     attempts: dict[tuple[OperatorId, int], AttemptRecord] = field(default_factory=dict)
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
+    acknowledgements: dict[tuple[int, OperatorId], AcknowledgementRecord] = field(default_factory=dict)
+    requests: dict[str, SnapshotRequest] = field(default_factory=dict)
+    statistics: dict[OperatorId, StatisticsRecord] = field(default_factory=dict)
+    claims: dict[str, ClaimRecord] = field(default_factory=dict)
+    """Of this job; the store knows those of all."""
 
     def view(self, now: datetime) -> JobView:
         """Return them as a value."""
@@ -38,14 +47,17 @@ class _Rows:
             attempts=tuple(a for _, a in sorted(self.attempts.items())),
             checkpoints=tuple(c for _, c in sorted(self.checkpoints.items())),
             read_at=max(now, self.job.seen_at),
+            requests=tuple(sorted(self.requests.values(), key=lambda r: (r.requested_at, r.request_key))),
+            statistics=tuple(s for _, s in sorted(self.statistics.items())),
         )
 
 
 class InMemoryJobTransaction:
     """A transition on a private copy of the rows, which replaces them at commit."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Rows, other_claims: dict[str, ClaimRecord]) -> None:
         self._rows = rows
+        self._other_claims = other_claims
 
     @property
     def now(self) -> datetime:
@@ -118,6 +130,52 @@ class InMemoryJobTransaction:
             )
         self._rows.checkpoints[record.checkpoint_id] = record
 
+    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
+        """Return the parts that operators have in an aligned checkpoint."""
+        return [a for (i, _), a in sorted(self._rows.acknowledgements.items()) if i == checkpoint_id]
+
+    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
+        """Insert or replace the part of an operator."""
+        self._rows.acknowledgements[(record.checkpoint_id, record.operator_id)] = record
+
+    def request(self, request_key: str) -> SnapshotRequest | None:
+        """Return a request by the key its client made."""
+        return self._rows.requests.get(request_key)
+
+    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+        """Return the requests to an operator that have not ended."""
+        rows = sorted(self._rows.requests.values(), key=lambda r: (r.requested_at, r.request_key))
+        return [r for r in rows if r.operator_id == operator_id and r.status.is_open]
+
+    def save_request(self, record: SnapshotRequest) -> None:
+        """Insert or replace a request."""
+        self._rows.requests[record.request_key] = record
+
+    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
+        """Remove the rows of requests."""
+        for key in request_keys:
+            self._rows.requests.pop(key, None)
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        return self._rows.claims.get(pointer) or self._other_claims.get(pointer)
+
+    def save_claim(self, record: ClaimRecord) -> None:
+        """Insert a claim."""
+        if self.claim(record.pointer) is not None:
+            raise CoordinatorError(
+                f"The snapshot {record.pointer} was claimed by another job; restore without a claim."
+            )
+        self._rows.claims[record.pointer] = record
+
+    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
+        """Return what is kept of an operator's checkpoints."""
+        return self._rows.statistics.get(operator_id)
+
+    def save_statistics(self, record: StatisticsRecord) -> None:
+        """Insert or replace what is kept of an operator's checkpoints."""
+        self._rows.statistics[record.operator_id] = record
+
     def view(self) -> JobView:
         """Return all rows of the job as this transition left them so far."""
         return self._rows.view(self.now)
@@ -126,6 +184,8 @@ class InMemoryJobTransaction:
         """Remove the rows of checkpoints."""
         for checkpoint_id in checkpoint_ids:
             self._rows.checkpoints.pop(checkpoint_id, None)
+            for record in self.acknowledgements(checkpoint_id):
+                del self._rows.acknowledgements[(checkpoint_id, record.operator_id)]
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts."""
@@ -133,9 +193,10 @@ class InMemoryJobTransaction:
             self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
 
     def remove_job(self) -> None:
-        """Remove every attempt and checkpoint of the job, and keep what counts."""
-        self._rows.attempts.clear()
-        self._rows.checkpoints.clear()
+        """Remove all of the job but what counts and what it claimed."""
+        rows = self._rows
+        for table in (rows.attempts, rows.checkpoints, rows.acknowledgements, rows.requests, rows.statistics):
+            table.clear()
 
 
 class InMemoryJobStore:
@@ -157,7 +218,8 @@ class InMemoryJobStore:
             rows = self._ensured(job_id, create_as) if create_as is not None else deepcopy(self._known(job_id))
             now = max(self._clock.now(), rows.job.seen_at)
             rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
-            yield InMemoryJobTransaction(rows)
+            claims = {pointer: claim for other in self._jobs.values() for pointer, claim in other.claims.items()}
+            yield InMemoryJobTransaction(rows, claims)
             self._jobs[job_id] = rows
 
     def jobs(self) -> tuple[JobRecord, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -27,15 +27,15 @@ LOOKING, WAITING = "Looking for", "Waiting for"
 
 
 @contextmanager
-def coordinator_of(airflow: Airflow) -> Iterator[CheckpointCoordinator]:
+def coordinator_of(airflow: Airflow) -> Iterator[AttemptCoordinator]:
     engine = create_engine(f"sqlite:///{airflow.home}/airflow.db", connect_args={"timeout": 60})
     try:
-        yield CheckpointCoordinator(SqlJobStore(engine))
+        yield AttemptCoordinator(SqlJobStore(engine))
     finally:
         engine.dispose()
 
 
-def begin(coordinator: CheckpointCoordinator, job: str) -> AttemptRef:
+def begin(coordinator: AttemptCoordinator, job: str) -> AttemptRef:
     return coordinator.register(make_registration(job_name=job, uid=UID)).attempt
 
 

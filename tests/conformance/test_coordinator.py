@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -20,9 +20,9 @@ from tests.conformance.databases import OnPostgres, OnSqlite
 
 class TestInMemory(CoordinatorContract):
     @pytest.fixture
-    def gateway(self, clock: ManualClock) -> CheckpointCoordinator:
+    def gateway(self, clock: ManualClock) -> AttemptCoordinator:
         self.rows = InMemoryJobStore(clock)
-        return CheckpointCoordinator(self.rows)
+        return AttemptCoordinator(self.rows)
 
     def lose_completed_checkpoints(self, gateway) -> None:
         with self.rows.transaction(job_id_of("sales")) as tx:
@@ -33,9 +33,9 @@ class TestInMemory(CoordinatorContract):
 
 class SqlContract(CoordinatorContract):
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock) -> CheckpointCoordinator:
+    def gateway(self, engine: Engine, clock: ManualClock) -> AttemptCoordinator:
         self.database = engine
-        return CheckpointCoordinator(SqlJobStore(engine, clock))
+        return AttemptCoordinator(SqlJobStore(engine, clock))
 
     def lose_completed_checkpoints(self, gateway) -> None:
         with self.database.begin() as connection:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.tokens import TokenKeeper
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
@@ -40,7 +40,7 @@ class SqlContract(MaintenanceContract):
         return TokenKeeper(SqlTokenStore(engine), clock)
 
     @staticmethod
-    def register(coordinator: CheckpointCoordinator, tokens: TokenKeeper) -> tuple[str, AttemptRef]:
+    def register(coordinator: AttemptCoordinator, tokens: TokenKeeper) -> tuple[str, AttemptRef]:
         token = tokens.issue(CALLER).token
         owner = make_owner(run_id="run-1", airflow=AIRFLOW)
         attempt = coordinator.register(make_registration(job_name=TEST, owner=owner)).attempt

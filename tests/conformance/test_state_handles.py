@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
 from airflow_provider_statecheck.metadata.engines import open_engine
@@ -30,8 +30,8 @@ class TestInMemory(StateHandleStoreContract):
         return InMemoryJobStore(clock)
 
     @pytest.fixture
-    def gateway(self, jobs: InMemoryJobStore) -> CheckpointCoordinator:
-        return CheckpointCoordinator(jobs)
+    def gateway(self, jobs: InMemoryJobStore) -> AttemptCoordinator:
+        return AttemptCoordinator(jobs)
 
     @pytest.fixture
     def rows(self, jobs: InMemoryJobStore) -> InMemoryHandleRows:
@@ -40,8 +40,8 @@ class TestInMemory(StateHandleStoreContract):
 
 class SqlContract(StateHandleStoreContract):
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock) -> CheckpointCoordinator:
-        return CheckpointCoordinator(SqlJobStore(engine, clock))
+    def gateway(self, engine: Engine, clock: ManualClock) -> AttemptCoordinator:
+        return AttemptCoordinator(SqlJobStore(engine, clock))
 
     @pytest.fixture
     def rows(self, engine: Engine, clock: ManualClock) -> SqlHandleRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.state_handles import ResourceVersion, StatePointer
 from airflow_provider_statecheck.exceptions import (
@@ -38,7 +38,7 @@ class Handles(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         jobs = InMemoryJobStore()
-        attempt = CheckpointCoordinator(jobs).register(make_registration()).attempt
+        attempt = AttemptCoordinator(jobs).register(make_registration()).attempt
         self.plan = FaultPlan()
         self.rows = InMemoryHandleRows(jobs, JOB)
         self.states = InMemoryStates()

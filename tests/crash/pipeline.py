@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
@@ -28,7 +28,7 @@ def open_stage(spark: SparkSession, work: Path, plan: FaultPlan) -> StageContext
     """Begin a try whose storage and gateway fail as planned."""
     storage = CheckpointStorage.open(str(work / "checkpoints"))
     engine = open_engine(f"sqlite:///{work}/state.db")
-    gateway = faulty_gateway(CheckpointCoordinator(SqlJobStore(engine)), plan)
+    gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(engine)), plan)
     if plan.mode is FaultMode.REPLY_LOST:
         # A real client repeats a call whose reply was lost; the other modes must do without.
         gateway = RetryingGateway(gateway, pauses_seconds=(0.0,))

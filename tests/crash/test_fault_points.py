@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import job_uri
@@ -100,7 +100,7 @@ def _storage_and_view(work: Path) -> tuple[CheckpointStorage, JobView]:
     storage = CheckpointStorage.open(str(work / "checkpoints"))
     engine = open_engine(f"sqlite:///{work}/state.db")
     try:
-        return storage, CheckpointCoordinator(SqlJobStore(engine)).describe(job_id_of(pipeline.JOB))
+        return storage, AttemptCoordinator(SqlJobStore(engine)).describe(job_id_of(pipeline.JOB))
     finally:
         engine.dispose()
 

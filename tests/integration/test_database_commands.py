@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from airflow_provider_statecheck.api.tokens import TokenKeeper
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -88,7 +88,7 @@ class Airflow:
 
     def fill(self) -> None:
         """Put a job with an attempt, a checkpoint and a token into our tables, and a variable into Airflow's."""
-        coordinator = CheckpointCoordinator(SqlJobStore(self.engine))
+        coordinator = AttemptCoordinator(SqlJobStore(self.engine))
         coordinator_attempt = coordinator.register(make_registration(job_name=f"sales {new_key()}")).attempt
         complete_checkpoint(coordinator, coordinator_attempt)
         self.give_token()

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.db
 ROUNDS, ROUNDS_OF_ONE_JOB = 1000, 25
 WAIT_SECONDS = 60.0
 
-Open = Callable[[], CheckpointCoordinator]
+Open = Callable[[], AttemptCoordinator]
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def connect(postgres_url: str) -> Iterator[Open]:
         with owner.begin() as connection:
             connection.execute(text(f"CREATE SCHEMA {schema}"))
         Base.metadata.create_all(owner)
-        yield lambda: CheckpointCoordinator(SqlJobStore(stack.enter_context(_engine(postgres_url, schema))))
+        yield lambda: AttemptCoordinator(SqlJobStore(stack.enter_context(_engine(postgres_url, schema))))
         with owner.begin() as connection:
             connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
 
@@ -160,7 +160,7 @@ def test_an_acknowledgement_that_races_its_fence_is_either_restorable_or_refused
     assert min(outcomes[True], outcomes[False]) > 0, f"no race at all: {outcomes}"
 
 
-def _zombie_calls(zombie: CheckpointCoordinator, attempt: AttemptRef, ids: range) -> list[Callable[[], object]]:
+def _zombie_calls(zombie: AttemptCoordinator, attempt: AttemptRef, ids: range) -> list[Callable[[], object]]:
     """Everything that an attempt can say, about its own checkpoints and about those of its successor."""
 
     def of_checkpoint(i: int) -> list[Callable[[], object]]:
@@ -232,7 +232,7 @@ def test_zombies_of_many_epochs_at_once_are_all_refused(connect: Open) -> None:
     *zombies, current = zip(coordinators, [grant.attempt for grant in registrations], strict=True)
     start, ended = threading.Barrier(len(zombies) + 1), threading.Event()
 
-    def haunt(zombie: CheckpointCoordinator, attempt: AttemptRef) -> int:
+    def haunt(zombie: AttemptCoordinator, attempt: AttemptRef) -> int:
         start.wait(WAIT_SECONDS)
         return _call_until(ended, _zombie_calls(zombie, attempt, range(1, 3)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.gateway.http import HttpGateway
@@ -29,7 +29,7 @@ class ServedJobs:
         self._folder = folder
         self._engine = open_engine(f"sqlite:///{folder}/state.db")
         self.clock = FolderClock(folder)
-        self.coordinator = CheckpointCoordinator(SqlJobStore(self._engine, self.clock))
+        self.coordinator = AttemptCoordinator(SqlJobStore(self._engine, self.clock))
         self.url = api.url
 
     def begin(self, job: str = "sales", uid: str = "aggregate") -> AttemptRef:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
@@ -39,7 +39,7 @@ class WrittenStage:
 
     def __post_init__(self) -> None:
         self.store = self.store or InMemoryJobStore(self.clock)
-        self.coordinator = CheckpointCoordinator(self.store)
+        self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
 

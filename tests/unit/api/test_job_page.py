@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from airflow_provider_statecheck.api.job_page import readable_size, render_job
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
@@ -31,7 +31,7 @@ class Tags(HTMLParser):
 
 
 def _page(job_name: str = "sales", message: str = "", uid: str = "aggregate") -> Tags:
-    coordinator = CheckpointCoordinator(InMemoryJobStore(ManualClock()))
+    coordinator = AttemptCoordinator(InMemoryJobStore(ManualClock()))
     first = coordinator.register(make_registration(job_name=job_name, uid=uid)).attempt
     for _ in range(3):
         complete_checkpoint(coordinator, first)

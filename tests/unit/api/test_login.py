@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Engine
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller
@@ -143,7 +143,7 @@ class TestPages:
     def page(self, engine: Engine) -> str:
         coordinates = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"), ("map_index", "-1"))
         name = "nightly/2026-05-05"
-        coordinator = CheckpointCoordinator(SqlJobStore(engine))
+        coordinator = AttemptCoordinator(SqlJobStore(engine))
         coordinator.register(make_registration(job_name=name, owner=make_owner(airflow=coordinates)))
         return f"/statecheck/jobs/{job_id_of(name)}"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.metrics import AirflowMetrics
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.observer import ObservedJobStore
@@ -58,12 +58,12 @@ def stats() -> RecordedStats:
 
 
 @pytest.fixture
-def coordinator(clock: ManualClock, stats: RecordedStats) -> CheckpointCoordinator:
-    return CheckpointCoordinator(ObservedJobStore(InMemoryJobStore(clock), AirflowMetrics(stats)))
+def coordinator(clock: ManualClock, stats: RecordedStats) -> AttemptCoordinator:
+    return AttemptCoordinator(ObservedJobStore(InMemoryJobStore(clock), AirflowMetrics(stats)))
 
 
 @pytest.fixture
-def register(coordinator: CheckpointCoordinator) -> Callable[[], Any]:
+def register(coordinator: AttemptCoordinator) -> Callable[[], Any]:
     owner = make_owner(airflow=COORDINATES)
     return lambda: coordinator.register(make_registration(owner=owner)).attempt
 
@@ -114,7 +114,7 @@ def test_a_retry_counts_its_fence_its_restore_and_what_it_could_not_restore(coor
 
 
 def test_a_metrics_backend_that_fails_fails_no_checkpoint(caplog) -> None:
-    coordinator = CheckpointCoordinator(ObservedJobStore(InMemoryJobStore(ManualClock()), AirflowMetrics(object())))
+    coordinator = AttemptCoordinator(ObservedJobStore(InMemoryJobStore(ManualClock()), AirflowMetrics(object())))
     reply = complete_checkpoint(coordinator, coordinator.register(make_registration()).attempt)
     assert reply.is_completed
     assert "could not be sent" in caplog.text
@@ -123,5 +123,5 @@ def test_a_metrics_backend_that_fails_fails_no_checkpoint(caplog) -> None:
 def test_airflows_own_stats_take_the_metrics() -> None:
     from airflow.observability import stats
 
-    coordinator = CheckpointCoordinator(ObservedJobStore(InMemoryJobStore(ManualClock()), AirflowMetrics(stats)))
+    coordinator = AttemptCoordinator(ObservedJobStore(InMemoryJobStore(ManualClock()), AirflowMetrics(stats)))
     assert complete_checkpoint(coordinator, coordinator.register(make_registration()).attempt).is_completed

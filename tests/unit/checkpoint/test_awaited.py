@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.awaited import AwaitedCheckpoint
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -27,7 +27,7 @@ class Job:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.coordinator = CheckpointCoordinator(InMemoryJobStore(self.clock))
+        self.coordinator = AttemptCoordinator(InMemoryJobStore(self.clock))
 
     def begin(self, uid: str = "aggregate") -> AttemptRef:
         return self.coordinator.register(make_registration(uid=uid)).attempt

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -56,8 +56,8 @@ def witness() -> Witness:
 
 
 @pytest.fixture
-def coordinator(clock: ManualClock, witness: Witness) -> CheckpointCoordinator:
-    return CheckpointCoordinator(ObservedJobStore(InMemoryJobStore(clock), witness))
+def coordinator(clock: ManualClock, witness: Witness) -> AttemptCoordinator:
+    return AttemptCoordinator(ObservedJobStore(InMemoryJobStore(clock), witness))
 
 
 def test_each_change_of_status_is_told_once_in_its_order(coordinator, witness) -> None:

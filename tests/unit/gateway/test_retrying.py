@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -34,7 +34,7 @@ class Failing:
     """Fails the first calls of any method and then hands out the coordinator's own answer."""
 
     def __init__(self, times: int, error: Exception) -> None:
-        self.target = CheckpointCoordinator(InMemoryJobStore())
+        self.target = AttemptCoordinator(InMemoryJobStore())
         self.calls = 0
         self._times = times
         self._error = error
@@ -113,7 +113,7 @@ CALLS: dict[str, Callable[[RetryingGateway, AttemptRef, int], object]] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
 def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
-    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(InMemoryJobStore())
     attempt = coordinator.register(make_registration()).attempt
     complete_checkpoint(coordinator, attempt)
     pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
@@ -129,13 +129,13 @@ def test_every_call_takes_effect_once_although_it_was_made_twice(name, mode):
 
 def test_a_registration_whose_reply_was_lost_draws_no_second_epoch():
     plan = FaultPlan(point=1, mode=FaultMode.REPLY_LOST)
-    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(InMemoryJobStore())
     gateway, _ = retrying(faulty_gateway(coordinator, plan))
     assert gateway.register(make_registration()).attempt.epoch == 1
 
 
 def test_an_acknowledgement_whose_reply_was_lost_is_answered_as_a_duplicate():
-    coordinator = CheckpointCoordinator(InMemoryJobStore())
+    coordinator = AttemptCoordinator(InMemoryJobStore())
     attempt = coordinator.register(make_registration()).attempt
     plan = FaultPlan(point=2, mode=FaultMode.REPLY_LOST)
     gateway, _ = retrying(faulty_gateway(coordinator, plan))

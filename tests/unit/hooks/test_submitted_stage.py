@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
@@ -21,7 +21,7 @@ from airflow_provider_statecheck.testing.messages import make_owner, make_regist
 DRIVER = DriverSettings(tolerable_failed_checkpoints=5)
 
 
-class Gateway(CheckpointCoordinator):
+class Gateway(AttemptCoordinator):
     """A coordinator that gives tokens."""
 
     def token_of(self, attempt: AttemptRef) -> str:

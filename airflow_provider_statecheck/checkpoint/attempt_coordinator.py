@@ -1,9 +1,9 @@
 """
-The checkpoint coordinator: it keeps nothing in memory.
+Checkpoints of one operator at a time, as stages take them; nothing is kept in memory.
 
 Each call begins a transaction of its job with a write, applies one transition to the rows, commits, and answers with the
 effects that the rows then allow. There is no daemon and no timer: expiry is judged at each call from the rows' times.
-The model is Apache Flink's ``CheckpointCoordinator``.
+The model is Apache Flink's ``CheckpointCoordinator``, cut down to checkpoints of one operator.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from airflow_provider_statecheck.exceptions import (
 log = logging.getLogger(__name__)
 
 
-class CheckpointCoordinator:
+class AttemptCoordinator:
     """
     Decides when a snapshot is a completed checkpoint and what a new attempt restores.
 

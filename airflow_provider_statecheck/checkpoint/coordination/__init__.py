@@ -1,0 +1,1 @@
+"""The parts of a coordinator of checkpoints over several operators."""

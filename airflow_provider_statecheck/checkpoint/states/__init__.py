@@ -1,0 +1,1 @@
+"""What a checkpoint holds of keyed and operator state: handles, and who gets which of them on restore."""
