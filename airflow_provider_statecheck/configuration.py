@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from configparser import ConfigParser
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, ExternalizedCheckpointCleanup
+from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
+from airflow_provider_statecheck.checkpoint.flink_keys import find, warn_of_useless
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 SECTION = "statecheck"
 _LONGEST = 366 * 24 * 3600.0  # infinity, which float() reads, is no timeout that a database can add to a time
@@ -24,6 +31,11 @@ class StatecheckSettings:
     checkpoint_timeout_seconds: float
     tolerable_failed_checkpoints: int
     overhead_budget: float | None
+    checkpoint_interval: timedelta | None
+    min_pause: timedelta
+    externalized_checkpoint_retention: ExternalizedCheckpointCleanup
+    savepoint_dir: str | None
+    data_inline_threshold: int
     on_clear: OnClear
 
     @classmethod
@@ -35,9 +47,21 @@ class StatecheckSettings:
         :raises InvalidConfigurationError: for a missing, unknown or wrong one, naming it.
         """
         _refuse_unknown(arguments)
-        values = {key: _value(key, arguments.get(key), parse) for key, parse in _PARSERS.items()}
+        section = _under_flinks_names() if any(arguments.get(key) is None for key in _PARSERS) else {}
+        warn_of_useless(section)
+        values = {key: _value(key, arguments.get(key), parse, section) for key, parse in _PARSERS.items()}
         _check(values)
         return cls(**values)
+
+
+def configured_savepoint_dir() -> str | None:
+    """
+    Return where savepoints go whose request names no place, as the configuration says.
+
+    :raises InvalidConfigurationError: for what is no URI of a directory.
+    """
+    found: str | None = _value("savepoint_dir", None, _PARSERS["savepoint_dir"], _under_flinks_names())
+    return found
 
 
 def _whole_number(value: Any) -> int:
@@ -52,6 +76,14 @@ def _on_clear(value: Any) -> OnClear:
     return OnClear(str(value))
 
 
+def _checked_by(option: ConfigOption[Any], key: str) -> Callable[[Any], Any]:
+    return lambda value: option.checked(key, value)
+
+
+def _savepoint_dir(value: Any) -> str:
+    return normalise_pointer(CheckpointConfig.savepoint_dir.checked("savepoint_dir", value))
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_dir": str,
     "storage_conn_id": str,
@@ -59,9 +91,16 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_timeout_seconds": _number,
     "tolerable_failed_checkpoints": _whole_number,
     "overhead_budget": _number,
+    "checkpoint_interval": _checked_by(CheckpointConfig.checkpoint_interval, "checkpoint_interval"),
+    "min_pause": _checked_by(CheckpointConfig.min_pause_between_checkpoints, "min_pause"),
+    "externalized_checkpoint_retention": _checked_by(
+        CheckpointConfig.externalized_checkpoint_retention, "externalized_checkpoint_retention"
+    ),
+    "savepoint_dir": _savepoint_dir,
+    "data_inline_threshold": _checked_by(CheckpointConfig.data_inline_threshold, "data_inline_threshold"),
     "on_clear": _on_clear,
 }
-_OPTIONAL = frozenset({"storage_conn_id", "overhead_budget"})
+_OPTIONAL = frozenset({"storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir"})
 _EXPECTED = {
     "num_retained": "a whole number",
     "checkpoint_timeout_seconds": "a number of seconds",
@@ -79,8 +118,8 @@ def _refuse_unknown(arguments: dict[str, Any]) -> None:
             )
 
 
-def _value(key: str, argument: Any, parse: Callable[[Any], Any]) -> Any:
-    raw = argument if argument is not None else _configured(key)
+def _value(key: str, argument: Any, parse: Callable[[Any], Any], section: Mapping[str, str]) -> Any:
+    raw = argument if argument is not None else _configured(key, section)
     if (raw is None or raw == "") and key in _OPTIONAL:
         return None
     if raw is None or raw == "":
@@ -91,16 +130,37 @@ def _value(key: str, argument: Any, parse: Callable[[Any], Any]) -> Any:
         )
     try:
         return parse(raw)
+    except InvalidConfigurationError:
+        raise
     except ValueError as error:
         raise InvalidConfigurationError(
             f"Expected {key} to be {_EXPECTED.get(key, 'text')}, found {raw!r}.", key=key, value=raw
         ) from error
 
 
-def _configured(key: str) -> Any:
+def _configured(key: str, section: Mapping[str, str]) -> Any:
     from airflow.sdk.configuration import conf
 
-    return conf.get(SECTION, key, fallback=None)
+    found = None if _is_given(key) else find(key, section)
+    return conf.get(SECTION, key, fallback=None) if found is None else found
+
+
+def _is_given(key: str) -> bool:
+    from airflow.sdk.configuration import conf
+
+    # Airflow itself does not tell a declared default from a value that somebody set.
+    variable = f"AIRFLOW__{SECTION}__{key}".upper()
+    is_in_environment = any(variable + suffix in os.environ for suffix in ("", "_CMD", "_SECRET"))
+    return is_in_environment or any(ConfigParser.has_option(conf, SECTION, key + s) for s in ("", "_cmd", "_secret"))
+
+
+def _under_flinks_names() -> dict[str, str]:
+    from airflow.sdk.configuration import conf
+
+    if not ConfigParser.has_section(conf, SECTION):
+        return {}
+    keys = (key for key in ConfigParser.options(conf, SECTION) if "." in key)
+    return {key: conf.get(SECTION, key, fallback="") or "" for key in keys}
 
 
 def _check(values: dict[str, Any]) -> None:

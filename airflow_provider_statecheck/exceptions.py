@@ -12,6 +12,8 @@ Every error that this package raises on purpose, in one tree.
         CheckpointExpiredError
         IncompatibleCheckpointError     format or operator does not fit
         NoRestorableCheckpointError     there were checkpoints, none of them can be read
+        SnapshotClaimedError            another job owns the savepoint
+        StoppedWithSavepointError       somebody asked the stage to stop; ``pointer`` says where it goes on
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
         ConcurrentAttemptError          another live task uses the same uid in this job
@@ -113,6 +115,18 @@ class NoRestorableCheckpointError(CheckpointError):
     """The operator has had completed checkpoints, but none of them can be restored."""
 
     code = "no_restorable_checkpoint"
+
+
+class SnapshotClaimedError(CheckpointError):
+    """Another operator claimed the savepoint and may delete it at any time."""
+
+    code = "snapshot_claimed"
+
+
+class StoppedWithSavepointError(CheckpointError):
+    """The stage stopped because somebody asked for a savepoint with which it stops."""
+
+    code = "stopped_with_savepoint"
 
 
 class CoordinatorError(StateCheckError):

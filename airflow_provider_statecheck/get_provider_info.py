@@ -130,6 +130,36 @@ _OPTIONS = {
         None,
         "0.05",
     ),
+    "checkpoint_interval": _option(
+        "How much time lies between two checkpoints that loops take by themselves: milliseconds, or a number with a "
+        "unit. Without a value a loop takes them after as many items as it says.",
+        "string",
+        None,
+        "5 min",
+    ),
+    "min_pause": _option(
+        "How much time lies after a completed checkpoint before a loop takes the next one by itself: milliseconds, or a "
+        "number with a unit.",
+        "string",
+        "0",
+        "30 s",
+    ),
+    "externalized_checkpoint_retention": _option(
+        "After which ends of a run its checkpoints stay: RETAIN_ON_CANCELLATION after a failure and when somebody marks "
+        "the run as failed, DELETE_ON_CANCELLATION after a failure only, NO_EXTERNALIZED_CHECKPOINTS never. A job with a "
+        "name of its own keeps them.",
+        "string",
+        "RETAIN_ON_CANCELLATION",
+    ),
+    "savepoint_dir": _option(
+        "Where savepoints go whose request names no place: any fsspec URI.", "string", None, "s3://lake/savepoints"
+    ),
+    "data_inline_threshold": _option(
+        "Up to how many bytes a stage's small values are written into the metadata of a checkpoint instead of a file "
+        "of their own: bytes, or a number with a unit, up to 1 mb.",
+        "string",
+        "20 kb",
+    ),
     "api_url": _option(
         "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "
         "says.",

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import d1_import, s1_snapshot
+from benchmarks import c1_coordinator, c2_scale, d1_import, file_merging, s1_snapshot
 from benchmarks.measure import Result
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 MARK = "<!-- results -->"
-WORKLOADS: dict[str, Callable[..., list[Result]]] = {"S1": s1_snapshot.run, "D1": d1_import.run}
+WORKLOADS: dict[str, Callable[..., list[Result]]] = {
+    "S1": s1_snapshot.run,
+    "D1": d1_import.run,
+    "C1": c1_coordinator.run,
+    "C2": c2_scale.run,
+    "F1": file_merging.run,
+}
 
 
 def main() -> None:

@@ -1,16 +1,20 @@
-"""Airflow's own word on whether a Dag run is over."""
+"""Airflow's own word on how a Dag run ended."""
 
 from __future__ import annotations
 
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.outcomes import executing
+
+_ENDED = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
+"""A run that somebody marked as failed looks like one that failed; so it counts as the end after which more is kept."""
 
 
 class AirflowRuns:
     """Looks at the run's row; only where the ORM is open."""
 
-    def is_over(self, owner: AttemptOwner) -> bool:
-        """Tell whether the run of an attempt has succeeded or failed, or is gone."""
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Say how the run of an attempt ended, ``None`` as long as it has not; one that is gone was cancelled."""
         from airflow.models.dagrun import DagRun
         from airflow.utils.session import create_session
         from sqlalchemy import select
@@ -18,4 +22,4 @@ class AirflowRuns:
         run = dict(owner.airflow)
         query = select(DagRun.state).where(DagRun.dag_id == run["dag_id"], DagRun.run_id == run["run_id"])
         with executing(), create_session() as session:
-            return session.scalar(query) in (None, "success", "failed")
+            return _ENDED.get(session.scalar(query))

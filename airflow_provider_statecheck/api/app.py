@@ -7,7 +7,13 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from airflow_provider_statecheck.api import attempt_routes, job_routes, maintenance_routes, token_routes
+from airflow_provider_statecheck.api import (
+    attempt_routes,
+    job_routes,
+    maintenance_routes,
+    savepoint_routes,
+    token_routes,
+)
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.errors import install_error_replies
 from airflow_provider_statecheck.api.limits import refuse_unstorable
@@ -57,6 +63,7 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
         attempt_routes.router,
         job_routes.router,
         maintenance_routes.router,
+        savepoint_routes.router,
     ):
         app.include_router(router, prefix=VERSION_PATH)
     return app

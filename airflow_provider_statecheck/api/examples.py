@@ -6,16 +6,26 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.maintenance import CloseAbandoned, DropTokens, ForgetRows, RetireJob
+from airflow_provider_statecheck.checkpoint.maintenance import (
+    CloseAbandoned,
+    DropTokens,
+    ForgetRows,
+    RetireJob,
+    SettleRun,
+)
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AdoptAttempt,
     AttemptRef,
+    BeginSavepoint,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
+    DisposeSavepoint,
+    EndSavepoint,
     FinishAttempt,
     RegisterAttempt,
+    RequestSavepoint,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
@@ -85,6 +95,27 @@ CONFIRM_DISCARDS = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)
 FINISH = _example(FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED))
 COLLECTED = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)))
 CLOSE_ABANDONED = _example(CloseAbandoned(job_id=_JOB))
+SETTLE_RUN = _example(SettleRun(job_id=_JOB))
 FORGET = _example(ForgetRows(job_id=_JOB, age_seconds=30 * 24 * 3600.0))
 RETIRE = _example(RetireJob(job_id=_JOB, idle_seconds=30 * 24 * 3600.0))
 DROP_TOKENS = _example(DropTokens(age_seconds=30 * 24 * 3600.0))
+_REQUEST_KEY = "7a1b2c3d4e5f60718293a4b5c6d7e8f9"
+_SAVEPOINT = "s3://lake/savepoints/savepoint-5d2c4a-0f6f7c1e2b3a"
+REQUEST_SAVEPOINT = _example(
+    RequestSavepoint(
+        job_id=_JOB, operator_id=_ATTEMPT.operator_id, request_key=_REQUEST_KEY, target="s3://lake/savepoints"
+    )
+)
+BEGIN_SAVEPOINT = _example(BeginSavepoint(job_id=_JOB, request_key=_REQUEST_KEY, location=_SAVEPOINT))
+END_SAVEPOINT = _example(
+    EndSavepoint(
+        job_id=_JOB,
+        checkpoint_id=14,
+        metadata_uri=f"{_SAVEPOINT}/_metadata",
+        metadata_size=1834,
+        metadata_sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        state_size_bytes=1_073_741_824,
+        counts={"snapshots": 3, "items": 14},
+    )
+)
+DISPOSE_SAVEPOINT = _example(DisposeSavepoint(job_id=_JOB, pointer=_SAVEPOINT))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord, OperatorRecord
+from airflow_provider_statecheck.checkpoint.statistics.custody import Custody, custody_of
+from airflow_provider_statecheck.checkpoint.statistics.snapshot import CheckpointStatsSnapshot, snapshot_of
 
 _BINARY_STEP = 1024
 
@@ -18,14 +21,28 @@ def render_job(view: JobView) -> str:
 
     Names, reasons and messages are the users' own; all of them are escaped.
     """
-    return _template().render(job=view.job, operators=[_newest_first(view, each) for each in view.operators])
+    return _template().render(job=view.job, operators=[_shown(view, each) for each in view.operators])
 
 
-def _newest_first(
-    view: JobView, operator: OperatorRecord
-) -> tuple[OperatorRecord, list[AttemptRecord], list[CheckpointRecord]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShownOperator:
+    """An operator as the page shows it, everything newest first."""
+
+    uid: str
+    statistics: CheckpointStatsSnapshot
+    attempts: tuple[AttemptRecord, ...]
+    checkpoints: tuple[tuple[CheckpointRecord, Custody], ...]
+
+
+def _shown(view: JobView, operator: OperatorRecord) -> _ShownOperator:
     attempts = [a for a in view.attempts if a.operator_id == operator.operator_id]
-    return operator, attempts[::-1], list(view.of_operator(operator.operator_id))[::-1]
+    checkpoints = view.of_operator(operator.operator_id)
+    return _ShownOperator(
+        uid=operator.uid,
+        statistics=snapshot_of(view, operator),
+        attempts=tuple(reversed(attempts)),
+        checkpoints=tuple((c, custody_of(view, c)) for c in reversed(checkpoints)),
+    )
 
 
 @cache
@@ -38,6 +55,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters["size"] = readable_size
+    environment.filters["seconds"] = _readable_seconds
     return environment.get_template("job.html")
 
 
@@ -49,3 +67,7 @@ def readable_size(count: int) -> str:
             break
         size, unit = size / _BINARY_STEP, larger
     return f"{int(size)} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _readable_seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.1f} s"

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.maintenance import (
     ForgetRows,
     Removal,
     RetireJob,
+    SettleRun,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
@@ -44,6 +45,15 @@ def close_abandoned(
     """End the attempts whose drivers died without a word and say which they were."""
     require_maintenance(token, services)
     return services.maintenance.close_abandoned(message.job_id)
+
+
+@router.post("/settle-run")
+def settle_run(
+    message: Annotated[SettleRun, Body(openapi_examples=examples.SETTLE_RUN)], services: ServicesDep, token: TokenDep
+) -> tuple[int, ...]:
+    """End the checkpoints that do not stay after the end of their run and say which they were."""
+    require_maintenance(token, services)
+    return services.maintenance.settle_run(message.job_id)
 
 
 @router.post("/forget")

@@ -14,6 +14,8 @@ from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
@@ -60,6 +62,16 @@ class Services:
     def maintenance(self) -> JobMaintenance:
         """Return what may be done to jobs that no attempt works on."""
         return JobMaintenance(self._store, self._runs, SqlTokenStore(self._engine()), self._clock)
+
+    @cached_property
+    def savepoints(self) -> JobSavepoints:
+        """Return what takes savepoints of operators from outside."""
+        return JobSavepoints(self._store)
+
+    @cached_property
+    def recovery(self) -> JobRecovery:
+        """Return what makes rows anew after the database was lost."""
+        return JobRecovery(self._store)
 
     @cached_property
     def tokens(self) -> TokenKeeper:

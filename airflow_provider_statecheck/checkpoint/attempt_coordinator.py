@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 from datetime import timedelta
 
-from airflow_provider_statecheck.checkpoint import registration, transitions
+from airflow_provider_statecheck.checkpoint import registration, savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
@@ -34,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -41,6 +42,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobRecord,
 )
+from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.checkpoint.validation import require_valid
 from airflow_provider_statecheck.exceptions import (
@@ -115,18 +117,21 @@ class AttemptCoordinator:
             if restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
             tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))
+            recording.restored(tx, attempt, restored)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         """
         Draw the id of a new checkpoint; the same request key gives the same one.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises CheckpointNotFoundError: if it is to serve a request for a savepoint that is not open.
         """
+        _require_place(request)
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
             known = tx.checkpoint_by_request(request.request_key)
-            checkpoint = known or _new_checkpoint(tx, attempt, request.request_key)
+            checkpoint = known or _new_checkpoint(tx, attempt, request)
             if known is None:
                 tx.add_checkpoint(checkpoint)
         return PendingCheckpoint(
@@ -257,7 +262,27 @@ class AttemptCoordinator:
         return mine[-1] if mine else None
 
 
-def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: str) -> CheckpointRecord:
+def _require_place(request: TriggerCheckpoint) -> None:
+    if (request.serves is None) is not (request.location is None):
+        raise InvalidConfigurationError(
+            "Expected a location with the request for a savepoint that is served, and with no other, found one of the two."
+        )
+
+
+def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
+    checkpoint = _plain_checkpoint(tx, attempt, request.request_key)
+    if request.serves is None or request.location is None:
+        return checkpoint
+    asked = savepoint_requests.begin(tx, request.serves, checkpoint.checkpoint_id)
+    return replace(
+        checkpoint,
+        properties=asked.properties,
+        location=request.location,
+        expires_at=tx.now + savepoint_requests.LONGEST_WRITE,
+    )
+
+
+def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: str) -> CheckpointRecord:
     checkpoint_id = tx.draw_checkpoint_id()
     return CheckpointRecord(
         job_id=attempt.job_id,
@@ -270,7 +295,14 @@ def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: str
         location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
         triggered_at=tx.now,
         expires_at=tx.now + timedelta(seconds=attempt.checkpoint_timeout_seconds),
+        properties=CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt)),
     )
+
+
+def _must_be_full(tx: JobTransaction, attempt: AttemptRecord) -> bool:
+    # What was restored without a claim may be deleted by its owner at any time, so nothing new may need it.
+    restorable = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
+    return bool(restorable) and restorable[-1].properties.unclaimed
 
 
 def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
@@ -278,7 +310,9 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
     result = _outcome(checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
         checkpoint = transitions.complete(tx, checkpoint, request)
-        _make_newest(tx, attempt, request.checkpoint_id)
+        _make_newest(tx, attempt, checkpoint)
+    if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
+        recording.acknowledged_late(tx, checkpoint, request)
     return AcknowledgeReply(
         result=result, effects=transitions.effects_of(tx, attempt.operator_id), checkpoint=checkpoint
     )
@@ -294,10 +328,17 @@ def _outcome(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
     return AcknowledgeResult.DUPLICATE
 
 
-def _make_newest(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> None:
+def _make_newest(tx: JobTransaction, attempt: AttemptRecord, completed: CheckpointRecord) -> None:
+    if completed.properties.is_savepoint and not completed.properties.is_synchronous:
+        # It is no part of recovery, so it changes nothing there.
+        return
     reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
-    transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: c.checkpoint_id < checkpoint_id)
+    transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: _is_subsumable(c, completed))
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained)
+
+
+def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bool:
+    return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
 
 
 def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.validation import require
 
 
@@ -59,7 +59,7 @@ class AwaitedCheckpoint:
 
     def _is_met_by(self, checkpoint: CheckpointRecord, now: datetime) -> bool:
         return (
-            checkpoint.status is CheckpointStatus.COMPLETED
+            checkpoint.is_restorable
             and checkpoint.unusable_reason is None
             and (self.uid is None or checkpoint.operator_id == operator_id_of(self.uid))
             and (self.at_least is None or checkpoint.checkpoint_id >= self.at_least)

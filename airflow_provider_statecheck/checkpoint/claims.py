@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.exceptions import SnapshotClaimedError
 
 
 class RestoreMode(StrEnum):
@@ -27,3 +28,12 @@ class ClaimRecord:
     job_id: JobId
     operator_id: OperatorId
     claimed_at: datetime
+
+
+def already_claimed(pointer: str) -> SnapshotClaimedError:
+    """Return the error that says whose a snapshot is not."""
+    return SnapshotClaimedError(
+        f"Expected the savepoint {pointer} to be free, but another job claimed it and may delete it at any time; make "
+        f"another savepoint and restore that one.",
+        pointer=pointer,
+    )

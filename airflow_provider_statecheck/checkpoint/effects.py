@@ -11,20 +11,25 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
 )
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 
 
-def open_effects(checkpoints: Iterable[CheckpointRecord], attempt: AttemptRecord | None) -> OpenEffects:
+def open_effects(
+    checkpoints: Iterable[CheckpointRecord], attempt: AttemptRecord | None, requests: Iterable[SnapshotRequest] = ()
+) -> OpenEffects:
     """
     Say what of an operator's bytes is to be deleted and what must stay.
 
     :param checkpoints: The operator's checkpoints that are not yet discarded, oldest first.
     :param attempt: The newest attempt; while it runs, what it restored from is pinned.
+    :param requests: What is asked of the operator and has not ended.
     """
     rows = list(checkpoints)
     pinned = _pinned(attempt)
     return OpenEffects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id != pinned),
         retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
+        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
     )
 
 

@@ -55,9 +55,16 @@ class CheckpointFailureReason(StrEnum):
     @property
     def message(self) -> str:
         """Return the reason as words."""
-        return self.value.replace("_", " ").capitalize()
+        return _TEXTS.get(self) or self.value.replace("_", " ").capitalize()
 
 
+_TEXTS = {
+    CheckpointFailureReason.IO_EXCEPTION: "An input or output of the coordinator failed",
+    CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS: "Too many checkpoint requests are waiting",
+    CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS: "The minimum time between checkpoints is not over",
+    CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING: "Not all required tasks are running",
+    CheckpointFailureReason.BLOCKING_OUTPUT_EXIST: "A blocking output exists",
+}
 _PRE_FLIGHT = frozenset(
     {
         CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN,
@@ -94,8 +101,8 @@ class CheckpointException(CheckpointError):
     def __init__(
         self, reason: CheckpointFailureReason | str, cause: BaseException | None = None, **attributes: Any
     ) -> None:
-        is_reason = isinstance(reason, CheckpointFailureReason)
         text = reason.message if isinstance(reason, CheckpointFailureReason) else reason
         super().__init__(text if cause is None else f"{text}: {cause}", **attributes)
-        self.reason = reason if is_reason else CheckpointFailureReason.UNSPECIFIED
+        is_text = not isinstance(reason, CheckpointFailureReason)
+        self.reason = CheckpointFailureReason.UNSPECIFIED if is_text else CheckpointFailureReason(reason)
         self.__cause__ = cause

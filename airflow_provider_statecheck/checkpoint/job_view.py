@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 
 
@@ -29,6 +29,13 @@ class JobView:
     """That moment by the store's clock, which is also the one of all other times here; never before ``job.seen_at``."""
     requests: tuple[SnapshotRequest, ...] = ()
     statistics: tuple[StatisticsRecord, ...] = ()
+    handle_uris: tuple[str, ...] | None = None
+    """Where the state under handles lies; ``None`` where nobody knows, because a handle cannot be read."""
+
+    def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
+        """Return the savepoints that an operator is asked for and nobody has begun."""
+        mine = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)
+        return tuple(r for r in mine if r.properties.is_savepoint)
 
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""

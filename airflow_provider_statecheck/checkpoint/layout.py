@@ -7,7 +7,10 @@ Where the bytes of a job lie below the checkpoint directory: path arithmetic onl
     <base>/<job id>/chk-<id>/<epoch>-<uuid>                          its state, where too large for _metadata
     <base>/<job id>/shared/<operator id>/<slug>/<epoch>-<uuid>/      one DataFrame snapshot, named by many checkpoints
     <base>/<job id>/handles/<operator id>/<epoch>-<uuid>             state under a name in a store of state handles
-    <base>/<job id>/taskowned/                                       state that belongs to a task
+    <base>/savepoint-<6 of the job id>-<12 random>/                  one savepoint with all that it needs
+    <base>/<job id>/shared/<operator id>/merged-<i>-<n>/<epoch>-<uuid>   state of several checkpoints in one file
+    <base>/<job id>/taskowned/<process>/<epoch>-<uuid>               state that belongs to a task
+    <base>/<job id>/_orphans                                         what garbage collection found and does not delete yet
 
 The layout is that of Flink's file based checkpoint storage.
 Every name below a job carries the epoch of the attempt that wrote it, so that files of a fenced attempt can be told apart.
@@ -24,7 +27,10 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 METADATA_FILE = "_metadata"
 MANIFEST_FILE = "_manifest"
 DATA_DIRECTORY = "data"
+STATE_DIRECTORY = "state"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
+_MERGED = re.compile(r"merged-\d+-\d+")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
 
 
@@ -38,9 +44,39 @@ def checkpoint_uri(base_uri: str, job_id: JobId, checkpoint_id: int) -> str:
     return f"{job_uri(base_uri, job_id)}/chk-{checkpoint_id}"
 
 
+def new_savepoint_uri(base_uri: str, job_id: JobId) -> str:
+    """Make a new unique directory for a savepoint of a job."""
+    return f"{base_uri.rstrip('/')}/savepoint-{job_id[:6]}-{uuid.uuid4().hex[:12]}"
+
+
+def is_savepoint_directory(uri: str) -> bool:
+    """Tell whether a directory has the name that savepoints are given."""
+    return _SAVEPOINT.fullmatch(uri.rstrip("/").rpartition("/")[2]) is not None
+
+
+def is_savepoint_of(uri: str, job_id: JobId) -> bool:
+    """Tell whether a directory may be that of a savepoint of a job, as far as its name says."""
+    return uri.rstrip("/").rpartition("/")[2].startswith(f"savepoint-{job_id[:6]}-")
+
+
 def shared_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:
     """Return the directory of an operator's snapshots, which several checkpoints may name."""
     return f"{job_uri(base_uri, job_id)}/shared/{operator_id}"
+
+
+def taskowned_uri(base_uri: str, job_id: JobId) -> str:
+    """Return the directory of a job's state that belongs to tasks."""
+    return f"{job_uri(base_uri, job_id)}/taskowned"
+
+
+def orphans_uri(base_uri: str, job_id: JobId) -> str:
+    """Return the file that notes what garbage collection found of a job and does not delete yet."""
+    return f"{job_uri(base_uri, job_id)}/_orphans"
+
+
+def is_merged_directory(name: str) -> bool:
+    """Tell whether a directory of an operator has the name that those with merged files are given."""
+    return _MERGED.fullmatch(name) is not None
 
 
 def handles_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.pruning import (
     ForgettableRows,
     forgettable_rows,
@@ -37,6 +38,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.run_end import discard_ended, ended_attempts, status_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.checkpoint.validation import require
 
@@ -50,17 +52,17 @@ _LONGEST_AGE = timedelta(days=36500)
 class RunDirectory(Protocol):
     """Knows the runs of Dags."""
 
-    def is_over(self, owner: AttemptOwner) -> bool:
-        """Tell whether the run of an attempt has ended or is gone."""
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Say how the run of an attempt ended, ``None`` as long as it has not; one that is gone was cancelled."""
         ...
 
 
 class UnknownRuns:
     """Knows no run; so none counts as over."""
 
-    def is_over(self, owner: AttemptOwner) -> bool:
-        """Answer no."""
-        return False
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Say of no run that it has ended."""
+        return None
 
 
 class EndedTokens(Protocol):
@@ -78,6 +80,13 @@ class EndedTokens(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAbandoned:
     """Ask that attempts end whose drivers died without a word."""
+
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettleRun:
+    """Ask that checkpoints go which do not stay after the end of their run."""
 
     job_id: JobId
 
@@ -141,6 +150,10 @@ class MaintenanceGateway(Protocol):
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """End the attempts whose drivers died without a word and return which they were."""
+        ...
+
+    def settle_run(self, job_id: JobId) -> tuple[int, ...]:
+        """Take away from restore what does not stay after the end of its run and return which checkpoints it was."""
         ...
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
@@ -219,6 +232,27 @@ class JobMaintenance:
                 _close(tx, attempt)
         return tuple(_ref(a) for a in closed)
 
+    def settle_run(self, job_id: JobId) -> tuple[int, ...]:
+        """
+        Take away from restore what does not stay after the end of its run and return which checkpoints it was.
+
+        Only a job that is named after a run ends with it, and each operator of it only when its newest attempt has ended.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        view = self._store.describe(job_id)
+        # Asked before the transaction: nothing foreign may run while a row is locked.
+        asked = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
+        ended = {a.operator_id: status_of(a, status) for a, status in asked if status is not None}
+        going = {o for o in ended if any(c.properties.discard_on(ended[o]) for c in view.of_operator(o))}
+        if not going:
+            return ()
+        with self._store.transaction(job_id) as tx:
+            now = tx.view()
+            # An attempt that was registered since then may have come because the run was cleared.
+            same = {o.operator_id for o in now.operators if o in view.operators}
+            return discard_ended(tx, {o: ended[o] for o in going & same})
+
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """
         Remove the rows of what ended so long ago and return which they were.
@@ -274,7 +308,7 @@ class JobMaintenance:
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner
-        is_over = is_test_job(view.job.name) or not owner.airflow or self._runs.is_over(owner)
+        is_over = is_test_job(view.job.name) or not owner.airflow or self._runs.ended_as(owner) is not None
         return is_over and not self._tokens.is_open(_ref(attempt), self._clock.now())
 
     def _unasked(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
@@ -285,7 +319,7 @@ class JobMaintenance:
             return ("it has a name of its own, so that only a call which names it removes it",)
         if not request.idle_seconds >= SHORTEST_AGE.total_seconds():
             return ("it was not asked to be idle for a day or more, and only a call which names it removes it earlier",)
-        open_runs = sorted({owner.run_id for owner in owners if not self._runs.is_over(owner)})
+        open_runs = sorted({owner.run_id for owner in owners if self._runs.ended_as(owner) is None})
         return tuple(f"run {run_id!r} is not over" for run_id in open_runs)
 
 

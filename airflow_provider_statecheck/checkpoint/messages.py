@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord, OnClear
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,21 @@ class AttemptRef:
     job_id: JobId
     operator_id: OperatorId
     epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSource:
+    """A snapshot of another job, or of this one's past, that an operator without checkpoints begins from."""
+
+    pointer: str
+    """Its directory."""
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    full_size_bytes: int = 0
+    mode: RestoreMode = RestoreMode.NO_CLAIM
+    problem: str | None = None
+    """Why it cannot be read, which matters only where nothing else is left to begin from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +52,10 @@ class RegisterAttempt:
     on_clear: OnClear = OnClear.RESUME_UNCHANGED
     num_retained: int = 2
     checkpoint_timeout_seconds: float = 600.0
+    retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
+    """After which ends of the run the checkpoints stay, for a job that is named after its run."""
+    restore_from: RestoreSource | None = None
+    """Where a fresh start begins, instead of from nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +66,8 @@ class OpenEffects:
     """Checkpoints whose bytes are to be deleted, oldest first."""
     retained: tuple[CheckpointRecord, ...] = ()
     """Checkpoints whose bytes must stay: completed ones and pinned ones."""
+    savepoints: tuple[SnapshotRequest, ...] = ()
+    """Savepoints that somebody asked for; the attempt takes them at its next boundary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +117,10 @@ class TriggerCheckpoint:
 
     attempt: AttemptRef
     request_key: str
+    serves: str | None = None
+    """The key of the request for a savepoint that is served with it; ``None`` for a checkpoint."""
+    location: str | None = None
+    """The new directory that the savepoint is written to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +202,64 @@ class FinishAttempt:
     status: AttemptStatus
     """``FINISHED`` or ``FAILED``."""
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSavepoint:
+    """Ask for a savepoint of an operator, whether a stage runs or not."""
+
+    job_id: JobId
+    operator_id: OperatorId
+    request_key: str
+    """Made by the client; the same key is the same request."""
+    target: str | None = None
+    """Directory below which it is to be written; ``None`` for the one that the stage is configured with."""
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+    kind: CheckpointType = CheckpointType.SAVEPOINT
+    """``SAVEPOINT``, or one with which the stage stops."""
+    requested_by: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginSavepoint:
+    """Take a savepoint in place of a stage, of which none runs."""
+
+    job_id: JobId
+    request_key: str
+    """Of the request that is served."""
+    location: str
+    """The new directory that it is written to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndSavepoint:
+    """Say that such a savepoint is written, or that it cannot be."""
+
+    job_id: JobId
+    checkpoint_id: int
+    metadata_uri: str = ""
+    metadata_size: int = 0
+    metadata_sha256: str = ""
+    state_size_bytes: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    failure: str | None = None
+    """Why it cannot be; ``None`` if it is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisposeSavepoint:
+    """Say that a savepoint is no longer wanted."""
+
+    pointer: str
+    """Its directory."""
+    job_id: JobId
+    """The job that it was taken of, which may be gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisposedSavepoint:
+    """The answer to that: the savepoint's bytes may go."""
+
+    checkpoint: CheckpointRecord | None = None
+    """Its row, where there still is one; that the bytes are gone is to be confirmed then."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, cast
 
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import (
@@ -21,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     JobRecord,
 )
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 
 
@@ -79,6 +81,10 @@ class ObservedJobStore:
         for change in observed.changes:
             self._observer.changed(job, change)
 
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot."""
+        return self._store.claim(pointer)
+
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         return self._store.jobs()
@@ -86,6 +92,14 @@ class ObservedJobStore:
     def describe(self, job_id: JobId) -> JobView:
         """Return all rows of a job."""
         return self._store.describe(job_id)
+
+    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+        """Return a request of a job by the key its client made."""
+        return self._store.request(job_id, request_key)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job."""
+        return self._store.checkpoint(job_id, checkpoint_id)
 
 
 class _ObservedTransaction:

@@ -6,25 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus as JobStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-
-
-class JobStatus(StrEnum):
-    """How a job ended, or that it did not."""
-
-    FINISHED = "finished"
-    """Its run succeeded."""
-    CANCELED = "canceled"
-    """A person ended it: the run was marked failed, cleared away or deleted."""
-    FAILED = "failed"
-    """Its run failed by an error."""
-    SUSPENDED = "suspended"
-    """It goes on later: a worker or scheduler stopped, a task is deferred."""
-
-    @property
-    def is_globally_terminal(self) -> bool:
-        """Tell whether the job never goes on."""
-        return self is not JobStatus.SUSPENDED
 
 
 class CheckpointRetentionPolicy(StrEnum):

@@ -89,8 +89,13 @@ def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
 
 
 def is_emptied(view: JobView) -> bool:
-    """Tell whether every checkpoint of a job has ended and its bytes are confirmed to be gone."""
-    return all(_has_ended(c) and c.discarded_at is not None for c in view.checkpoints)
+    """Tell whether every checkpoint of a job has ended and bytes wait for nobody; savepoints are the user's and stay."""
+    return all(_is_over(c) and not c.awaits_discard for c in view.checkpoints)
+
+
+def _is_over(checkpoint: CheckpointRecord) -> bool:
+    is_users = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
+    return is_users or _has_ended(checkpoint)
 
 
 def _name_by_run(owner: AttemptOwner, name: str) -> str | None:
@@ -115,12 +120,13 @@ def _forgettable_checkpoints(
 
 
 def _is_gone(checkpoint: CheckpointRecord, ended_before: datetime) -> bool:
-    is_confirmed = checkpoint.discarded_at is not None and checkpoint.discarded_at < ended_before
-    return _has_ended(checkpoint) and is_confirmed
+    # What keeps its bytes, because they are somebody else's, is over when it ends.
+    gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
+    return _has_ended(checkpoint) and gone_at is not None and gone_at < ended_before
 
 
 def _has_ended(checkpoint: CheckpointRecord) -> bool:
-    return checkpoint.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED)
+    return checkpoint.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
 
 def _is_superseded(attempt: AttemptRecord, operator: OperatorRecord, ended_before: datetime) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 
 
 class CheckpointStatus(StrEnum):
@@ -112,6 +112,7 @@ class AttemptRecord:
     num_retained: int
     checkpoint_timeout_seconds: float
     registered_at: datetime
+    retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
     ended_at: datetime | None = None
     message: str = ""
 

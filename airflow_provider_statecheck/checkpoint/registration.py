@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint import restored_snapshots, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_running
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
@@ -27,6 +27,7 @@ def register(tx: JobTransaction, request: RegisterAttempt) -> AttemptGrant:
 
     :raises StaleAttemptError: if this very attempt was registered before and has been replaced since.
     :raises NoRestorableCheckpointError: if state is to be restored, existed, and no completed checkpoint is left.
+    :raises SnapshotClaimedError: if the savepoint that it is to begin from belongs to another operator.
     """
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
@@ -44,6 +45,9 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt) -> AttemptRecord
     generation = operator.generation if decision.is_restore else operator.generation + 1
     operator = replace(operator, epoch=operator.epoch + 1, generation=generation)
     tx.save_operator(operator)
+    if not decision.is_restore and request.restore_from is not None:
+        restored_snapshots.adopt(tx, operator, request.restore_from)
+        decision = replace(decision, is_restore=True, reason=f"{decision.reason}, begun from a savepoint")
     attempt = _new_attempt(tx, operator, request, decision)
     tx.save_attempt(attempt)
     return attempt
@@ -72,6 +76,9 @@ def _decide(
     decision = decide_start(previous, request)
     if not decision.is_restore or _candidates(tx, operator):
         return decision
+    if previous is not None and previous.generation < operator.generation:
+        reason = f"{decision.reason}, but its checkpoints were given up with the end of their run or with their job"
+        return StartDecision(False, reason)
     if tx.has_completed(operator.operator_id, operator.generation):
         raise NoRestorableCheckpointError(
             f"Operator {operator.uid!r} of job {tx.job.name!r} is to be restored ({decision.reason}), but none of its "
@@ -104,6 +111,7 @@ def _new_attempt(
         num_retained=request.num_retained,
         checkpoint_timeout_seconds=request.checkpoint_timeout_seconds,
         registered_at=tx.now,
+        retention=request.retention,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from airflow_provider_statecheck.checkpoint.coordination.subsumption import beyond_retention
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 
 
@@ -13,14 +14,23 @@ def subsumed_by_retention(completed: Sequence[CheckpointRecord], num_retained: i
 
     A checkpoint that a restore could not use takes no place from a usable one, so that a fall-back always has as many
     usable ones as were asked for; it goes when the oldest retained one is newer. Those of an earlier generation go with
-    the first one of a later generation, for nothing restores from them any more.
+    the first one of a later generation, for nothing restores from them any more. A savepoint is no part of this: it takes
+    no place and never goes, unless it was restored here.
 
     :param completed: All completed checkpoints of one operator, oldest first.
     :param num_retained: How many usable ones to keep, at least 1.
     """
-    if not completed:
+    own = [c for c in completed if c.is_restorable]
+    if not own:
         return []
-    generation = completed[-1].generation
-    usable = [c for c in completed if c.unusable_reason is None and c.generation == generation]
-    oldest_retained = usable[-num_retained].checkpoint_id if len(usable) > num_retained else 0
-    return [c for c in completed if c.generation < generation or c.checkpoint_id < oldest_retained]
+    generation = own[-1].generation
+    usable = [c for c in own if c.unusable_reason is None and c.generation == generation]
+    falling = {c.checkpoint_id for c in beyond_retention(usable, num_retained)}
+    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in falling), 0) if falling else 0
+    return [c for c in own if _goes(c, generation, falling, oldest_retained)]
+
+
+def _goes(checkpoint: CheckpointRecord, generation: int, falling: set[int], oldest_retained: int) -> bool:
+    if checkpoint.generation < generation or checkpoint.checkpoint_id in falling:
+        return True
+    return checkpoint.unusable_reason is not None and checkpoint.checkpoint_id < oldest_retained

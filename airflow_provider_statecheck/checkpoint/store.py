@@ -124,7 +124,7 @@ class JobTransaction(Protocol):
         """
         Insert a claim.
 
-        :raises CoordinatorError: if another job claimed the snapshot at the same moment.
+        :raises SnapshotClaimedError: if another operator claimed it before.
         """
         ...
 
@@ -175,6 +175,10 @@ class JobStore(Protocol):
         """
         ...
 
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        ...
+
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         ...
@@ -185,4 +189,12 @@ class JobStore(Protocol):
 
         :raises CheckpointNotFoundError: if there is no such job.
         """
+        ...
+
+    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+        """Return a request of a job by the key its client made."""
+        ...
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job."""
         ...

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from airflow_provider_statecheck.checkpoint import savepoint_requests
 from airflow_provider_statecheck.checkpoint.effects import open_effects
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
+from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
         counts=dict(message.counts),
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
+    _settle(tx, completed)
     return completed
 
 
@@ -44,6 +47,7 @@ def abort(tx: JobTransaction, pending: CheckpointRecord, reason: CheckpointFailu
         failure_message=message or reason.message,
     )
     tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
+    _settle(tx, aborted)
     log.info("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
 
 
@@ -66,7 +70,7 @@ def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
 
 def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int) -> None:
     """Take the completed checkpoints that fall out of retention away from restore."""
-    rows = [c for c in tx.open_checkpoints(operator_id) if c.status is CheckpointStatus.COMPLETED]
+    rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
     for checkpoint in subsumed_by_retention(rows, num_retained):
         subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
         tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
@@ -80,12 +84,24 @@ def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | 
     """
     checkpoint = tx.checkpoint(checkpoint_id)
     is_meant = checkpoint is not None and operator_id in (None, checkpoint.operator_id)
-    if checkpoint is not None and is_meant and checkpoint.awaits_discard:
+    if checkpoint is not None and is_meant and checkpoint.awaits_discard and not _may_be_written(tx, checkpoint):
         tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
+
+
+def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
+    # Nobody sweeps where savepoints lie, so what a writer that was ended adds later is deleted by discarding once more.
+    is_aborted = checkpoint.status is CheckpointStatus.ABORTED
+    return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at
 
 
 def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
     """Return what is open for an operator after this transition."""
     operator = tx.operator(operator_id)
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
-    return open_effects(tx.open_checkpoints(operator_id), attempt)
+    return open_effects(tx.open_checkpoints(operator_id), attempt, tx.open_requests(operator_id))
+
+
+def _settle(tx: JobTransaction, ended: CheckpointRecord) -> None:
+    recording.ended(tx, ended)
+    if ended.properties.is_savepoint:
+        savepoint_requests.settle(tx, ended)

@@ -13,14 +13,25 @@ from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
 from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
 from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.cli.selection import operators_of
+from airflow_provider_statecheck.configuration import configured_savepoint_dir
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.maintenance import each_job, find_job, maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import (
+    each_job,
+    find_job,
+    job_recovery,
+    maintenance_gateway,
+    savepoint_gateway,
+    storage_opener,
+)
 from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.hooks.savepointing import serve_jobs
 from airflow_provider_statecheck.hooks.verifying import verify_job
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.hooks.recovering import RecoveredJob
     from airflow_provider_statecheck.spark.verify import Verification
 
 
@@ -40,9 +51,7 @@ def jobs(args: Namespace) -> Exit:
 def checkpoints(args: Namespace) -> Exit:
     """List the checkpoints of a job, oldest first."""
     view = find_job(maintenance_gateway(), args.job)
-    uids = [operator.uid for operator in view.operators]
-    if args.uid is not None and args.uid not in uids:
-        raise CheckpointNotFoundError(f"Job {args.job!r} has no operator {args.uid!r}, only {', '.join(uids)}.")
+    operators_of(view, args.uid)
     print_rows(checkpoint_rows(view, args.uid, args.status), args.output)
     return Exit.DONE
 
@@ -59,17 +68,44 @@ def verify(args: Namespace) -> Exit:
 
 @command
 @audited
+def recover(args: Namespace) -> Exit:
+    """Make the rows of jobs anew from what lies below a checkpoint directory."""
+    from airflow_provider_statecheck.hooks.recovering import Recoveries
+
+    opener = storage_opener(args.storage_conn_id)
+    recoveries = Recoveries(job_recovery(), opener, savepoints=args.savepoints, dry_run=args.dry_run)
+    done = recoveries.recover(args.directory, args.job)
+    print_rows([_recovered_row(each) for each in done], args.output)
+    verb = "would be recovered" if args.dry_run else "recovered"
+    tell(f"{sum(each.is_recovered for each in done)} of {len(done)} jobs {verb}.")
+    return Exit.FOUND if any(each.problems for each in done) else Exit.DONE
+
+
+@command
+@audited
 def gc(args: Namespace) -> Exit:
     """Delete the bytes of ended checkpoints and what ended attempts left."""
     if bool(args.jobs) is args.all:
         raise InvalidConfigurationError("Expected names of jobs or --all, found both or neither; say which jobs.")
     gateway, opener = maintenance_gateway(), storage_opener(args.storage_conn_id)
     wanted = _job_ids(gateway, args.jobs)
-    done = list(each_job(wanted, lambda job_id: collect_job(gateway, job_id, opener, dry_run=args.dry_run)))
+    if not args.dry_run:
+        serve_jobs(savepoint_gateway(), gateway, wanted, opener, configured_savepoint_dir())
+    quarantine = args.quarantine_age if args.quarantine else None
+    done = list(
+        each_job(
+            wanted, lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine, dry_run=args.dry_run)
+        )
+    )
     print_rows([_collected_row(each) for each in done if _is_worth_telling(each)], args.output)
     total, verb = sum(each.deleted_bytes for each in done), "would be deleted" if args.dry_run else "deleted"
     count = sum(len(each.deleted) for each in done)
     tell(f"{len(done)} jobs looked at, {count} directories with {readable_size(total)} {verb}.")
+    waiting = sum(len(each.quarantined) for each in done)
+    if waiting:
+        tell(
+            f"{waiting} orphans stay for now; they go when they still are orphans {args.quarantine_age} after they were found."
+        )
     return _worst(done)
 
 
@@ -133,7 +169,9 @@ def _verify_job(args: Namespace) -> list[Verification]:
     gateway = maintenance_gateway()
     view = find_job(gateway, args.job)
     opener = storage_opener(args.storage_conn_id)
-    return list(verify_job(gateway, view, opener, checkpoint_id=args.checkpoint, is_deep=args.deep))
+    return list(
+        verify_job(gateway, view, opener, checkpoint_id=args.checkpoint, is_deep=args.deep, with_savepoints=True)
+    )
 
 
 def _verification_row(found: Verification) -> Row:
@@ -146,11 +184,24 @@ def _verification_row(found: Verification) -> Row:
     }
 
 
+def _recovered_row(done: RecoveredJob) -> Row:
+    return {
+        "job": done.job,
+        "job_id": done.job_id,
+        "recovered": done.is_recovered,
+        "operators": list(done.operators),
+        "checkpoints": [shown(uri) for uri in done.checkpoints],
+        "savepoints": [shown(uri) for uri in done.savepoints],
+        "problems": list(done.problems),
+    }
+
+
 def _collected_row(done: CollectedJob) -> Row:
     return {
         "job": done.job,
         "bytes": done.deleted_bytes,
         "directories": [shown(uri) for uri in done.deleted],
+        "quarantined": [shown(uri) for uri in done.quarantined],
         "kept": done.kept,
         "problems": [*done.problems, *done.unreachable],
     }
@@ -169,7 +220,7 @@ def _pruned_row(done: PrunedJob) -> Row:
 
 
 def _is_worth_telling(done: CollectedJob) -> bool:
-    return bool(done.deleted or done.kept or done.problems or done.unreachable)
+    return bool(done.deleted or done.quarantined or done.kept or done.problems or done.unreachable)
 
 
 def _worst(done: list[CollectedJob] | list[PrunedJob]) -> Exit:

@@ -16,7 +16,12 @@ from airflow.cli.cli_config import (
     positive_int,
 )
 
-_COMMANDS = "airflow_provider_statecheck.cli.commands"
+_CLI = "airflow_provider_statecheck.cli"
+_MODULES = {
+    "savepoint": "savepoint_commands",
+    "dispose": "savepoint_commands",
+    "stats": "stats_commands",
+}
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
 _EXITS = """
@@ -43,13 +48,24 @@ ARG_NAME = Arg(("--name",), metavar="PATTERN", help="Only jobs of such names; * 
 ARG_LIMIT = Arg(("--limit",), type=positive_int(allow_zero=False), default=100, help="How many at most (default: 100)")
 ARG_UID = Arg(("--uid",), help="Only those of this operator")
 ARG_STATUS = Arg(
-    ("--status",), choices=("pending", "completed", "subsumed", "aborted"), help="Only those of this status"
+    ("--status",), choices=("pending", "completed", "subsumed", "aborted", "disposed"), help="Only those of this status"
 )
+ARG_HISTORY = Arg(("--history",), action="store_true", help="The last checkpoints one by one, newest first")
 ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
 ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Change nothing, only say what would be done")
 ARG_STORAGE = Arg(("--storage-conn-id",), help="Airflow connection with the credentials of the checkpoint storage")
 ARG_CHECKPOINT = Arg(("--checkpoint",), type=positive_int(allow_zero=False), metavar="ID", help="Only this checkpoint")
 ARG_DEEP = Arg(("--deep",), action="store_true", help="Read every page of every file too")
+ARG_QUARANTINE = Arg(
+    ("--quarantine",), action="store_true", help="Note orphans and delete them only if a later call finds them again"
+)
+ARG_QUARANTINE_AGE = Arg(
+    ("--quarantine-age",),
+    type=age,
+    default=timedelta(days=1),
+    metavar="AGE",
+    help="How long ago they have to have been noted (default: 1d)",
+)
 ARG_OLDER_THAN = Arg(
     ("--older-than",),
     type=age,
@@ -58,6 +74,29 @@ ARG_OLDER_THAN = Arg(
     "(rows of other jobs go after 30d by default)",
 )
 ARG_TEST_JOBS = Arg(("--test-jobs",), action="store_true", help="Remove the jobs of test runs as a whole")
+ARG_DIRECTORY = Arg(
+    ("directory",), metavar="CHECKPOINT_DIR", help="The checkpoint directory, such as s3://lake/checkpoints"
+)
+ARG_ONLY_JOB = Arg(("--job",), metavar="JOB", help="Only the job of this name or id")
+ARG_SAVEPOINTS = Arg(("--savepoints",), metavar="URI", help="Directory with savepoints that are to be known again")
+ARG_SAVEPOINT = Arg(("pointer",), help="URI of the savepoint's directory, such as s3://…/savepoint-1a2b3c-4d5e6f708192")
+ARG_TARGET = Arg(
+    ("--target",), metavar="URI", help="Directory below which it is written (default: [statecheck] savepoint_dir)"
+)
+ARG_FORMAT = Arg(("--format",), choices=("canonical", "native"), default="canonical", help="How state is written")
+ARG_STOP = Arg(
+    ("--stop",),
+    choices=("suspend", "terminate"),
+    help="Stop the stage with the savepoint: at its next boundary (suspend), or when it has come to its end (terminate)",
+)
+ARG_NO_WAIT = Arg(("--no-wait",), action="store_true", help="Only ask; a stage that runs takes it at its next boundary")
+ARG_TIMEOUT = Arg(
+    ("--timeout",),
+    type=positive_int(allow_zero=False),
+    default=600,
+    metavar="SECONDS",
+    help="How long to wait for a stage that runs (default: 600)",
+)
 ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask")
 
 
@@ -76,6 +115,7 @@ def _reading() -> tuple[ActionCommand, ...]:
     return (
         _command("jobs", "List jobs with their newest checkpoint", ARG_NAME, ARG_LIMIT),
         _command("checkpoints", "List the checkpoints of a job", ARG_JOB, ARG_UID, ARG_STATUS),
+        _command("stats", "Tell what was counted of the checkpoints of a job", ARG_JOB, ARG_UID, ARG_HISTORY),
         _command(
             "verify",
             "Check that the retained checkpoints of a job, or one checkpoint, can be restored",
@@ -89,7 +129,16 @@ def _reading() -> tuple[ActionCommand, ...]:
 
 def _changing() -> tuple[ActionCommand, ...]:
     return (
-        _command("gc", "Delete the bytes of ended checkpoints", ARG_JOBS, ARG_ALL, ARG_DRY_RUN, ARG_STORAGE),
+        _command(
+            "gc",
+            "Delete the bytes of ended checkpoints",
+            ARG_JOBS,
+            ARG_ALL,
+            ARG_QUARANTINE,
+            ARG_QUARANTINE_AGE,
+            ARG_DRY_RUN,
+            ARG_STORAGE,
+        ),
         _command(
             "prune",
             "Remove the rows of what has ended long ago, or whole jobs with their bytes",
@@ -100,9 +149,31 @@ def _changing() -> tuple[ActionCommand, ...]:
             ARG_YES,
             ARG_STORAGE,
         ),
+        _command(
+            "savepoint",
+            "Take a savepoint of a job, whether it runs or not",
+            ARG_JOB,
+            ARG_UID,
+            ARG_TARGET,
+            ARG_FORMAT,
+            ARG_STOP,
+            ARG_NO_WAIT,
+            ARG_TIMEOUT,
+            ARG_STORAGE,
+        ),
+        _command(
+            "recover",
+            "Make the rows of jobs anew from their checkpoints, after the database was lost",
+            ARG_DIRECTORY,
+            ARG_ONLY_JOB,
+            ARG_SAVEPOINTS,
+            ARG_DRY_RUN,
+            ARG_STORAGE,
+        ),
+        _command("dispose", "Delete a savepoint", ARG_SAVEPOINT, ARG_DRY_RUN, ARG_STORAGE),
     )
 
 
 def _command(name: str, text: str, *args: Arg) -> ActionCommand:
-    function = lazy_load_command(f"{_COMMANDS}.{name}")
+    function = lazy_load_command(f"{_CLI}.{_MODULES.get(name, 'commands')}.{name}")
     return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EXITS)

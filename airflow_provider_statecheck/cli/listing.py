@@ -34,6 +34,7 @@ def _checkpoint_row(checkpoint: CheckpointRecord, uid: str) -> Row:
     return {
         "checkpoint": checkpoint.checkpoint_id,
         "operator": uid,
+        "kind": checkpoint.properties.snapshot_type.value,
         "status": checkpoint.status.value,
         "triggered_at": checkpoint.triggered_at,
         "seconds": None if end is None else (end - checkpoint.triggered_at).total_seconds(),

@@ -24,12 +24,11 @@ class DeletionLog:
         return getattr(self._storage, name)
 
     def delete_file(self, uri: str) -> None:
-        """Delete a file; in a dry run its directory is counted with it."""
-        if self._dry_run:
-            return
+        """Delete a file; it counts for its directory."""
         directory, _, name = uri.rpartition("/")
         size = self._storage.list_files(directory).get(name, 0)
-        self._storage.delete_file(uri)
+        if not self._dry_run:
+            self._storage.delete_file(uri)
         if size:
             self._add(directory, size)
 

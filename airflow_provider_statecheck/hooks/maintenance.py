@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.configuration import SECTION
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID, coordinator_address
 from airflow_provider_statecheck.hooks.transport import is_orm_open
@@ -16,7 +16,10 @@ from airflow_provider_statecheck.hooks.transport import is_orm_open
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+    from airflow_provider_statecheck.checkpoint.savepoints import SavepointGateway
     from airflow_provider_statecheck.hooks.collecting import OpenStorage
+    from airflow_provider_statecheck.hooks.maintenance_http import MaintenanceCalls
 
 Report = TypeVar("Report")
 
@@ -36,9 +39,46 @@ def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
         return airflow_services().maintenance
     from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance
 
+    return HttpMaintenance(_calls(conn_id))
+
+
+def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
+    """
+    Reach what takes savepoints, in the same ways.
+
+    :param conn_id: Connection that names the server, for the way over HTTP.
+    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+        return airflow_services().savepoints
+    from airflow_provider_statecheck.hooks.savepoints_http import HttpSavepoints
+
+    return HttpSavepoints(_calls(conn_id))
+
+
+def job_recovery() -> JobRecovery:
+    """
+    Return what makes the rows of jobs anew; only where Airflow's database is open.
+
+    :raises EnvironmentNotReadyError: elsewhere.
+    """
+    if not is_orm_open():
+        raise EnvironmentNotReadyError(
+            "Expected Airflow's database to be open, found a task; run 'airflow statecheck recover' beside the scheduler."
+        )
+    from airflow_provider_statecheck.api.airflow_services import airflow_services
+
+    return airflow_services().recovery
+
+
+def _calls(conn_id: str) -> MaintenanceCalls:
+    from airflow_provider_statecheck.hooks.maintenance_http import MaintenanceCalls
+
     address = coordinator_address(conn_id)
     client = address.open()
-    return HttpMaintenance(client, transport.task_credentials(client, address))
+    return MaintenanceCalls(client, transport.task_credentials(client, address))
 
 
 def storage_opener(conn_id: str | None = None) -> OpenStorage:

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.maintenance import (
     ForgetRows,
     Removal,
     RetireJob,
+    SettleRun,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
@@ -26,9 +27,9 @@ from airflow_provider_statecheck.hooks.transport import patiently
 Reply = TypeVar("Reply")
 
 
-class HttpMaintenance:
+class MaintenanceCalls:
     """
-    A ``MaintenanceGateway`` over HTTP; every call is repeated while the api-server is down for a moment.
+    Calls in the name of a maintenance task; every one is repeated while the api-server is down for a moment.
 
     :param client: The server.
     :param credentials: Where tokens come from.
@@ -39,44 +40,14 @@ class HttpMaintenance:
         self._credentials = credentials
         self._token: str | None = None
 
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        return read_reply(tuple[JobRecord, ...], self._ask("GET", "jobs"))
+    def ask(self, method: str, path: str, request: Any = None) -> Any:
+        """
+        Make a call and return the reply's JSON.
 
-    def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
-        return read_reply(JobView, self._ask("GET", f"jobs/{job_id}"))
-
-    def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the bytes of ended checkpoints are gone."""
-        self._ask("POST", "maintenance/confirm-discards", request)
-
-    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
-        """End the attempts whose drivers died without a word and return which they were."""
-        request = CloseAbandoned(job_id=job_id)
-        return read_reply(tuple[AttemptRef, ...], self._ask("POST", "maintenance/close-abandoned", request))
-
-    def forget(self, request: ForgetRows) -> ForgettableRows:
-        """Remove the rows of what ended so long ago and return which they were."""
-        return read_reply(ForgettableRows, self._ask("POST", "maintenance/forget", request))
-
-    def refusal(self, request: RetireJob) -> Removal:
-        """Say whether :meth:`retire` would be done, and change nothing."""
-        return read_reply(Removal, self._ask("POST", "maintenance/refusal", request))
-
-    def retire(self, request: RetireJob) -> Removal:
-        """End every checkpoint of a job that has no open attempt."""
-        return read_reply(Removal, self._ask("POST", "maintenance/retire", request))
-
-    def remove(self, request: RetireJob) -> Removal:
-        """Remove the rows of a retired job whose bytes are gone."""
-        return read_reply(Removal, self._ask("POST", "maintenance/remove", request))
-
-    def drop_tokens(self, request: DropTokens) -> int:
-        """Remove the tokens that have been of no use for so long and return how many there were."""
-        return read_reply(int, self._ask("POST", "maintenance/drop-tokens", request))
-
-    def _ask(self, method: str, path: str, request: Any = None) -> Any:
+        :param method: ``GET`` or ``POST``.
+        :param path: Below the API's root.
+        :param request: The message to post.
+        """
         return patiently(lambda: self._send(method, path, request))
 
     def _send(self, method: str, path: str, request: Any) -> Any:
@@ -93,3 +64,55 @@ class HttpMaintenance:
         if method == "GET":
             return self._client.get(path, self._token)
         return self._client.post(path, encode(request), self._token)
+
+
+class HttpMaintenance:
+    """
+    A ``MaintenanceGateway`` over HTTP.
+
+    :param calls: The server.
+    """
+
+    def __init__(self, calls: MaintenanceCalls) -> None:
+        self._calls = calls
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return read_reply(tuple[JobRecord, ...], self._calls.ask("GET", "jobs"))
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        return read_reply(JobView, self._calls.ask("GET", f"jobs/{job_id}"))
+
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
+        """Record that the bytes of ended checkpoints are gone."""
+        self._calls.ask("POST", "maintenance/confirm-discards", request)
+
+    def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
+        """End the attempts whose drivers died without a word and return which they were."""
+        request = CloseAbandoned(job_id=job_id)
+        return read_reply(tuple[AttemptRef, ...], self._calls.ask("POST", "maintenance/close-abandoned", request))
+
+    def settle_run(self, job_id: JobId) -> tuple[int, ...]:
+        """Take away from restore what does not stay after the end of its run and return which checkpoints it was."""
+        return read_reply(tuple[int, ...], self._calls.ask("POST", "maintenance/settle-run", SettleRun(job_id=job_id)))
+
+    def forget(self, request: ForgetRows) -> ForgettableRows:
+        """Remove the rows of what ended so long ago and return which they were."""
+        return read_reply(ForgettableRows, self._calls.ask("POST", "maintenance/forget", request))
+
+    def refusal(self, request: RetireJob) -> Removal:
+        """Say whether :meth:`retire` would be done, and change nothing."""
+        return read_reply(Removal, self._calls.ask("POST", "maintenance/refusal", request))
+
+    def retire(self, request: RetireJob) -> Removal:
+        """End every checkpoint of a job that has no open attempt."""
+        return read_reply(Removal, self._calls.ask("POST", "maintenance/retire", request))
+
+    def remove(self, request: RetireJob) -> Removal:
+        """Remove the rows of a retired job whose bytes are gone."""
+        return read_reply(Removal, self._calls.ask("POST", "maintenance/remove", request))
+
+    def drop_tokens(self, request: DropTokens) -> int:
+        """Remove the tokens that have been of no use for so long and return how many there were."""
+        return read_reply(int, self._calls.ask("POST", "maintenance/drop-tokens", request))

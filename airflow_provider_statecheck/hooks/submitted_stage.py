@@ -12,7 +12,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stal
 from airflow_provider_statecheck.hooks.transport import over_http
 from airflow_provider_statecheck.spark.driver.handover import Handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.kept import kept_line, latest_kept
+from airflow_provider_statecheck.spark.kept import kept_line, latest_kept, stopping_savepoint
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -79,6 +79,15 @@ class SubmittedStage:
         except StateCheckError as error:
             # The next registration fences it; what became of the driver is what counts here.
             log.warning("The attempt could not be closed, the next one will fence it: %s", error)
+
+    def stopped_with(self) -> str | None:
+        """Return where the savepoint is with which the driver stopped, ``None`` if it was not asked to."""
+        try:
+            view = self._view()
+        except StateCheckError as error:
+            log.warning("Whether the stage was asked to stop cannot be told: %s", error)
+            return None
+        return None if view is None or self._attempt is None else stopping_savepoint(view, self._attempt)
 
     def kept(self) -> str:
         """Say what a retry will find."""

@@ -7,11 +7,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.maintenance import each_job, maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import (
+    each_job,
+    maintenance_gateway,
+    savepoint_gateway,
+    storage_opener,
+)
 from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.hooks.savepointing import serve_jobs
 from airflow_provider_statecheck.hooks.verifying import verify_job
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -23,17 +30,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def collect_all(*, conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> int:
+def collect_all(
+    *,
+    quarantine: timedelta | None = None,
+    conn_id: str = DEFAULT_CONN_ID,
+    storage_conn_id: str | None = None,
+) -> int:
     """
     Delete the bytes of ended checkpoints of all jobs, as ``airflow statecheck gc --all``.
 
+    :param quarantine: How long orphans of which no row says that they may go stay after they were found, a day or more; by
+        default they go at once.
     :param conn_id: Connection that names the coordinator's server.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
     :return: How many bytes were deleted.
+    :raises InvalidConfigurationError: for a quarantine of less than a day.
     :raises StorageError: after all jobs, if something could not be deleted.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
-    done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener)))
+    serve_jobs(savepoint_gateway(conn_id), gateway, _all(gateway), opener, configured_savepoint_dir())
+    done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine)))
     for each in done:
         _tell(each.job, each.deleted_bytes, each.kept)
     _require_done(done)

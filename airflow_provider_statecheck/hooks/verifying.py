@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.hooks.collecting import OpenStorage, base_of
 
@@ -23,6 +24,7 @@ def verify_job(
     *,
     checkpoint_id: int | None = None,
     is_deep: bool = False,
+    with_savepoints: bool = False,
 ) -> Iterator[Verification]:
     """
     Verify the retained checkpoints of a job, oldest first.
@@ -31,11 +33,12 @@ def verify_job(
     :param open_storage: Gives the storage of a checkpoint directory.
     :param checkpoint_id: Only this one.
     :param is_deep: Whether to read every page of every file too.
+    :param with_savepoints: Whether to look at the job's savepoints too, which their owner may have moved or deleted.
     :raises CheckpointNotFoundError: if that one is not retained.
     :raises StorageError: if the storage does not answer; what was found before it has been given by then.
     """
     verifiers: dict[str, CheckpointVerifier] = {}
-    for checkpoint in _wanted(view, checkpoint_id):
+    for checkpoint in _wanted(view, checkpoint_id, with_savepoints=with_savepoints):
         verifier = _verifier(verifiers, base_of(checkpoint), open_storage, is_deep=is_deep)
         verification = verifier.verify(checkpoint)
         # A stage that runs may have taken it away while it was read.
@@ -43,8 +46,11 @@ def verify_job(
             yield verification
 
 
-def _wanted(view: JobView, checkpoint_id: int | None) -> list[CheckpointRecord]:
-    retained = [c for c in view.checkpoints if c.is_restorable and checkpoint_id in (None, c.checkpoint_id)]
+def _wanted(view: JobView, checkpoint_id: int | None, *, with_savepoints: bool) -> list[CheckpointRecord]:
+    completed = [c for c in view.checkpoints if c.status is CheckpointStatus.COMPLETED]
+    retained = [
+        c for c in completed if (c.is_restorable or with_savepoints) and checkpoint_id in (None, c.checkpoint_id)
+    ]
     if checkpoint_id is not None and not retained:
         raise CheckpointNotFoundError(
             f"Expected checkpoint {checkpoint_id} to be a retained one of job {view.job.name!r}, found none; "
@@ -66,4 +72,4 @@ def _verifier(
 
 def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> bool:
     rows = gateway.describe(checkpoint.job_id).checkpoints
-    return any(c.checkpoint_id == checkpoint.checkpoint_id and c.is_restorable for c in rows)
+    return any(c.checkpoint_id == checkpoint.checkpoint_id and c.status is CheckpointStatus.COMPLETED for c in rows)

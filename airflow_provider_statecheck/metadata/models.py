@@ -74,6 +74,7 @@ class Attempt(Base):
     num_retained: Mapped[int] = mapped_column(Integer, nullable=False)
     checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
     registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    retention: Mapped[str] = mapped_column(String(32), nullable=False)
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     message: Mapped[str] = mapped_column(Text, nullable=False)
 
@@ -82,7 +83,7 @@ class Checkpoint(Base):
     """One checkpoint of one operator; its state is on storage, never here."""
 
     __tablename__ = "statecheck_checkpoint"
-    __table_args__ = (Index(None, "job_id", "operator_id", "status"),)
+    __table_args__ = (Index(None, "job_id", "operator_id", "discarded_at"),)
 
     job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
     checkpoint_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import delete, exists, select
-from sqlalchemy.engine import Engine
+from sqlalchemy import Table, bindparam, delete, exists, select
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.clock import Clock
-from airflow_provider_statecheck.checkpoint.fence import require_current
-from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow
+from airflow_provider_statecheck.checkpoint.fence import require_running
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, CoordinatorUnavailableError
-from airflow_provider_statecheck.metadata.models import Base, StateHandleLock, StateHandleRow
+from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
 from airflow_provider_statecheck.metadata.outcomes import executing
+from airflow_provider_statecheck.metadata.record_table import KeyedTable, given, keys
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore, SqlJobTransaction
+
+_HANDLES = KeyedTable(StateHandleRow, kept=("created_at",))
+_LOCKS = KeyedTable(StateHandleLock)
+_handle, _lock = _HANDLES.table.c, _LOCKS.table.c
+
+_OF_OPERATOR = select(_handle.name, _handle.handle, _handle.version, _handle.deleting).where(
+    given(_handle.job_id), given(_handle.operator_id)
+)
+_OF_NAME = _OF_OPERATOR.where(given(_handle.name))
+_LOCKED_BY = select(_lock.name).where(given(_lock.job_id), given(_lock.operator_id), given(_lock.holder))
+_IS_LOCKED = select(
+    exists().where(
+        given(_lock.job_id),
+        given(_lock.operator_id),
+        given(_lock.name),
+        _lock.holder != bindparam("besides"),
+        _lock.expires_at > bindparam("now", type_=_lock.expires_at.type),
+    )
+)
 
 
 class SqlHandleTransaction:
@@ -27,7 +47,7 @@ class SqlHandleTransaction:
 
     def __init__(self, job: SqlJobTransaction, job_id: JobId, operator_id: OperatorId) -> None:
         self._job = job
-        self._session = job.session
+        self._connection = job.connection
         self._keys = {"job_id": job_id, "operator_id": operator_id}
 
     @property
@@ -37,51 +57,45 @@ class SqlHandleTransaction:
 
     def require_leader(self, attempt: AttemptRef) -> None:
         """Refuse whoever does not hold the operator's epoch."""
-        require_current(self._job, attempt)
+        require_running(self._job, attempt)
 
     def row(self, name: str) -> HandleRow | None:
         """Return the row of a name."""
-        row = self._session.scalar(select(StateHandleRow).filter_by(**self._keys, name=name))
-        return None if row is None else _row(row)
+        return _find(self._connection, self._keys | {"name": name})
 
     def rows(self) -> tuple[HandleRow, ...]:
         """Return all rows, by name."""
-        return _rows(self._session, self._keys)
+        return _rows(self._connection, self._keys)
 
     def save(self, row: HandleRow) -> None:
         """Insert or replace a row."""
-        known = self._session.get(StateHandleRow, (*self._keys.values(), row.name))
-        values = {"handle": row.handle, "version": row.version, "deleting": row.is_deleting, "updated_at": self.now}
-        created_at = self.now if known is None else known.created_at
-        self._session.merge(StateHandleRow(**self._keys, name=row.name, created_at=created_at, **values))
-        self._session.flush()
+        values = {"name": row.name, "handle": row.handle, "version": row.version, "deleting": row.is_deleting}
+        _HANDLES.save(self._connection, self._keys | values | {"created_at": self.now, "updated_at": self.now})
 
     def remove(self, name: str) -> None:
         """Remove a row and all locks on it."""
-        for table in (StateHandleLock, StateHandleRow):
+        for table in (_LOCKS.table, _HANDLES.table):
             self._delete(table, name=name)
 
     def lock(self, name: str, holder: str, until: datetime) -> None:
         """Insert or prolong a lock."""
-        self._session.merge(StateHandleLock(**self._keys, name=name, holder=holder, expires_at=until))
-        self._session.flush()
+        _LOCKS.save(self._connection, self._keys | {"name": name, "holder": holder, "expires_at": until})
 
     def unlock(self, holder: str, name: str | None = None) -> None:
         """Remove the lock of a holder on a name, or all that it has."""
-        self._delete(StateHandleLock, holder=holder, **({} if name is None else {"name": name}))
+        self._delete(_LOCKS.table, holder=holder, **({} if name is None else {"name": name}))
 
     def locks_of(self, holder: str) -> tuple[str, ...]:
         """Return the names that a holder has locked."""
-        return tuple(self._session.scalars(select(StateHandleLock.name).filter_by(**self._keys, holder=holder)))
+        return tuple(self._connection.scalars(_LOCKED_BY, keys(**self._keys, holder=holder)))
 
     def is_locked(self, name: str, *, besides: str) -> bool:
         """Tell whether somebody else holds a lock whose lease has not ended."""
-        lives = (StateHandleLock.holder != besides, StateHandleLock.expires_at > self.now)
-        locks = select(StateHandleLock).filter_by(**self._keys, name=name).where(*lives)
-        return bool(self._session.scalar(select(exists(locks))))
+        others = {"besides": besides, "now": self.now}
+        return bool(self._connection.scalar(_IS_LOCKED, keys(**self._keys, name=name) | others))
 
-    def _delete(self, table: type[Base], **keys: str) -> None:
-        self._session.execute(delete(table).filter_by(**self._keys, **keys))
+    def _delete(self, table: Table, **values: str) -> None:
+        self._connection.execute(delete(table).filter_by(**self._keys, **values))
 
 
 class SqlHandleRows:
@@ -99,6 +113,7 @@ class SqlHandleRows:
         self._jobs = SqlJobStore(engine, clock)
         self._job_id = job_id
         self._operator_id = operator_id
+        self._keys = {"job_id": job_id, "operator_id": operator_id}
 
     @contextmanager
     def transaction(self) -> Iterator[SqlHandleTransaction]:
@@ -116,15 +131,26 @@ class SqlHandleRows:
 
     def read(self) -> tuple[HandleRow, ...]:
         """Return all rows, by name."""
-        with executing(), Session(self._engine) as session:
-            return _rows(session, {"job_id": self._job_id, "operator_id": self._operator_id})
+        with executing(), self._engine.connect() as connection:
+            return _rows(connection, self._keys)
+
+    def find(self, name: str) -> HandleRow | None:
+        """Return the row of a name."""
+        with executing(), self._engine.connect() as connection:
+            return _find(connection, self._keys | {"name": name})
 
 
-def _rows(session: Session, keys: dict[str, str]) -> tuple[HandleRow, ...]:
-    found = session.scalars(select(StateHandleRow).filter_by(**keys))
+def _find(connection: Connection, key: dict[str, str]) -> HandleRow | None:
+    row = connection.execute(_OF_NAME, keys(**key)).one_or_none()
+    return None if row is None else _row(row)
+
+
+def _rows(connection: Connection, key: dict[str, str]) -> tuple[HandleRow, ...]:
+    found = connection.execute(_OF_OPERATOR, keys(**key))
     # Not by the database: collations differ.
     return tuple(sorted((_row(row) for row in found), key=lambda row: row.name))
 
 
-def _row(row: StateHandleRow) -> HandleRow:
-    return HandleRow(name=row.name, handle=row.handle, version=row.version, is_deleting=row.deleting)
+def _row(row: Sequence[Any]) -> HandleRow:
+    name, handle, version, is_deleting = row
+    return HandleRow(name=name, handle=handle, version=version, is_deleting=is_deleting)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 
-from sqlalchemy import case, delete, exists, select, update
-from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -25,38 +24,38 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
-from airflow_provider_statecheck.metadata import mapping
-from airflow_provider_statecheck.metadata.models import (
-    Acknowledgement,
-    Attempt,
-    Base,
-    Checkpoint,
-    Claim,
-    Job,
-    Operator,
-    Request,
-    StateHandleLock,
-    StateHandleRow,
-    Statistics,
-    Token,
+from airflow_provider_statecheck.metadata import models, statements
+from airflow_provider_statecheck.metadata.held_rows import HeldRows
+from airflow_provider_statecheck.metadata.job_views import view_of
+from airflow_provider_statecheck.metadata.mapping import (
+    ACKNOWLEDGEMENTS,
+    ATTEMPTS,
+    CHECKPOINTS,
+    CLAIMS,
+    JOBS,
+    OPERATORS,
+    REQUESTS,
+    STATISTICS,
 )
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
+from airflow_provider_statecheck.metadata.record_table import keys
 
-_HAS_ATTEMPT = exists().where(Attempt.job_id == Job.job_id)
-"""A job without any was removed, or its first registration never came to its end."""
-
-_OPEN_REQUEST = tuple(status.value for status in RequestStatus if status.is_open)
+_OF_ATTEMPTS = len(OPERATORS.columns)
+"""Where the columns of the attempt begin in a row of an operator with its attempt."""
 
 
 class SqlJobTransaction:
-    """One transition of one job, inside a session that already holds the job's row."""
+    """One transition of one job, on a connection that already holds the job's row."""
 
-    def __init__(self, session: Session, job: Job) -> None:
-        self._session = session
+    def __init__(self, connection: Connection, job: JobRecord) -> None:
+        self._connection = connection
         self._job = job
+        self._rows = HeldRows(connection, job.job_id)
+        self._open: dict[OperatorId, set[int]] = {}
+        self._parts: dict[int, dict[OperatorId, AcknowledgementRecord]] = {}
 
     @property
     def now(self) -> datetime:
@@ -64,205 +63,198 @@ class SqlJobTransaction:
         return self._job.seen_at
 
     @property
-    def session(self) -> Session:
-        """Return the session, for rows that change together with the job's."""
-        return self._session
+    def connection(self) -> Connection:
+        """Return the connection, for rows that change together with the job's."""
+        return self._connection
 
     @property
     def job(self) -> JobRecord:
         """Return the job's row."""
-        return mapping.job_record(self._job)
+        return self._job
 
     def draw_checkpoint_id(self) -> int:
         """Return the next id of the job."""
         drawn = self._job.next_checkpoint_id
-        self._job.next_checkpoint_id = drawn + 1
+        self.set_next_checkpoint_id(drawn + 1)
         return drawn
 
+    def set_next_checkpoint_id(self, following: int) -> None:
+        """Make a number the next id of the job."""
+        values = keys(job_id=self._job.job_id) | {"next_checkpoint_id": following}
+        self._connection.execute(statements.SET_NEXT_CHECKPOINT_ID, values)
+        self._job = replace(self._job, next_checkpoint_id=following)
+
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
-        """Return an operator of the job."""
-        row = self._session.get(Operator, (self._job.job_id, operator_id))
-        return None if row is None else mapping.operator_record(row)
+        """Return an operator of the job; the attempt that holds its epoch comes with it."""
+        if not self._rows.holds(OPERATORS, self._job.job_id, operator_id):
+            self._read_operator(operator_id)
+        return self._rows.get(OPERATORS, self._job.job_id, operator_id)
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
-        self._merge(Operator, record)
+        self._rows.save(OPERATORS, record)
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
         """Return an attempt by its epoch."""
-        row = self._session.get(Attempt, (self._job.job_id, operator_id, epoch))
-        return None if row is None else mapping.attempt_record(row)
+        return self._rows.get(ATTEMPTS, self._job.job_id, operator_id, epoch)
 
     def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
         """Return an attempt by the key its client made."""
-        query = select(Attempt).where(Attempt.job_id == self._job.job_id, Attempt.attempt_key == attempt_key)
-        row = self._session.scalars(query).one_or_none()
-        return None if row is None else mapping.attempt_record(row)
+        return next(iter(self._rows.read(ATTEMPTS, statements.ATTEMPT_BY_KEY, attempt_key=attempt_key)), None)
 
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
-        self._merge(Attempt, record)
+        self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of the job."""
-        row = self._session.get(Checkpoint, (self._job.job_id, checkpoint_id))
-        return None if row is None else mapping.checkpoint_record(row)
+        return self._rows.get(CHECKPOINTS, self._job.job_id, checkpoint_id)
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
         """Return a checkpoint by the key its client made."""
-        query = select(Checkpoint).where(Checkpoint.job_id == self._job.job_id, Checkpoint.request_key == request_key)
-        row = self._session.scalars(query).one_or_none()
-        return None if row is None else mapping.checkpoint_record(row)
+        found = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
+        return next(iter(found), None)
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """Return the checkpoints of an operator that are pending, completed or await their discard."""
-        query = (
-            select(Checkpoint)
-            .where(
-                Checkpoint.job_id == self._job.job_id,
-                Checkpoint.operator_id == operator_id,
-                Checkpoint.discarded_at.is_(None),
-            )
-            .order_by(Checkpoint.checkpoint_id)
-        )
-        return [mapping.checkpoint_record(row) for row in self._session.scalars(query)]
+        if operator_id not in self._open:
+            found = self._rows.read(CHECKPOINTS, statements.OPEN_CHECKPOINTS, operator_id=operator_id)
+            self._open[operator_id] = {checkpoint.checkpoint_id for checkpoint in found}
+        rows = (self.checkpoint(checkpoint_id) for checkpoint_id in sorted(self._open[operator_id]))
+        return [row for row in rows if row is not None and row.discarded_at is None]
 
     def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
         """Tell whether a generation ever completed a checkpoint."""
-        query = exists().where(
-            Checkpoint.job_id == self._job.job_id,
-            Checkpoint.operator_id == operator_id,
-            Checkpoint.generation == generation,
-            Checkpoint.completed_at.is_not(None),
-        )
-        return bool(self._session.scalar(select(query)))
+        values = keys(job_id=self._job.job_id, operator_id=operator_id, generation=generation)
+        return bool(self._connection.scalar(statements.HAS_COMPLETED, values))
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""
-        self._session.add(Checkpoint(**mapping.columns_of(record)))
-        self._session.flush()
+        self._rows.insert(CHECKPOINTS, record)
+        self._parts[record.checkpoint_id] = {}
+        if record.operator_id in self._open:
+            self._open[record.operator_id].add(record.checkpoint_id)
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         """Replace a checkpoint if its status is still the expected one."""
-        statement = (
-            update(Checkpoint)
-            .where(
-                Checkpoint.job_id == record.job_id,
-                Checkpoint.checkpoint_id == record.checkpoint_id,
-                Checkpoint.epoch == record.epoch,
-                Checkpoint.status == expected.value,
-            )
-            .values(**mapping.columns_of(record))
+        meant = keys(
+            job_id=record.job_id, checkpoint_id=record.checkpoint_id, epoch=record.epoch, status=expected.value
         )
-        if _rows_changed(self._session, statement) != 1:
+        written = {"status": record.status.value} | self._changes(record)
+        if self._connection.execute(statements.UPDATE_CHECKPOINT, written | meant).rowcount != 1:
             raise CoordinatorError(
                 f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, "
                 f"but another writer changed it; load it again.",
                 checkpoint_id=record.checkpoint_id,
             )
+        self._rows.hold(CHECKPOINTS, record, *CHECKPOINTS.key_of(record))
 
     def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
         """Return the parts that operators have in an aligned checkpoint."""
-        query = (
-            select(Acknowledgement)
-            .where(Acknowledgement.job_id == self._job.job_id, Acknowledgement.checkpoint_id == checkpoint_id)
-            .order_by(Acknowledgement.operator_id)
-        )
-        return [mapping.acknowledgement_record(row) for row in self._session.scalars(query)]
+        if checkpoint_id not in self._parts:
+            found = self._rows.read(ACKNOWLEDGEMENTS, statements.PARTS, checkpoint_id=checkpoint_id)
+            self._parts[checkpoint_id] = {part.operator_id: part for part in found}
+        return [part for _, part in sorted(self._parts[checkpoint_id].items())]
 
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
         """Insert or replace the part of an operator."""
-        self._merge(Acknowledgement, record)
+        known = self._parts.get(record.checkpoint_id)
+        if known is None:
+            self._rows.save(ACKNOWLEDGEMENTS, record)
+            return
+        if record.operator_id not in known:
+            self._rows.hold(ACKNOWLEDGEMENTS, None, *ACKNOWLEDGEMENTS.key_of(record))
+        self._rows.save(ACKNOWLEDGEMENTS, record)
+        known[record.operator_id] = record
 
     def request(self, request_key: str) -> SnapshotRequest | None:
         """Return a request by the key its client made."""
-        row = self._session.get(Request, (self._job.job_id, request_key))
-        return None if row is None else mapping.request_record(row)
+        return self._rows.get(REQUESTS, self._job.job_id, request_key)
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
         """Return the requests to an operator that have not ended."""
-        query = (
-            select(Request)
-            .where(
-                Request.job_id == self._job.job_id,
-                Request.operator_id == operator_id,
-                Request.status.in_(_OPEN_REQUEST),
-            )
-            .order_by(Request.requested_at, Request.request_key)
-        )
-        return [mapping.request_record(row) for row in self._session.scalars(query)]
+        return self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
 
     def save_request(self, record: SnapshotRequest) -> None:
         """Insert or replace a request."""
-        self._merge(Request, record)
+        self._rows.save(REQUESTS, record)
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
         """Remove the rows of requests."""
         for key in request_keys:
-            self._remove(Request, request_key=key)
+            self._remove(models.Request, request_key=key)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return who claimed a snapshot, of whatever job."""
-        row = self._session.get(Claim, _digest(pointer))
-        return None if row is None else mapping.claim_record(row)
+        return _claim(self._connection, pointer)
 
     def save_claim(self, record: ClaimRecord) -> None:
         """Insert a claim."""
-        self._session.add(Claim(pointer_sha256=_digest(record.pointer), **mapping.columns_of(record)))
+        values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
         try:
-            self._session.flush()
+            CLAIMS.insert(self._connection, values)
         except IntegrityError as error:
-            raise CoordinatorError(
-                f"The snapshot {record.pointer} was claimed by another job; restore without a claim."
-            ) from error
+            raise already_claimed(record.pointer) from error
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
         """Return what is kept of an operator's checkpoints."""
-        row = self._session.get(Statistics, (self._job.job_id, operator_id))
-        return None if row is None else mapping.statistics_record(row)
+        return self._rows.get(STATISTICS, self._job.job_id, operator_id)
 
     def save_statistics(self, record: StatisticsRecord) -> None:
         """Insert or replace what is kept of an operator's checkpoints."""
-        self._merge(Statistics, record)
+        self._rows.save(STATISTICS, record)
 
     def view(self) -> JobView:
         """Return all rows of the job as this transition left them so far."""
-        return _view(self._session, self._job, self.now)
+        return view_of(self._connection, self._job, self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
         """Remove the rows of checkpoints."""
         for checkpoint_id in checkpoint_ids:
-            for table in (Acknowledgement, Checkpoint):
-                self._remove(table, checkpoint_id=checkpoint_id)
+            for model in (models.Acknowledgement, models.Checkpoint):
+                self._remove(model, checkpoint_id=checkpoint_id)
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of the tokens that mean them."""
         for attempt in attempts:
             # A token without its attempt's row would no longer be known to be revoked.
-            for table in (Token, Attempt):
-                self._remove(table, operator_id=attempt.operator_id, epoch=attempt.epoch)
+            for model in (models.Token, models.Attempt):
+                self._remove(model, operator_id=attempt.operator_id, epoch=attempt.epoch)
 
     def remove_job(self) -> None:
         """Remove all of the job but what counts and what it claimed."""
-        for table in (
-            Token,
-            Acknowledgement,
-            Request,
-            Statistics,
-            Checkpoint,
-            Attempt,
-            StateHandleLock,
-            StateHandleRow,
+        for model in (
+            models.Token,
+            models.Acknowledgement,
+            models.Request,
+            models.Statistics,
+            models.Checkpoint,
+            models.Attempt,
+            models.StateHandleLock,
+            models.StateHandleRow,
         ):
-            self._remove(table)
+            self._remove(model)
 
-    def _merge(self, table: type[Base], record: object) -> None:
-        self._session.merge(table(**mapping.columns_of(record)))
-        self._session.flush()
+    def _read_operator(self, operator_id: OperatorId) -> None:
+        key = keys(job_id=self._job.job_id, operator_id=operator_id)
+        row = self._connection.execute(statements.OPERATOR_AND_ATTEMPT, key).one_or_none()
+        if row is None:
+            self._rows.hold(OPERATORS, None, self._job.job_id, operator_id)
+            return
+        operator = OPERATORS.read(row[:_OF_ATTEMPTS])
+        has_attempt = row[_OF_ATTEMPTS] is not None
+        attempt = ATTEMPTS.read(row[_OF_ATTEMPTS:]) if has_attempt else None
+        self._rows.hold(OPERATORS, operator, self._job.job_id, operator_id)
+        self._rows.hold(ATTEMPTS, attempt, self._job.job_id, operator_id, operator.epoch)
 
-    def _remove(self, table: type[Base], **keys: object) -> None:
-        statement = delete(table).filter_by(job_id=self._job.job_id, **keys)
-        self._session.execute(statement.execution_options(synchronize_session=False))
+    def _changes(self, record: CheckpointRecord) -> dict[str, object]:
+        known = self.checkpoint(record.checkpoint_id)
+        return {} if known is None else CHECKPOINTS.changes(known, record)
+
+    def _remove(self, model: type[models.Base], **values: object) -> None:
+        self._rows.remove(model, **values)
+        self._open.clear()
+        self._parts.clear()
 
 
 class SqlJobStore:
@@ -282,84 +274,110 @@ class SqlJobStore:
         """Begin a transition of a job with a write to its row, so that no other writer is between read and commit."""
         if create_as is not None:
             self._ensure_job(job_id, create_as)
-        with Session(self._engine) as session:
+        with executing():
+            opened = self._connect()
+        with opened as connection:
             with executing():
-                transaction = self._begin(session, job_id, create_as)
-                yield transaction
-                session.flush()
+                yield self._begin(connection, job_id, is_known=create_as is None)
             with committing():
-                session.commit()
+                self._commit(connection)
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        with executing(), self._connect() as connection:
+            return _claim(connection, pointer)
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
-        with executing(), Session(self._engine) as session:
-            rows = session.scalars(select(Job).where(_HAS_ATTEMPT).order_by(Job.seen_at.desc()))
-            return tuple(mapping.job_record(row) for row in rows)
+        with executing(), self._connect() as connection:
+            return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
 
     def describe(self, job_id: JobId) -> JobView:
         """Return all rows of a job."""
-        with executing(), Session(self._engine) as session:
-            job = session.scalar(select(Job).where(Job.job_id == job_id, _HAS_ATTEMPT))
-            if job is None:
+        with executing(), self._connect() as connection:
+            row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()
+            if row is None:
                 raise _no_such_job(job_id)
-            return _view(session, job, self._clock.now())
+            return view_of(connection, JOBS.read(row), self._clock.now())
 
-    def _begin(self, session: Session, job_id: JobId, create_as: str | None) -> SqlJobTransaction:
-        now = self._clock.now()
-        seen_at = case((Job.seen_at > now, Job.seen_at), else_=now)
-        meant = (Job.job_id == job_id,) if create_as is not None else (Job.job_id == job_id, _HAS_ATTEMPT)
-        statement = (update(Job).where(*meant).values(version=Job.version + 1, seen_at=seen_at)).execution_options(
-            synchronize_session=False
-        )
-        if _rows_changed(session, statement) != 1:
+    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+        """Return a request of a job by the key its client made."""
+        with executing(), self._connect() as connection:
+            row = REQUESTS.find(connection, job_id, request_key)
+        return None if row is None else REQUESTS.read(row)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job."""
+        with executing(), self._connect() as connection:
+            row = CHECKPOINTS.find(connection, job_id, checkpoint_id)
+        return None if row is None else CHECKPOINTS.read(row)
+
+    def _connect(self) -> AbstractContextManager[Connection]:
+        return self._engine.connect()
+
+    def _commit(self, connection: Connection) -> None:
+        _commit(connection)
+
+    def _begin(self, connection: Connection, job_id: JobId, *, is_known: bool) -> SqlJobTransaction:
+        values = keys(job_id=job_id) | {"now": self._clock.now()}
+        if connection.dialect.update_returning:
+            row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
+        else:
+            is_there = connection.execute(statements.BEGIN[is_known], values).rowcount == 1
+            row = JOBS.find(connection, job_id) if is_there else None
+        if row is None:
             raise _no_such_job(job_id)
-        return SqlJobTransaction(session, session.get_one(Job, job_id))
+        return SqlJobTransaction(connection, JOBS.read(row))
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
-        with executing(), Session(self._engine) as session:
-            if session.get(Job, job_id) is not None:
+        with executing(), self._connect() as connection:
+            if JOBS.find(connection, job_id) is not None:
                 return
             now = self._clock.now()
-            session.add(Job(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
+            job = JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now)
             try:
-                session.commit()
+                JOBS.insert(connection, JOBS.values_of(job))
             except IntegrityError:
                 # Another process created it in between; that row is as good as ours.
-                session.rollback()
+                return
+            self._commit(connection)
 
 
-def _view(session: Session, job: Job, now: datetime) -> JobView:
-    operators = session.scalars(select(Operator).where(Operator.job_id == job.job_id).order_by(Operator.uid))
-    attempts = session.scalars(
-        select(Attempt).where(Attempt.job_id == job.job_id).order_by(Attempt.operator_id, Attempt.epoch)
-    )
-    checkpoints = session.scalars(
-        select(Checkpoint).where(Checkpoint.job_id == job.job_id).order_by(Checkpoint.checkpoint_id)
-    )
-    requests = session.scalars(
-        select(Request).where(Request.job_id == job.job_id).order_by(Request.requested_at, Request.request_key)
-    )
-    statistics = session.scalars(
-        select(Statistics).where(Statistics.job_id == job.job_id).order_by(Statistics.operator_id)
-    )
-    return JobView(
-        job=mapping.job_record(job),
-        operators=tuple(mapping.operator_record(row) for row in operators),
-        attempts=tuple(mapping.attempt_record(row) for row in attempts),
-        checkpoints=tuple(mapping.checkpoint_record(row) for row in checkpoints),
-        read_at=max(now, job.seen_at),
-        requests=tuple(mapping.request_record(row) for row in requests),
-        statistics=tuple(mapping.statistics_record(row) for row in statistics),
-    )
+class JoinedSqlJobStore(SqlJobStore):
+    """
+    The same within a transaction of somebody else, who commits it or rolls it back.
+
+    :param connection: On which that transaction is open.
+    :param clock: Where time comes from.
+    """
+
+    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
+        super().__init__(connection.engine, clock)
+        self._connection = connection
+
+    def _connect(self) -> AbstractContextManager[Connection]:
+        return nullcontext(self._connection)
+
+    def _commit(self, connection: Connection) -> None:
+        """Leave it to the owner."""
+
+
+def _commit(connection: Connection) -> None:
+    try:
+        connection.commit()
+    except BaseException:
+        # The pool would hand it out with its transaction still open, for the next user to commit.
+        connection.invalidate()
+        raise
+
+
+def _claim(connection: Connection, pointer: str) -> ClaimRecord | None:
+    row = CLAIMS.find(connection, _digest(pointer))
+    return None if row is None else CLAIMS.read(row)
 
 
 def _digest(pointer: str) -> str:
     return hashlib.sha256(pointer.encode()).hexdigest()
-
-
-def _rows_changed(session: Session, statement: object) -> int:
-    result = session.execute(statement)  # type: ignore[call-overload]
-    return result.rowcount if isinstance(result, CursorResult) else 0
 
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -29,10 +30,30 @@ class CheckpointedOperator(BaseOperator):
     :param tolerable_failed_checkpoints: How many may fail in a row before the task fails, ``-1`` for any number.
     :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
         is put off beyond it.
+    :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as ``5 min``;
+        a bare number is milliseconds.
+    :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
+    :param externalized_checkpoint_retention: After which ends of the run the checkpoints stay: ``RETAIN_ON_CANCELLATION``,
+        ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
+    :param savepoint_dir: Where savepoints go whose request names no place. (templated)
+    :param from_savepoint: Pointer to the savepoint, or the checkpoint of another job, that the stage begins from where it
+        would begin with nothing. (templated)
+    :param claim_mode: Whose that is then: ``no_claim`` (default), its owner's, or ``claim``, this job's.
+    :param renamed_uids: For a stage that changed its uid since: the old uid and the new one.
+    :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's.
+    :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 kb``.
     :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
     """
 
-    checkpoint_template_fields: Sequence[str] = ("job", "uid", "map_key", "checkpoint_dir", "storage_conn_id")
+    checkpoint_template_fields: Sequence[str] = (
+        "job",
+        "uid",
+        "map_key",
+        "checkpoint_dir",
+        "storage_conn_id",
+        "savepoint_dir",
+        "from_savepoint",
+    )
     operator_extra_links = (CheckpointsLink(),)
 
     kept: str | None = None
@@ -52,6 +73,15 @@ class CheckpointedOperator(BaseOperator):
         checkpoint_timeout_seconds: float | None = None,
         tolerable_failed_checkpoints: int | None = None,
         overhead_budget: float | None = None,
+        checkpoint_interval: timedelta | str | int | None = None,
+        min_pause: timedelta | str | int | None = None,
+        externalized_checkpoint_retention: str | None = None,
+        savepoint_dir: str | None = None,
+        from_savepoint: str | None = None,
+        claim_mode: str = "no_claim",
+        renamed_uids: Mapping[str, str] | None = None,
+        allow_non_restored_state: bool = False,
+        data_inline_threshold: str | int | None = None,
         on_clear: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -65,6 +95,15 @@ class CheckpointedOperator(BaseOperator):
         self.checkpoint_timeout_seconds = checkpoint_timeout_seconds
         self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
         self.overhead_budget = overhead_budget
+        self.checkpoint_interval = checkpoint_interval
+        self.min_pause = min_pause
+        self.externalized_checkpoint_retention = externalized_checkpoint_retention
+        self.savepoint_dir = savepoint_dir
+        self.from_savepoint = from_savepoint
+        self.claim_mode = claim_mode
+        self.renamed_uids = renamed_uids
+        self.allow_non_restored_state = allow_non_restored_state
+        self.data_inline_threshold = data_inline_threshold
         self.on_clear = on_clear
 
     def prepare(self, context: Mapping[str, Any]) -> PreparedStage:

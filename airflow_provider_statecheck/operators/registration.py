@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
     InvalidConfigurationError,
     NoRestorableCheckpointError,
+    SnapshotClaimedError,
+    StoppedWithSavepointError,
 )
 from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
 from airflow_provider_statecheck.operators.links import push_link
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.claims import RestoreMode
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
+_MILLISECOND = timedelta(milliseconds=1)
 A_RETRY_CANNOT_HELP = (
     InvalidConfigurationError,
     EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
     NoRestorableCheckpointError,
     ConcurrentAttemptError,
+    SnapshotClaimedError,
+    StoppedWithSavepointError,
 )
 
 
@@ -55,20 +64,59 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
         checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
         tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
         overhead_budget=task.overhead_budget,
+        checkpoint_interval=task.checkpoint_interval,
+        min_pause=task.min_pause,
+        externalized_checkpoint_retention=task.externalized_checkpoint_retention,
+        savepoint_dir=task.savepoint_dir,
+        data_inline_threshold=task.data_inline_threshold,
         on_clear=task.on_clear,
     )
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
-    registration = _registration(task, context, settings, storage.base_uri)
+    registration = _from_savepoint(task, storage, _registration(task, context, settings, storage.base_uri))
     push_link(task, context, registration.job_name)
     return PreparedStage(storage, registration, _driver_settings(settings, storage))
+
+
+def _from_savepoint(
+    task: CheckpointedOperator, storage: CheckpointStorage, registration: RegisterAttempt
+) -> RegisterAttempt:
+    from airflow_provider_statecheck.storage.restore_sources import find_source
+
+    mode = _claim_mode(task.claim_mode)
+    if not task.from_savepoint:
+        return registration
+    source = find_source(
+        storage,
+        task.from_savepoint,
+        uid=registration.uid,
+        mode=mode,
+        renamed_uids=task.renamed_uids or {},
+        allow_non_restored_state=task.allow_non_restored_state,
+    )
+    return replace(registration, restore_from=source)
+
+
+def _claim_mode(given: str) -> RestoreMode:
+    from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+
+    try:
+        return RestoreMode(given.lower())
+    except ValueError as error:
+        modes = ", ".join(mode.value for mode in RestoreMode)
+        raise InvalidConfigurationError(f"Expected claim_mode to be one of {modes}, found {given!r}.") from error
 
 
 def _driver_settings(settings: StatecheckSettings, storage: CheckpointStorage) -> DriverSettings:
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 
+    interval = settings.checkpoint_interval
     return DriverSettings(
         tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
         overhead_budget=settings.overhead_budget,
+        checkpoint_interval_ms=None if interval is None else interval // _MILLISECOND,
+        min_pause_ms=settings.min_pause // _MILLISECOND,
+        data_inline_threshold=settings.data_inline_threshold,
+        savepoint_dir=settings.savepoint_dir,
         storage_options=dict(storage.options),
     )
 
@@ -89,4 +137,5 @@ def _registration(
         on_clear=settings.on_clear,
         num_retained=settings.num_retained,
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
+        retention=settings.externalized_checkpoint_retention.retention_policy,
     )

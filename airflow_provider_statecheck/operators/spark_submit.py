@@ -12,8 +12,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
 
+from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, PreparedStage
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -119,6 +121,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
             stage.close(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
             self.kept = stage.kept()
             self.log.error(self.kept)  # noqa: TRY400 - Airflow shows the error itself
+            _refuse_retry_of_stopped(stage)
             raise
         stage.close(AttemptStatus.FINISHED)
 
@@ -135,3 +138,13 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
         shared = normalise_base(self.package_dir) if self.package_dir else f"{prepared.storage.base_uri}/{_PACKAGES}"
         return Shipping(scratch=scratch, shared=shared, is_package_shipped=self.ship_package)
+
+
+def _refuse_retry_of_stopped(stage: SubmittedStage) -> None:
+    pointer = stage.stopped_with()
+    if pointer is not None:
+        raise StoppedWithSavepointError(
+            f"The stage was asked to stop with a savepoint and did: {redact(pointer)}. Clear the task to go on from its last "
+            f"checkpoint.",
+            pointer=redact(pointer),
+        )

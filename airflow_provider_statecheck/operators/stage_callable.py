@@ -49,7 +49,14 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         prepared = self._require_prepared()
         make_ready(spark, prepared.storage)
         attempt = self._open_attempt(prepared)
-        with StageContext(spark, attempt, overhead_budget=prepared.driver.overhead_budget) as checkpoint:
+        driver = prepared.driver
+        with StageContext(
+            spark,
+            attempt,
+            overhead_budget=driver.overhead_budget,
+            checkpoint_interval=driver.checkpoint_interval_ms,
+            min_pause=driver.min_pause_ms,
+        ) as checkpoint:
             self._give(checkpoint)
             self._is_stage_running = True
             try:
@@ -91,6 +98,8 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             prepared.storage,
             prepared.registration,
             tolerable_failed_checkpoints=prepared.driver.tolerable_failed_checkpoints,
+            savepoint_dir=prepared.driver.savepoint_dir,
+            data_inline_threshold=prepared.driver.data_inline_threshold,
         )
 
 

@@ -10,7 +10,7 @@ from airflow_provider_statecheck.gateway.paths import MOUNT_PATH
 
 
 class StatecheckPlugin(AirflowPlugin):
-    """Adds the coordinator's API to the api-server, and the last line of a failed try to its log."""
+    """Adds the coordinator's API, the last line of a failed try, and what the end of a run means for its checkpoints."""
 
     name = "statecheck"
 
@@ -24,7 +24,7 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """Return the listener of failed tasks."""
-        from airflow_provider_statecheck.plugins import last_line
+        """Return the listeners of failed tasks and of ended runs."""
+        from airflow_provider_statecheck.plugins import last_line, run_end
 
-        return [last_line]
+        return [last_line, run_end]

@@ -18,7 +18,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -32,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
@@ -42,11 +43,11 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
+from airflow_provider_statecheck.spark.savepoints import StageSavepoints
 from airflow_provider_statecheck.spark.status_log import CheckpointLog
-from airflow_provider_statecheck.storage.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.storage.discards import EffectDiscards
 from airflow_provider_statecheck.storage.document import (
     CheckpointDocument,
-    FileStateHandle,
     InlineStateHandle,
     SnapshotHandle,
 )
@@ -54,6 +55,7 @@ from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.storage.sweep import sweep
+from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class StageAttempt:
     :param registration: Who asks, under which job and uid, with which settings.
     :param tolerable_failed_checkpoints: How many checkpoints in a row may fail before the stage fails; ``-1`` for any
         number.
+    :param savepoint_dir: Where savepoints go whose request names no place.
+    :param data_inline_threshold: Up to how many bytes small values are written into the metadata.
     """
 
     def __init__(
@@ -78,16 +82,20 @@ class StageAttempt:
         registration: RegisterAttempt,
         *,
         tolerable_failed_checkpoints: int = -1,
+        savepoint_dir: str | None = None,
+        data_inline_threshold: int = INLINE_STATE_BYTES,
     ) -> None:
         self._gateway = gateway
+        self._data_inline_threshold = data_inline_threshold
         self.storage = storage
         self.registration = registration
         self._documents = DocumentCache(lambda _: storage)
-        self._cleaner = CheckpointsCleaner(storage, self._documents)
+        self._cleaner = EffectDiscards(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         self.grant: AttemptGrant = gateway.register(registration)
         self._log = CheckpointLog(registration.job_name, registration.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
+        self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
         self.latest: CheckpointRecord | None = None
 
     def restore(self) -> RestoredStage | None:
@@ -102,7 +110,7 @@ class StageAttempt:
             return None
         restored = self._load_latest()
         self._gateway.confirm_restore(restored.confirmation(self.grant.attempt))
-        self._documents.remember(restored.document)
+        self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
         self.latest = restored.checkpoint
         self._log.restored(restored.checkpoint)
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
@@ -128,16 +136,26 @@ class StageAttempt:
         :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
         """
         try:
-            completed = self._take(snapshots, state, finished_items, new_bytes, pinned)
+            completed, effects = self._take(snapshots, state, finished_items, new_bytes, pinned)
         except StaleAttemptError:
             raise
         except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
             self._failures.failed(error)
             return None
         self._failures.succeeded()
+        self._savepoints.serve(effects.savepoints, completed)
         return completed
+
+    def failed(self, error: StateCheckError) -> None:
+        """
+        Count a checkpoint that failed before it was begun.
+
+        :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        """
+        self._failures.failed(error)
 
     def finish(self, status: AttemptStatus, message: str = "") -> None:
         """
@@ -145,10 +163,24 @@ class StageAttempt:
 
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
+        if status is AttemptStatus.FINISHED:
+            self._serve_last_savepoints()
         effects = self._gateway.finish(FinishAttempt(attempt=self.grant.attempt, status=status, message=message))
         self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
+
+    def _serve_last_savepoints(self) -> None:
+        # A request may have come after the last checkpoint, or have waited for the end.
+        if self.latest is None:
+            return
+        attempt = self.grant.attempt
+        try:
+            requests = self._gateway.describe(attempt.job_id).savepoints_asked_of(attempt.operator_id)
+        except (CoordinatorError, CheckpointNotFoundError) as error:
+            log.warning("Whether a savepoint is asked for could not be told; it is taken by the next gc: %s", error)
+            return
+        self._savepoints.serve(requests, self.latest, is_end=True)
 
     def _load_latest(self) -> RestoredStage:
         try:
@@ -172,7 +204,7 @@ class StageAttempt:
         finished_items: int,
         new_bytes: int,
         pinned: AbstractSet[str],
-    ) -> CheckpointRecord:
+    ) -> tuple[CheckpointRecord, OpenEffects]:
         request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key())
         pending = self._gateway.trigger(request)
         self._log.triggered(pending)
@@ -196,7 +228,7 @@ class StageAttempt:
         data = encode_metadata(document, uri=uri)
         # Last of the bytes: a directory with this file in it is whole.
         self.storage.write_bytes(uri, data)
-        self._documents.remember(document)
+        self._documents.remember(pending.checkpoint_id, document)
         return AcknowledgeCheckpoint(
             attempt=self.grant.attempt,
             checkpoint_id=pending.checkpoint_id,
@@ -211,12 +243,13 @@ class StageAttempt:
         self, pending: PendingCheckpoint, state: dict[str, Any]
     ) -> tuple[InlineStateHandle | FileStateHandle, int]:
         data = json.dumps(state, sort_keys=True, separators=(",", ":")).encode()
-        if len(data) <= INLINE_STATE_BYTES:
-            return InlineStateHandle(value=state), len(data)
-        uri = f"{pending.location}/{epoch_name(self.grant.attempt.epoch)}"
-        self.storage.write_bytes(uri, data)
-        digest = hashlib.sha256(data).hexdigest()
-        return FileStateHandle(uri=uri, size=len(data), sha256=digest), len(data)
+        writing = StateWriting(epoch=self.grant.attempt.epoch, inline_threshold=self._data_inline_threshold)
+        stream = FsCheckpointStateOutputStream.open(self.storage, pending.location, writing)
+        stream.write(data)
+        handle = stream.close_and_get_handle()
+        if isinstance(handle, FileStateHandle):
+            return handle, len(data)
+        return InlineStateHandle(value=state), len(data)
 
     def _document(
         self,
@@ -237,7 +270,9 @@ class StageAttempt:
             created_at=datetime.now(UTC).isoformat(),
         )
 
-    def _acknowledge(self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]) -> CheckpointRecord:
+    def _acknowledge(
+        self, message: AcknowledgeCheckpoint, pinned: AbstractSet[str]
+    ) -> tuple[CheckpointRecord, OpenEffects]:
         reply = self._gateway.acknowledge(message)
         completed = reply.checkpoint if reply.is_completed else None
         if completed is None:
@@ -248,7 +283,7 @@ class StageAttempt:
         self.latest = completed
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
-        return completed
+        return completed, reply.effects
 
     def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
         message = DeclineCheckpoint(
@@ -289,4 +324,5 @@ def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> Checkp
         f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
         f"checkpoint_timeout_seconds if its bytes need longer to be written.",
         reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
+        checkpoint_id=message.checkpoint_id,
     )

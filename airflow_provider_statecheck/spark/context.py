@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
+from airflow_provider_statecheck.spark.costs.pace import Pace
 from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.kept import kept_line
@@ -47,8 +50,11 @@ class StageContext:
     :param attempt: The registered try.
     :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
         is put off where it takes more. ``None`` sets no limit.
+    :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
+        ``5 min``; a bare number is milliseconds. The last one of a loop does not wait. ``None`` sets no limit.
+    :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
     :param monotonic: The clock for durations, in seconds.
-    :raises InvalidConfigurationError: for a budget out of range.
+    :raises InvalidConfigurationError: for a budget or duration out of range.
     """
 
     def __init__(
@@ -57,15 +63,18 @@ class StageContext:
         attempt: StageAttempt,
         *,
         overhead_budget: float | None = None,
+        checkpoint_interval: timedelta | str | int | None = None,
+        min_pause: timedelta | str | int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         require_budget(overhead_budget)
+        pace = Pace(checkpoint_interval, min_pause, monotonic)
         self._attempt = attempt
         self._monotonic = monotonic
         restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try started from; ``None`` for a fresh start."""
-        self._saving = StageSaving(attempt, restored, overhead_budget=overhead_budget, monotonic=monotonic)
+        self._saving = StageSaving(attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic)
         self.state: StageState = self._saving.state
         """Small values by name, saved with each checkpoint."""
         self.costs: StageCosts = self._saving.costs
@@ -91,7 +100,14 @@ class StageContext:
         checkpoint_timeout_seconds: float = 600.0,
         tolerable_failed_checkpoints: int = -1,
         overhead_budget: float | None = None,
+        checkpoint_interval: timedelta | str | int | None = None,
+        min_pause: timedelta | str | int | None = None,
         storage_options: dict[str, Any] | None = None,
+        savepoint_dir: str | None = None,
+        from_savepoint: str | None = None,
+        claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
+        renamed_uids: Mapping[str, str] | None = None,
+        allow_non_restored_state: bool = False,
     ) -> Self:
         """
         Begin a try in a notebook or a plain script, without Airflow.
@@ -108,13 +124,24 @@ class StageContext:
         :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
         :param tolerable_failed_checkpoints: How many may fail in a row before the stage fails, ``-1`` for any number.
         :param overhead_budget: Which part of the time checkpointing may take, such as 0.05; ``None`` sets no limit.
+        :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
+            ``5 min``; a bare number is milliseconds.
+        :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
         :param storage_options: Options of the fsspec filesystem.
+        :param savepoint_dir: Where savepoints go whose request names no place.
+        :param from_savepoint: Pointer to what a try begins from that would start with nothing.
+        :param claim_mode: Whose that is then: ``no_claim`` (default, its owner's) or ``claim`` (the job's).
+        :param renamed_uids: For a stage that changed its uid: the old one and the new one.
+        :param allow_non_restored_state: Whether to start with nothing where the savepoint is another stage's.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there was state and none of it can be read.
+        :raises IncompatibleCheckpointError: if the savepoint is another stage's.
+        :raises SnapshotClaimedError: if another job claimed the savepoint.
         """
         from airflow_provider_statecheck.spark.script import open_attempt
 
         require_budget(overhead_budget)
+        Pace(checkpoint_interval, min_pause, time.monotonic)  # refuses before anything is registered
         attempt = open_attempt(
             spark,
             job=job,
@@ -127,8 +154,19 @@ class StageContext:
             checkpoint_timeout_seconds=checkpoint_timeout_seconds,
             tolerable_failed_checkpoints=tolerable_failed_checkpoints,
             storage_options=storage_options or {},
+            savepoint_dir=savepoint_dir,
+            from_savepoint=from_savepoint,
+            claim_mode=RestoreMode(claim_mode),
+            renamed_uids=renamed_uids or {},
+            allow_non_restored_state=allow_non_restored_state,
         )
-        return cls(spark, attempt, overhead_budget=overhead_budget)
+        return cls(
+            spark,
+            attempt,
+            overhead_budget=overhead_budget,
+            checkpoint_interval=checkpoint_interval,
+            min_pause=min_pause,
+        )
 
     @classmethod
     def current(cls, spark: SparkSession | None = None) -> Self:
@@ -302,7 +340,7 @@ class StageContext:
     def _work(
         self, loop: StepKey, pairs: list[tuple[str, Item]], every: int, every_seconds: float | None
     ) -> Iterator[Item]:
-        rhythm = Rhythm(every, every_seconds, self.costs, self._monotonic)
+        rhythm = Rhythm(every, every_seconds, self.costs, self._saving.pace, self._monotonic)
         for item_key, item in pairs:
             if self._saving.progress.is_finished(loop, item_key):
                 continue

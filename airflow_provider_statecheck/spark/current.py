@@ -45,6 +45,8 @@ class CurrentContext:
                     session,
                     _repeat_registration(session, self._handover),
                     overhead_budget=self._handover.driver.overhead_budget,
+                    checkpoint_interval=self._handover.driver.checkpoint_interval_ms,
+                    min_pause=self._handover.driver.min_pause_ms,
                 )
             return self._context
 
@@ -70,6 +72,8 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
         storage,
         handover.registration,
         tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
+        savepoint_dir=handover.driver.savepoint_dir,
+        data_inline_threshold=handover.driver.data_inline_threshold,
     )
 
 

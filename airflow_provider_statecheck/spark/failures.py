@@ -3,39 +3,68 @@
 from __future__ import annotations
 
 import logging
+from typing import Final
 
-from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, StateCheckError
+from airflow_provider_statecheck.checkpoint.coordination.failure_manager import (
+    UNKNOWN_CHECKPOINT_ID,
+    UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointFailureManager,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.exceptions import StateCheckError
 
 log = logging.getLogger(__name__)
 
-UNLIMITED = -1
+UNLIMITED: Final = -1
+_CHECKPOINT: Final = CheckpointProperties()
 
 
 class FailedCheckpoints:
     """
-    Counts checkpoints that failed one after another; a thin ``CheckpointFailureManager``.
+    Counts checkpoints of one stage that failed one after another.
 
     :param tolerable: How many may fail in a row; ``-1`` for any number.
     """
 
     def __init__(self, tolerable: int = UNLIMITED) -> None:
-        self._tolerable = tolerable
-        self._failed = 0
+        self._tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
+        self._manager = self._new_manager()
 
     def succeeded(self) -> None:
         """Start counting anew."""
-        self._failed = 0
+        self._manager = self._new_manager()
 
     def failed(self, error: StateCheckError) -> None:
         """
         Count a failure and say so.
 
-        :raises CheckpointDeclinedError: if it is one too many; its cause is the last failure.
+        :raises CheckpointDeclinedError: if it is one too many; it lists the failures, and its cause is the last one.
         """
-        self._failed += 1
-        if self._tolerable != UNLIMITED and self._failed > self._tolerable:
-            raise CheckpointDeclinedError(
-                f"{self._failed} checkpoints in a row failed, tolerable_failed_checkpoints is {self._tolerable}; "
-                f"the last one: {error}"
-            ) from error
+        self._manager.handle_checkpoint_exception(
+            CheckpointException(_counted_reason(error), error),
+            properties=_CHECKPOINT,
+            checkpoint_id=vars(error).get("checkpoint_id", UNKNOWN_CHECKPOINT_ID),
+        )
         log.warning("A checkpoint failed, the stage goes on without it: %s", error)
+
+    def _new_manager(self) -> CheckpointFailureManager:
+        return CheckpointFailureManager(self._tolerable, _FailStage())
+
+
+class _FailStage:
+    """The stage fails where it took the checkpoint."""
+
+    def fail_job(self, cause: Exception) -> None:
+        raise cause
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        raise cause
+
+
+def _counted_reason(error: StateCheckError) -> CheckpointFailureReason:
+    """Return a reason that counts, for the stage has lost a checkpoint whatever the reason is."""
+    reason = vars(error).get("reason")
+    if isinstance(reason, CheckpointFailureReason) and not reason.is_tolerated_silently:
+        return reason
+    return CheckpointFailureReason.IO_EXCEPTION

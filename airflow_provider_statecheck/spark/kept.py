@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OnClear
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.spark.status_log import describe_content
 
 
@@ -34,3 +35,13 @@ def latest_kept(view: JobView, uid: str) -> CheckpointRecord | None:
         c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generations.get(operator_id)
     ]
     return mine[-1] if mine else None
+
+
+def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
+    """Return where the savepoint is with which an attempt stopped where it was, ``None`` if it did not."""
+    same = (a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch))
+    if any(a.status is AttemptStatus.FINISHED for a in same):
+        return None
+    mine = (c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at is not None)
+    kind = CheckpointType.SAVEPOINT_SUSPEND
+    return next((c.location for c in mine if c.properties.snapshot_type is kind), None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
@@ -14,6 +16,7 @@ from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.restore_sources import find_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +35,11 @@ def open_attempt(
     checkpoint_timeout_seconds: float,
     tolerable_failed_checkpoints: int,
     storage_options: dict[str, Any],
+    savepoint_dir: str | None,
+    from_savepoint: str | None,
+    claim_mode: RestoreMode,
+    renamed_uids: Mapping[str, str],
+    allow_non_restored_state: bool,
 ) -> StageAttempt:
     """Register a try of a script; for the arguments see :meth:`StageContext.open`."""
     if is_test_job(job):
@@ -41,6 +49,16 @@ def open_attempt(
         )
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     make_ready(spark, storage)
+    source = None
+    if from_savepoint is not None:
+        source = find_source(
+            storage,
+            from_savepoint,
+            uid=uid,
+            mode=claim_mode,
+            renamed_uids=renamed_uids,
+            allow_non_restored_state=allow_non_restored_state,
+        )
     registration = RegisterAttempt(
         job_name=job,
         uid=uid,
@@ -50,9 +68,15 @@ def open_attempt(
         on_clear=on_clear,
         num_retained=num_retained,
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
+        restore_from=source,
     )
-    gateway = open_gateway(metadata)
-    return StageAttempt(gateway, storage, registration, tolerable_failed_checkpoints=tolerable_failed_checkpoints)
+    return StageAttempt(
+        open_gateway(metadata),
+        storage,
+        registration,
+        tolerable_failed_checkpoints=tolerable_failed_checkpoints,
+        savepoint_dir=savepoint_dir,
+    )
 
 
 def _owner(job: str, run: str) -> AttemptOwner:

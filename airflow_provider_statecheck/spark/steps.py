@@ -51,7 +51,7 @@ class StageSteps:
         self.saving = saving
         self.reports: list[StepReport] = []
         # A pipeline's job lives on from run to run, its DataFrames belong to the run that computed them.
-        self._salts = [attempt.registration.owner.run_key]
+        self._salts = [saving.run]
 
     @contextmanager
     def within(self, fingerprint: str) -> Iterator[None]:

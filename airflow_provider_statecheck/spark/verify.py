@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.spark.restore import read_manifest, read_state
@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.snapshots.manifest import (
     footer_digest,
     verify_files,
 )
+from airflow_provider_statecheck.spark.state_verify import operator_state_problems
 from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -78,7 +79,7 @@ class CheckpointVerifier:
 
         :raises StorageError: if the storage does not answer.
         """
-        found = self._verify(checkpoint.location, lambda: load_document(self._storage, checkpoint))
+        found = self._verify(checkpoint.location, lambda: _load_as(self._storage, checkpoint))
         return replace(found, checkpoint_id=checkpoint.checkpoint_id)
 
     def verify_pointer(self, pointer: str) -> Verification:
@@ -98,10 +99,13 @@ class CheckpointVerifier:
             return Verification(pointer=pointer, problems=(redact(problem),))
         snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
         _, state_problem = _tried(lambda: read_state(self._storage, document))
+        states = operator_state_problems(self._storage, document, is_deep=self._is_deep)
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
-            problems=tuple(map(redact, (*filter(None, [state_problem]), *(p for s in snapshots for p in s.problems)))),
+            problems=tuple(
+                map(redact, (*filter(None, [state_problem]), *states, *(p for s in snapshots for p in s.problems)))
+            ),
             unchecked=tuple(redact(p) for s in snapshots for p in s.unchecked),
         )
 
@@ -136,6 +140,37 @@ class CheckpointVerifier:
         if not problems and not unchecked and rows != manifest.rows:
             problems.append(f"Expected {manifest.rows} rows in {handle.uri}, found {rows}.")
         return replace(_of_snapshot(handle, problems), unchecked=tuple(unchecked))
+
+
+def _load_as(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    document = load_document(storage, checkpoint)
+    expected = _identity_of(checkpoint)
+    found = {key: _IDENTITY[key](document) for key in expected}
+    if found != expected:
+        raise CorruptStateError(
+            f"Expected {checkpoint.metadata_uri} to be of {expected}, as its row says, found {found}; it was put there from "
+            f"elsewhere."
+        )
+    return document
+
+
+_IDENTITY: dict[str, Callable[[CheckpointDocument], object]] = {
+    "job": lambda document: document.job_id,
+    "operator": lambda document: document.operator_id,
+    "id": lambda document: document.checkpoint_id,
+    "savepoint": lambda document: document.properties.is_savepoint,
+}
+
+
+def _identity_of(checkpoint: CheckpointRecord) -> dict[str, object]:
+    # What an attempt began from may be anybody's, and so may be what a savepoint was copied from.
+    is_savepoint = checkpoint.properties.is_savepoint
+    if checkpoint_id_of(checkpoint.location.rpartition("/")[2]) == checkpoint.checkpoint_id and not is_savepoint:
+        values = {"job": checkpoint.job_id, "operator": checkpoint.operator_id}
+        return {**values, "id": checkpoint.checkpoint_id, "savepoint": False}
+    if is_savepoint and not checkpoint.properties.unclaimed:
+        return {"id": checkpoint.checkpoint_id, "savepoint": True}
+    return {}
 
 
 def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:

@@ -1,11 +1,7 @@
 """Where bytes go: any fsspec filesystem, the metadata of checkpoints, and small values as JSON."""
 
-from airflow_provider_statecheck.storage.document import (
-    CheckpointDocument,
-    FileStateHandle,
-    InlineStateHandle,
-    SnapshotHandle,
-)
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.operator_state import MasterState, OperatorState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +40,6 @@ class InlineStateHandle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileStateHandle:
-    """State in a file of its own."""
-
-    uri: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDocument:
     """All that a restore needs to know; no code, nothing to unpickle."""
 
@@ -58,3 +53,12 @@ class CheckpointDocument:
     snapshots: tuple[SnapshotHandle, ...]
     state: InlineStateHandle | FileStateHandle
     created_at: str
+    properties: CheckpointProperties = field(default_factory=CheckpointProperties)
+    operator_states: tuple[OperatorState, ...] = ()
+    """Of the operators whose state is aligned in this checkpoint."""
+    master_states: tuple[MasterState, ...] = ()
+    relocatable: bool | None = field(default=None, compare=False)
+    """
+    Whether it still loads when it is moved: a savepoint with its directory, a checkpoint with that of its job. Told by the
+    file; ``None`` for a document that was not read from one.
+    """

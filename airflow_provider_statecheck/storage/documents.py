@@ -12,6 +12,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
 )
 from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.document_uris import document_uris
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 
@@ -47,9 +48,13 @@ class DocumentCache:
         self._storage_of = storage_of
         self._documents: dict[int, CheckpointDocument] = {}
 
-    def remember(self, document: CheckpointDocument) -> None:
-        """Keep a document that was just written."""
-        self._documents[document.checkpoint_id] = document
+    def remember(self, checkpoint_id: int, document: CheckpointDocument) -> None:
+        """
+        Keep a document that was just written or read.
+
+        :param checkpoint_id: The id of the checkpoint's row; a savepoint that was restored has another one inside.
+        """
+        self._documents[checkpoint_id] = document
 
     def forget(self, checkpoint_id: int) -> None:
         """Drop a document whose checkpoint is gone."""
@@ -58,19 +63,19 @@ class DocumentCache:
     def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
         """Return a completed checkpoint's document, as :func:`load_document`."""
         if checkpoint.checkpoint_id not in self._documents:
-            self.remember(load_document(self._storage_of(checkpoint), checkpoint))
+            self.remember(checkpoint.checkpoint_id, load_document(self._storage_of(checkpoint), checkpoint))
         return self._documents[checkpoint.checkpoint_id]
 
-    def snapshot_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
+    def named_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
         """
-        Return the snapshots that any of the checkpoints names.
+        Return the snapshots and files that any of the checkpoints names.
 
         :return: ``None`` if one of them cannot be read: then nobody knows what it names.
         """
         uris: set[str] = set()
         for checkpoint in checkpoints:
             try:
-                uris.update(handle.uri for handle in self.load(checkpoint).snapshots)
+                uris.update(document_uris(self.load(checkpoint)))
             except UNREADABLE as error:
                 log.warning("Checkpoint %s cannot be read (%s)", checkpoint.checkpoint_id, error)
                 return None

@@ -21,7 +21,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import listing, local_files, publishing
+from airflow_provider_statecheck.storage import copying, listing, local_files, publishing
 from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken
 from airflow_provider_statecheck.storage.options import conceal, harmless
 from airflow_provider_statecheck.storage.retries import RetryPolicy
@@ -102,6 +102,33 @@ class CheckpointStorage:
         :raises StorageError: if other bytes are there already, or the storage fails.
         """
         self._call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
+
+    def copy_file(self, source_uri: str, target_uri: str) -> None:
+        """
+        Copy a file, to another filesystem too; repeating it is harmless.
+
+        :raises CheckpointNotFoundError: if the source is missing.
+        :raises StorageError: if the storage fails.
+        """
+        source_filesystem, source = self._locate(source_uri)
+        self._call(target_uri, lambda filesystem, path: copying.copy_file(source_filesystem, source, filesystem, path))
+
+    def copy_directory(self, source_uri: str, target_uri: str, *, size_bytes: int = 1) -> None:
+        """
+        Copy all files of a directory.
+
+        :param size_bytes: How many bytes there are at least; with fewer, somebody deletes or deleted it.
+        :raises CheckpointNotFoundError: if it is missing, in whole or in part.
+        :raises StorageError: if the storage fails; part of the copy may be there.
+        """
+        files = self.list_files(source_uri)
+        if not files or sum(files.values()) < size_bytes:
+            raise CheckpointNotFoundError(
+                f"Expected {size_bytes} bytes or more in {redact(source_uri)}, found {sum(files.values())}; it was deleted.",
+                uri=redact(source_uri),
+            )
+        for name in files:
+            self.copy_file(f"{source_uri}/{name}", f"{target_uri}/{name}")
 
     def read_bytes(self, uri: str) -> bytes:
         """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -14,15 +15,31 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
 
     :raises FileExistsError: if the file is there and is not to be overwritten.
     """
-    _make_directory(path.parent)
-    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
-    try:
+    with _sibling(path) as temporary:
         _write_durably(temporary, data)
         if overwrite:
             temporary.replace(path)
         else:
             os.link(temporary, path)
-        _sync_directory(path.parent)
+        _sync(path.parent)
+
+
+@contextmanager
+def publishing(path: Path) -> Iterator[Path]:
+    """Give a hidden sibling to be written, which becomes the file, durably, when all went well; what was there is replaced."""
+    with _sibling(path) as temporary:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+
+
+@contextmanager
+def _sibling(path: Path) -> Iterator[Path]:
+    _make_directory(path.parent)
+    temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
+    try:
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -54,7 +71,7 @@ def _make_directory(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     # A durable file in a directory that a power failure takes away is not durable.
     for made in reversed(missing):
-        _sync_directory(made.parent)
+        _sync(made.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:
@@ -64,7 +81,7 @@ def _write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

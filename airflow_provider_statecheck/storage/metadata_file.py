@@ -1,9 +1,9 @@
 """
 The bytes of ``_metadata``: one line that says what it is and its checksum, then JSON.
 
-URIs below the directory of the job that the file lies in are written relative to it, so that a checkpoint directory which
-was moved or copied still loads. Any other URI stays absolute: a snapshot that was carried over from another checkpoint
-directory is still there and nowhere else.
+URIs of what moves together with the file are written relative to it: for a savepoint what lies in its directory, for a
+checkpoint what lies in the directory of its job. Any other URI stays absolute: a snapshot that was carried over from
+another checkpoint directory is still there and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,30 +11,49 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
 from airflow_provider_statecheck.storage.document import (
     CheckpointDocument,
-    FileStateHandle,
     InlineStateHandle,
     SnapshotHandle,
+)
+from airflow_provider_statecheck.storage.document_uris import document_uris
+from airflow_provider_statecheck.storage.handle_json import UriForm, boolean
+from airflow_provider_statecheck.storage.operator_state_json import (
+    decode_master_state,
+    decode_operator_state,
+    decode_properties,
+    encode_master_state,
+    encode_operator_state,
+    encode_properties,
+)
+from airflow_provider_statecheck.storage.relative_uris import (
+    OF_DIRECTORY,
+    OF_JOB,
+    RelativeUris,
+    directory_of,
+    job_directory_of,
+    lengthen,
 )
 from airflow_provider_statecheck.storage.uris import redact
 
 MAGIC = b"statecheck-metadata"
 VERSION = 1
-_RELATIVE = "job:"
 
 
 def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> bytes:
     """
     Return the bytes to write for a checkpoint.
 
-    :param uri: Where they will be written. Without it, that is told from what the same attempt wrote; if it wrote nothing
-        yet, every URI stays absolute.
+    :param uri: Where they will be written. Without it, that of a checkpoint is told from what the same attempt wrote; if it
+        wrote nothing yet, every URI stays absolute, as do all of a savepoint.
+    :raises InvalidConfigurationError: if its state holds a placeholder or a URI that is not absolute.
     """
-    values = _to_json(document, _job_uri_told_by(document) if uri is None else _job_uri(uri))
+    values = _to_json(document, _relative_uris(document, uri))
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     # Names of files may hold surrogates, which plain UTF-8 has no bytes for.
     body = text.encode("utf-8", "surrogatepass")
@@ -52,16 +71,28 @@ def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
     header, _, body = data.partition(b"\n")
     _require_header(header, body, uri)
     try:
-        return _from_json(json.loads(body), _job_uri(uri))
+        return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
+
+
+def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
+    """
+    Tell whether everything that a snapshot names moves with it.
+
+    A savepoint is moved with its directory, a checkpoint with that of its job.
+
+    :param uri: Where its metadata is or will be.
+    """
+    return _relative_to(document, uri).cover(document_uris(document))
 
 
 def _require_header(header: bytes, body: bytes, uri: str) -> None:
     magic, *rest = header.split(b" ")
     if magic != MAGIC or len(rest) != 2:
         raise IncompatibleCheckpointError(
-            f"Expected {redact(uri)} to begin with {MAGIC.decode()!r}, found {header[:20]!r}; not a statecheck checkpoint?"
+            f"Expected {redact(uri)} to begin with {MAGIC.decode()!r}, found the unexpected magic number {header[:20]!r}; not "
+            f"a statecheck checkpoint?"
         )
     version, digest = rest
     if version != b"%d" % VERSION:
@@ -75,11 +106,24 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
 
 
-def _job_uri(metadata_uri: str) -> str:
-    return metadata_uri.rstrip("/").rsplit("/", 2)[0]
+def _relative_uris(document: CheckpointDocument, uri: str | None) -> RelativeUris:
+    if uri is None:
+        is_savepoint = document.properties.is_savepoint
+        return RelativeUris(OF_JOB, None if is_savepoint else _job_directory_told_by(document))
+    relative = _relative_to(document, uri)
+    if document.properties.is_savepoint and not relative.cover(document_uris(document)):
+        # Half of it would be found after a move, half would not.
+        return RelativeUris(OF_DIRECTORY, None)
+    return relative
 
 
-def _job_uri_told_by(document: CheckpointDocument) -> str | None:
+def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:
+    if document.properties.is_savepoint:
+        return RelativeUris(OF_DIRECTORY, directory_of(uri))
+    return RelativeUris(OF_JOB, job_directory_of(uri))
+
+
+def _job_directory_told_by(document: CheckpointDocument) -> str | None:
     # An attempt writes under one checkpoint directory. What an earlier one wrote may lie under another: that the id of the
     # job is in its path proves nothing.
     uris = [handle.uri for handle in document.snapshots if handle.epoch == document.epoch]
@@ -92,16 +136,21 @@ def _job_uri_told_by(document: CheckpointDocument) -> str | None:
     return None
 
 
-def _to_json(document: CheckpointDocument, job_uri: str | None) -> dict[str, Any]:
-    def shorten(values: dict[str, Any]) -> dict[str, Any]:
-        uri = values.get("uri", "")
-        if job_uri is not None and uri.startswith(f"{job_uri}/"):
-            return values | {"uri": _RELATIVE + uri.removeprefix(f"{job_uri}/")}
-        return values
-
+def _to_json(document: CheckpointDocument, uris: RelativeUris) -> dict[str, Any]:
     kind = "file" if isinstance(document.state, FileStateHandle) else "inline"
-    snapshots = [shorten(_values(handle)) for handle in document.snapshots]
-    return _values(document) | {"snapshots": snapshots, "state": {"kind": kind} | shorten(_values(document.state))}
+    return _values(document) | {
+        "snapshots": [_shortened(handle, uris) for handle in document.snapshots],
+        "state": {"kind": kind} | _shortened(document.state, uris),
+        "properties": encode_properties(document.properties),
+        "operator_states": [encode_operator_state(state, uris.shorten) for state in document.operator_states],
+        "master_states": [encode_master_state(state) for state in document.master_states],
+        "relocatable": uris.cover(document_uris(document)),
+    }
+
+
+def _shortened(record: Any, uris: RelativeUris) -> dict[str, Any]:
+    values = _values(record)
+    return values | {"uri": uris.shorten(values["uri"])} if "uri" in values else values
 
 
 def _values(record: Any) -> dict[str, Any]:
@@ -109,13 +158,20 @@ def _values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
-def _from_json(values: dict[str, Any], job_uri: str) -> CheckpointDocument:
-    def lengthen(uri: str) -> str:
-        return f"{job_uri}/{uri.removeprefix(_RELATIVE)}" if uri.startswith(_RELATIVE) else uri
-
-    snapshots = tuple(_snapshot(item, lengthen(item["uri"])) for item in values["snapshots"])
-    state = _state(values["state"], lengthen)
-    return CheckpointDocument(**_known(CheckpointDocument, values) | {"snapshots": snapshots, "state": state})
+def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
+    return CheckpointDocument(
+        **_known(CheckpointDocument, values)
+        | {
+            "snapshots": tuple(_snapshot(item, restore(item["uri"])) for item in values["snapshots"]),
+            "state": _state(values["state"], restore),
+            "properties": decode_properties(values.get("properties", {})),
+            "operator_states": tuple(
+                decode_operator_state(state, restore) for state in values.get("operator_states", ())
+            ),
+            "master_states": tuple(map(decode_master_state, values.get("master_states", ()))),
+            "relocatable": boolean(values["relocatable"]) if "relocatable" in values else None,
+        }
+    )
 
 
 def _snapshot(values: dict[str, Any], uri: str) -> SnapshotHandle:
@@ -123,10 +179,10 @@ def _snapshot(values: dict[str, Any], uri: str) -> SnapshotHandle:
     return SnapshotHandle(**_known(SnapshotHandle, values) | {"scope": scope, "uri": uri})
 
 
-def _state(values: dict[str, Any], lengthen: Any) -> InlineStateHandle | FileStateHandle:
+def _state(values: dict[str, Any], restore: UriForm) -> InlineStateHandle | FileStateHandle:
     if values["kind"] == "inline":
         return InlineStateHandle(value=values["value"])
-    return FileStateHandle(**_known(FileStateHandle, values) | {"uri": lengthen(values["uri"])})
+    return FileStateHandle(**_known(FileStateHandle, values) | {"uri": restore(values["uri"])})
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:

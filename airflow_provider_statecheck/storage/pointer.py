@@ -12,7 +12,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.uris import redact
+from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
@@ -32,20 +32,32 @@ def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> Resol
 
     :param pointer: URI of a checkpoint's directory, with or without a slash at its end, or of its metadata file,
         whatever that is called. It may belong to any job.
-    :raises InvalidConfigurationError: for no pointer or an empty one.
-    :raises StorageError: for text that is no URI, as pointers of other backends may be.
+    :raises InvalidConfigurationError: for no pointer or an empty one; the message tells which.
+    :raises StorageError: for text that is no URI, as pointers of other storages may be, or if the storage fails.
     :raises CheckpointNotFoundError: if nothing is there, or a directory without metadata.
     """
-    if pointer is None or not pointer.strip():
-        raise InvalidConfigurationError(f"Expected the URI of a checkpoint, found {pointer!r}.")
-    uri = pointer.strip().rstrip("/")
-    if not _URI.fullmatch(uri):
-        raise StorageError(f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}.")
+    uri = _require_uri(pointer)
     if storage.is_directory(uri):
         return _in_directory(storage, uri)
     if not storage.exists(uri):
-        raise CheckpointNotFoundError(f"Expected a checkpoint at {redact(uri)}, found nothing there.", uri=redact(uri))
+        raise CheckpointNotFoundError(
+            f"Expected a checkpoint at {redact(uri)}, found nothing there on the filesystem of {scheme_of(uri)}://.",
+            uri=redact(uri),
+        )
     return ResolvedPointer(metadata_uri=uri, directory_uri=uri.rpartition("/")[0])
+
+
+def _require_uri(pointer: str | None) -> str:
+    if pointer is None:
+        raise InvalidConfigurationError("Expected the URI of a checkpoint, found None; give a pointer.")
+    uri = pointer.strip().rstrip("/")
+    if not pointer.strip():
+        raise InvalidConfigurationError("Expected the URI of a checkpoint, found an empty pointer; give its directory.")
+    if not _URI.fullmatch(uri):
+        raise StorageError(
+            f"Expected a URI such as file:///data/<job>/chk-7, found {redact(uri)!r}; it may be a pointer of another storage."
+        )
+    return uri
 
 
 def _in_directory(storage: CheckpointStorage, uri: str) -> ResolvedPointer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 
+from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer
 from airflow_provider_statecheck.checkpoint.layout import epoch_name, handles_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 

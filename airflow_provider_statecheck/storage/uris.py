@@ -13,8 +13,11 @@ LOCAL_SCHEMES = ("file", "local")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _ALMOST_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _GLOB = re.compile(r"[*?\[\]{}]")
-_DELETABLE = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|handles/[0-9a-f]{32}/[^/]+)(?:/|$)"
+_OF_A_JOB = r"[0-9a-f]{32}/(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|handles/[0-9a-f]{32}/[^/]+|taskowned/[^/]+/[^/]+|_orphans)"
+_DELETABLE = rf"(?:{_OF_A_JOB}|savepoint-[0-9a-f]{{6}}-[0-9a-f]{{12}})(?:/|$)"
 _DELETABLE_HERE = re.compile(_DELETABLE)
+_SAVEPOINT_BELOW = re.compile(r"/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?:/|$)")
+_OF_THE_ONLY_JOB = re.compile(r"(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+)(?:/|$)")
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
 # The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.
 _SIGNATURE = re.compile(
@@ -44,6 +47,23 @@ def normalise_base(base: Any) -> str:
     if _ALMOST_URI.match(text):
         raise _invalid("a URI with :// after its scheme, or a path that begins with / or ./", text)
     return _normalise_path(Path(text).expanduser(), text)
+
+
+def normalise_pointer(pointer: Any) -> str:
+    """
+    Return the place of a savepoint as an absolute URI, the same for each way to write it.
+
+    It stands in rows, in logs and on pages, so nothing that is secret may be part of it.
+
+    :param pointer: A path or any fsspec URI.
+    :raises InvalidConfigurationError: for what :func:`normalise_base` refuses, and for a URI with credentials.
+    """
+    uri = normalise_base(pointer)
+    if redact(uri) != uri:
+        raise InvalidConfigurationError(
+            f"Expected the place of a savepoint without credentials, found {redact(uri)!r}; give them by storage_conn_id."
+        )
+    return uri
 
 
 def _normalise_uri(scheme: str, rest: str, text: str) -> str:
@@ -109,5 +129,7 @@ def _is_plain(uri: str) -> bool:
 
 def _is_checkpoint_or_snapshot(uri: str, base_uri: str) -> bool:
     if uri.startswith(f"{base_uri}/"):
-        return bool(_DELETABLE_HERE.match(uri.removeprefix(f"{base_uri}/")))
+        below = uri.removeprefix(f"{base_uri}/")
+        # Savepoints may have a directory of their own in this one, and a job none.
+        return bool(_DELETABLE_HERE.match(below) or _SAVEPOINT_BELOW.search(below) or _OF_THE_ONLY_JOB.match(below))
     return not f"{base_uri}/".startswith(f"{uri}/") and bool(_DELETABLE_ELSEWHERE.search(uri))

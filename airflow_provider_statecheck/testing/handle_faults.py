@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow, HandleRows, HandleTransaction
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer, StateStorage
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow, HandleRows, HandleTransaction
+from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer, StateStorage
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.testing.faults import FaultPlan
 
@@ -33,6 +33,10 @@ class FaultyHandleRows:
     def read(self) -> tuple[HandleRow, ...]:
         """Return all rows."""
         return self._rows.read()
+
+    def find(self, name: str) -> HandleRow | None:
+        """Return the row of a name."""
+        return self._rows.find(name)
 
 
 class FaultyStates:

@@ -20,7 +20,12 @@ from airflow_provider_statecheck.checkpoint.messages import (
     FinishAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointRetentionPolicy,
+    JobStatus,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus, OnClear
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -37,13 +42,16 @@ AIRFLOW = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"), 
 
 @dataclass
 class KnownRuns:
-    """Dag runs of which a test says whether they are over."""
+    """Dag runs of which a test says how they ended."""
 
     over: set[str] = field(default_factory=set)
+    """Runs that failed."""
+    ended: dict[str, JobStatus] = field(default_factory=dict)
+    """How others ended."""
 
-    def is_over(self, owner: AttemptOwner) -> bool:
-        """Tell whether the test said so."""
-        return owner.run_id in self.over
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Say what the test said."""
+        return self.ended.get(owner.run_id, JobStatus.FAILED if owner.run_id in self.over else None)
 
 
 @dataclass
@@ -173,13 +181,140 @@ class MaintenanceContract:
         attempt = self.run(coordinator, status=None)
 
         class Speaking(KnownRuns):
-            def is_over(self, owner: AttemptOwner) -> bool:
+            def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
                 coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-                return True
+                return JobStatus.FAILED
 
         clock.advance(5 * DAY)
         assert JobMaintenance(store, Speaking(), NoTokens(), clock).close_abandoned(attempt.job_id) == ()
         assert store.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+
+    # --- the end of a run
+
+    @staticmethod
+    def complete_by_run(
+        coordinator: AttemptCoordinator,
+        policy: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION,
+        *,
+        job: str = BY_RUN,
+        status: AttemptStatus | None = AttemptStatus.FINISHED,
+        uid: str = "aggregate",
+    ) -> AttemptRef:
+        """Let an attempt of a job that is named after its run complete two checkpoints and end."""
+        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
+        attempt = coordinator.register(make_registration(job_name=job, uid=uid, owner=owner, retention=policy)).attempt
+        for _ in range(2):
+            complete_checkpoint(coordinator, attempt)
+        if status is not None:
+            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+        return attempt
+
+    @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
+    @pytest.mark.parametrize("end", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
+    def test_the_checkpoints_of_a_run_go_or_stay_as_their_retention_says(
+        self,
+        coordinator: AttemptCoordinator,
+        maintenance: JobMaintenance,
+        runs: KnownRuns,
+        policy: CheckpointRetentionPolicy,
+        end: JobStatus,
+    ) -> None:
+        job_id = self.complete_by_run(coordinator, policy).job_id
+        assert maintenance.settle_run(job_id) == (), "the run goes on"
+        runs.ended["run-1"] = end
+        expected = {
+            JobStatus.FINISHED: set(CheckpointRetentionPolicy),
+            JobStatus.CANCELED: set(CheckpointRetentionPolicy) - {CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION},
+            JobStatus.FAILED: {CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION},
+        }
+        goes = policy in expected[end]
+        assert maintenance.settle_run(job_id) == ((1, 2) if goes else ())
+        rows = maintenance.describe(job_id).checkpoints
+        assert [(c.awaits_discard, c.is_restorable) for c in rows] == [(goes, not goes)] * 2
+        assert maintenance.settle_run(job_id) == ()
+
+    def test_what_stays_after_a_failure_is_found_when_the_run_is_cleared(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        job_id = self.complete_by_run(coordinator, status=AttemptStatus.FAILED).job_id
+        runs.ended["run-1"] = JobStatus.FAILED
+        maintenance.settle_run(job_id)
+        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
+        assert (grant.is_restore, grant.candidates[0].checkpoint_id) == (True, 2)
+
+    def test_a_run_cleared_after_a_success_starts_afresh_whatever_on_clear_says(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        job_id = self.complete_by_run(coordinator).job_id
+        runs.ended["run-1"] = JobStatus.FINISHED
+        maintenance.settle_run(job_id)
+        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared, on_clear=OnClear.RESUME))
+        assert not grant.is_restore
+
+    def test_an_attempt_that_did_not_finish_keeps_its_checkpoints_although_its_run_succeeded(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        """A task may fail in a run that succeeds, and is cleared alone."""
+        self.complete_by_run(coordinator, uid="first")
+        job_id = self.complete_by_run(coordinator, uid="second", status=AttemptStatus.FAILED).job_id
+        runs.ended["run-1"] = JobStatus.FINISHED
+        assert maintenance.settle_run(job_id) == (1, 2)
+        assert [c.is_restorable for c in maintenance.describe(job_id).checkpoints] == [False, False, True, True]
+
+    def test_an_attempt_that_has_not_ended_keeps_its_checkpoints(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        """Whatever its retention says: its driver may outlive the run."""
+        never = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
+        job_id = self.complete_by_run(coordinator, never, status=None).job_id
+        runs.ended["run-1"] = JobStatus.FINISHED
+        assert maintenance.settle_run(job_id) == ()
+
+    @pytest.mark.parametrize("job", [NAMED, f"test/{BY_RUN}"], ids=["name of its own", "test run"])
+    def test_only_a_real_job_that_is_named_after_its_run_ends_with_it(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, job: str
+    ) -> None:
+        job_id = self.complete_by_run(coordinator, job=job).job_id
+        runs.ended["run-1"] = JobStatus.FINISHED
+        assert maintenance.settle_run(job_id) == ()
+        assert maintenance.describe(job_id).checkpoints[-1].is_restorable
+
+    def test_an_attempt_that_comes_while_the_run_is_looked_at_keeps_what_it_restores(
+        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
+    ) -> None:
+        attempt = self.complete_by_run(coordinator)
+        owner = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+
+        class Clearing(KnownRuns):
+            def ended_as(self, _: AttemptOwner) -> JobStatus | None:
+                registration = make_registration(job_name=BY_RUN, owner=owner, on_clear=OnClear.RESUME)
+                assert coordinator.register(registration).is_restore
+                return JobStatus.FINISHED
+
+        assert JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(attempt.job_id) == ()
+        assert store.describe(attempt.job_id).checkpoints[-1].is_restorable
+
+    def test_a_savepoint_and_a_snapshot_restored_without_a_claim_stay(
+        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        job_id = self.complete_by_run(coordinator).job_id
+        kinds = (CheckpointProperties.for_savepoint(), CheckpointProperties.for_unclaimed_snapshot())
+        with store.transaction(job_id) as tx:
+            for kind in kinds:
+                row = tx.checkpoint(1)
+                assert row is not None
+                copy = replace(row, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key(), properties=kind)
+                tx.add_checkpoint(copy)
+        runs.ended["run-1"] = JobStatus.FINISHED
+        assert maintenance.settle_run(job_id) == (1, 2)
+        kept = [c for c in maintenance.describe(job_id).checkpoints if c.status is CheckpointStatus.COMPLETED]
+        assert [c.properties for c in kept] == list(kinds)
+
+    def test_a_job_that_is_gone_has_no_run_to_end(self, maintenance: JobMaintenance) -> None:
+        with pytest.raises(CheckpointNotFoundError):
+            maintenance.settle_run(job_id_of("nowhere"))
 
     # --- forget
 

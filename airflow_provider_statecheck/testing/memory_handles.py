@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint.fence import require_current
-from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow
+from airflow_provider_statecheck.checkpoint.fence import require_running
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
+from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 
 _Locks = dict[tuple[str, str], datetime]
 
@@ -32,7 +33,7 @@ class InMemoryHandleTransaction:
 
     def require_leader(self, attempt: AttemptRef) -> None:
         """Refuse whoever does not hold the operator's epoch."""
-        require_current(self._job, attempt)
+        require_running(self._job, attempt)
 
     def row(self, name: str) -> HandleRow | None:
         """Return the row of a name."""
@@ -78,11 +79,12 @@ class InMemoryHandleRows:
     :param job_id: The job.
     """
 
-    def __init__(self, jobs: JobStore, job_id: JobId) -> None:
+    def __init__(self, jobs: InMemoryJobStore, job_id: JobId) -> None:
         self._jobs = jobs
         self._job_id = job_id
         self._found: dict[str, HandleRow] = {}
         self._locks: _Locks = {}
+        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()])
 
     @contextmanager
     def transaction(self) -> Iterator[InMemoryHandleTransaction]:
@@ -95,6 +97,10 @@ class InMemoryHandleRows:
     def read(self) -> tuple[HandleRow, ...]:
         """Return all rows, by name."""
         return tuple(row for _, row in sorted(self._found.items()))
+
+    def find(self, name: str) -> HandleRow | None:
+        """Return the row of a name."""
+        return self._found.get(name)
 
 
 class InMemoryStates:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.handles.state_handles import uris_of
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -163,9 +164,7 @@ class InMemoryJobTransaction:
     def save_claim(self, record: ClaimRecord) -> None:
         """Insert a claim."""
         if self.claim(record.pointer) is not None:
-            raise CoordinatorError(
-                f"The snapshot {record.pointer} was claimed by another job; restore without a claim."
-            )
+            raise already_claimed(record.pointer)
         self._rows.claims[record.pointer] = record
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
@@ -210,6 +209,7 @@ class InMemoryJobStore:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._jobs: dict[JobId, _Rows] = {}
+        self._handles: dict[JobId, tuple[Callable[[], list[bytes]], ...]] = {}
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
@@ -222,6 +222,20 @@ class InMemoryJobStore:
             yield InMemoryJobTransaction(rows, claims)
             self._jobs[job_id] = rows
 
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return who claimed a snapshot, of whatever job."""
+        with self._lock:
+            return next((rows.claims[pointer] for rows in self._jobs.values() if pointer in rows.claims), None)
+
+    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]]) -> None:
+        """
+        Let a view of a job tell of its state handles.
+
+        :param handles: Gives their encoded pointers.
+        """
+        with self._lock:
+            self._handles[job_id] = (*self._handles.get(job_id, ()), handles)
+
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         with self._lock:
@@ -231,7 +245,21 @@ class InMemoryJobStore:
     def describe(self, job_id: JobId) -> JobView:
         """Return all rows of a job."""
         with self._lock:
-            return self._known(job_id).view(self._clock.now())
+            view = self._known(job_id).view(self._clock.now())
+            handles = [handle for read in self._handles.get(job_id, ()) for handle in read()]
+        return replace(view, handle_uris=uris_of(handles))
+
+    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+        """Return a request of a job by the key its client made."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return None if rows is None else rows.requests.get(request_key)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return None if rows is None else rows.checkpoints.get(checkpoint_id)
 
     def _known(self, job_id: JobId) -> _Rows:
         rows = self._jobs.get(job_id)

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.handle_rows import HandleRow, HandleRows
-from airflow_provider_statecheck.checkpoint.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow, HandleRows
+from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.handles.state_handles import ResourceVersion, StatePointer
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.state_handles import ResourceVersion, StatePointer
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -75,8 +77,15 @@ class _Discarding(InMemoryStates):
 class _Outdated(FaultyHandleRows):
     """Reads what was there before anything was added."""
 
+    def find(self, name: str) -> HandleRow | None:
+        return None
+
+
+class _Unlisted(FaultyHandleRows):
+    """Refuses to read all rows."""
+
     def read(self) -> tuple[HandleRow, ...]:
-        return ()
+        raise AssertionError("all rows were read")
 
 
 class StateHandleStoreContract:
@@ -128,6 +137,9 @@ class StateHandleStoreContract:
 
     def fence(self) -> None:
         self.coordinator.register(make_registration())
+
+    def end(self) -> None:
+        self.coordinator.finish(FinishAttempt(attempt=self.attempt, status=AttemptStatus.FINISHED))
 
     # --- versions and pointers
 
@@ -321,6 +333,22 @@ class StateHandleStoreContract:
         assert [self.store.exists(n).is_existing for n in ("a", "b", "c")] == [False] * 3
         assert self.store.get_all_handles() == ["a", "b"]
 
+    def test_asking_for_one_name_reads_no_other(self) -> None:
+        self.store.add_and_lock("a", b"1")
+        store = LeasedStateHandleStore(_Unlisted(self.handle_rows, FaultPlan()), self.states, self.attempt)
+        store.replace("a", store.exists("a"), b"2")
+        assert store.exists("a") == ResourceVersion(1)
+
+    def test_a_view_of_the_job_tells_where_the_state_of_its_handles_lies(self) -> None:
+        uris = [self.store.add_and_lock(name, b"1").pointer.uri for name in ("a", "b")]
+        assert self.coordinator.describe(JOB).handle_uris == tuple(sorted(uris))
+        self.store.release_and_try_remove("a")
+        assert self.coordinator.describe(JOB).handle_uris == (uris[1],)
+
+    def test_where_a_handle_cannot_be_read_nobody_knows_which_state_is_in_use(self) -> None:
+        self.corrupt()
+        assert self.coordinator.describe(JOB).handle_uris is None
+
     def test_exists_takes_no_lock(self) -> None:
         self.store.add_and_lock("a", b"1")
         self.other.exists("a")
@@ -357,6 +385,12 @@ class StateHandleStoreContract:
         self.store.get_and_lock("a")
         self.store.release("a")
         assert self.other.release_and_try_remove("a")
+
+    def test_stores_that_share_a_holder_share_its_locks(self) -> None:
+        ours = [LeasedStateHandleStore(self.handle_rows, self.states, self.attempt, holder="h") for _ in range(2)]
+        ours[0].add_and_lock("a", b"1")
+        assert not self.other.release_and_try_remove("a")
+        assert ours[1].release_and_try_remove("a")
 
     def test_release_without_a_lock_does_nothing(self) -> None:
         self.store.add_and_lock("a", b"1")
@@ -456,7 +490,7 @@ class StateHandleStoreContract:
     ) -> None:
         self.store.add_and_lock("a", b"1")
         self.store.release_all()
-        if (point, mode) == (3, FaultMode.REPLY_LOST):
+        if point == 1 or (point, mode) == (3, FaultMode.REPLY_LOST):
             assert self.failing(point, mode).release_and_try_remove("a")
         else:
             with pytest.raises((CommitStateUnknownError, CoordinatorUnavailableError, StorageError)):
@@ -466,13 +500,23 @@ class StateHandleStoreContract:
         assert self.store.release_and_try_remove("a")
         assert (self.store.get_all_handles(), self.kept()) == ([], [])
 
+    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    def test_remove_whose_claim_is_of_unknown_outcome_deletes_nothing(self, mode: FaultMode) -> None:
+        self.store.add_and_lock("a", b"1")
+        self.store.release_all()
+        with pytest.raises(CommitStateUnknownError):
+            self.failing(1, mode, times=2).release_and_try_remove("a")
+        assert self.kept() == [b"1"]
+        assert self.store.release_and_try_remove("a")
+        assert self.kept() == []
+
     def test_remove_all_tries_every_name_and_attaches_later_errors(self) -> None:
         for name in ("a", "b", "c"):
             self.store.add_and_lock(name, name.encode())
         self.store.release_all()
-        # The discard of the first name and the claims of the other two.
+        # The discard of the first name, and both claims of each of the others.
         with pytest.raises(StorageError) as caught:
-            self.failing(2, FaultMode.ERROR, times=3).release_and_try_remove_all()
+            self.failing(2, FaultMode.ERROR, times=5).release_and_try_remove_all()
         assert len(caught.value.__notes__) == 2
         with pytest.raises(StorageError):
             self.failing(2, FaultMode.ERROR).release_and_try_remove_all()
@@ -484,6 +528,16 @@ class StateHandleStoreContract:
         self.store.add_and_lock("a", b"1")
         self.store.clear_entries()
         assert (self.store.get_all_handles(), self.kept()) == ([], [b"1"])
+
+    def test_an_attempt_that_has_ended_changes_nothing(self) -> None:
+        self.store.add_and_lock("a", b"1")
+        self.end()
+        with pytest.raises(StaleAttemptError):
+            self.store.add_and_lock("b", b"2")
+        with pytest.raises(StaleAttemptError):
+            self.store.replace("a", ZERO, b"2")
+        assert not self.store.release_and_try_remove("a")
+        assert (self.kept(), self.state()) == ([b"1"], b"1")
 
     def test_clear_of_a_fenced_attempt_is_refused(self) -> None:
         self.store.add_and_lock("a", b"1")

@@ -29,6 +29,10 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 KILL_FOLDER = "killed"
+KILL_RATE_FILE = "one_in"
+"""Where it is there, only one in so many messages kills."""
+DATABASE_FILE = "database"
+"""Where it is there, it holds the URL of the database."""
 SECRET = "the secret that the test's tasks know"
 
 
@@ -59,6 +63,8 @@ class DiesBeforeReplies:
     def __init__(self, app: Any, folder: Path) -> None:
         self._app = app
         self._seen = folder / KILL_FOLDER
+        rate = folder / KILL_RATE_FILE
+        self._one_in = int(rate.read_text()) if rate.exists() else 1
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         digest = hashlib.sha256(scope.get("path", "").encode())
@@ -77,7 +83,7 @@ class DiesBeforeReplies:
 
     def _is_new(self, name: str) -> bool:
         marker = self._seen / name
-        if not self._seen.is_dir() or marker.exists():
+        if not self._seen.is_dir() or marker.exists() or int(name, 16) % self._one_in:
             return False
         marker.touch()
         return True
@@ -86,6 +92,9 @@ class DiesBeforeReplies:
 def serve(listener: socket.socket, folder: Path) -> None:
     @cache
     def engine() -> Engine:
+        elsewhere = folder / DATABASE_FILE
+        if elsewhere.exists():
+            return create_engine(elsewhere.read_text())
         return create_engine(f"sqlite:///{folder}/state.db", connect_args={"timeout": 30})
 
     app = create_server_app(Services(engine, TrustingTasks(), clock=FolderClock(folder)))

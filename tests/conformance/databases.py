@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,28 @@ class OnSqlite:
         engine.dispose()
 
 
+@contextmanager
+def own_schema(postgres_url: str) -> Iterator[str]:
+    """Give the URL of a schema of its own with all tables, in the one server."""
+    schema = f"t{uuid.uuid4().hex}"
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-csearch_path%3D{schema}"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+    Base.metadata.create_all(engine)
+    yield url
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    engine.dispose()
+
+
 @pytest.mark.db
 class OnPostgres:
-    """A schema of its own for each test, in the one server."""
+    """A schema of its own for each test."""
 
     @pytest.fixture
     def engine(self, postgres_url: str) -> Iterator[Engine]:
-        schema = f"t{uuid.uuid4().hex}"
-        engine = create_engine(postgres_url, connect_args={"options": f"-csearch_path={schema}"})
-        with engine.begin() as connection:
-            connection.execute(text(f"CREATE SCHEMA {schema}"))
-        Base.metadata.create_all(engine)
-        yield engine
-        with engine.begin() as connection:
-            connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-        engine.dispose()
+        with own_schema(postgres_url) as url:
+            engine = create_engine(url)
+            yield engine
+            engine.dispose()

@@ -45,4 +45,14 @@ class SqlContract(CoordinatorContract):
 class TestSqlite(OnSqlite, SqlContract): ...
 
 
+class TestWithoutReturning(OnSqlite, SqlContract):
+    """A database that cannot answer an update with the row, as MySQL."""
+
+    @pytest.fixture
+    def gateway(self, engine: Engine, clock: ManualClock) -> AttemptCoordinator:
+        self.database = engine
+        engine.dialect.update_returning = False
+        return AttemptCoordinator(SqlJobStore(engine, clock))
+
+
 class TestPostgres(OnPostgres, SqlContract): ...

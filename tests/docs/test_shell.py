@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from airflow_provider_statecheck.api.app import health_router
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
@@ -85,7 +86,10 @@ def check_option(section: str, option: str) -> None:
     from airflow.configuration import conf
 
     ours = get_provider_info()["config"].get(section, {}).get("options", {})
-    assert option in ours or (section, option) in _declared(conf), f"[{section}] {option} is no option"
+    is_flinks = section in get_provider_info()["config"] and any(
+        o.key_in({option: "x"}) for o in CheckpointConfig.options()
+    )
+    assert is_flinks or option in ours or (section, option) in _declared(conf), f"[{section}] {option} is no option"
 
 
 def _declared(conf: object) -> set[tuple[str, str]]:

@@ -9,16 +9,22 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from airflow_provider_statecheck.api.tokens import TokenKeeper
+from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
-from airflow_provider_statecheck.checkpoint.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -30,9 +36,9 @@ pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
-FIRST, HEAD = "0001_0_1_0", "0003_0_1_0"
+FIRST, HEAD = "0001_0_1_0", "0004_0_1_0"
 TABLES = set(Base.metadata.tables)
-BEFORE_TOKENS = TABLES - {"statecheck_token", "statecheck_state_handle", "statecheck_state_handle_lock"}
+AT_FIRST = {f"statecheck_{name}" for name in ("job", "operator", "attempt", "checkpoint")}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 EVERYTHING = dict.fromkeys(TABLES, 1)
 
@@ -93,6 +99,7 @@ class Airflow:
         complete_checkpoint(coordinator, coordinator_attempt)
         self.give_token()
         self.give_handle(coordinator_attempt)
+        self.give_snapshot(coordinator_attempt)
         with self.engine.begin() as connection:
             statement = "INSERT INTO variable (key, val, is_encrypted) VALUES ('kept', 'by airflow', false)"
             connection.execute(text(statement))
@@ -103,6 +110,15 @@ class Airflow:
     def give_handle(self, attempt: AttemptRef) -> None:
         rows = SqlHandleRows(self.engine, attempt.job_id, attempt.operator_id)
         LeasedStateHandleStore(rows, InMemoryStates(), attempt).add_and_lock("counts", b"1")
+
+    def give_snapshot(self, attempt: AttemptRef) -> None:
+        keys: dict[str, Any] = {"job_id": attempt.job_id, "operator_id": attempt.operator_id}
+        with SqlJobStore(self.engine).transaction(attempt.job_id) as tx:
+            properties = CheckpointProperties.for_savepoint()
+            tx.save_request(SnapshotRequest(**keys, request_key=new_key(), properties=properties, requested_at=tx.now))
+            tx.save_acknowledgement(AcknowledgementRecord(**keys, checkpoint_id=1, attempt_id="1"))
+            tx.save_claim(ClaimRecord(**keys, pointer=f"memory://savepoints/{new_key()}", claimed_at=tx.now))
+            tx.save_statistics(StatisticsRecord(**keys))
 
     def rows(self) -> dict[str, int]:
         """Return how many rows each of our tables has that is there."""
@@ -157,12 +173,12 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
 
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--yes")
     assert airflow.revision() == FIRST
-    assert airflow.rows() == dict.fromkeys(BEFORE_TOKENS, 1), "tokens and handles alone go; attempts ask for new tokens"
+    assert airflow.rows() == dict.fromkeys(AT_FIRST, 1), "what came later goes; attempts ask for new tokens"
     assert airflow.status_of("db", "check-migrations", "--migration-wait-timeout", "0") != 0
 
     airflow.run("db-manager", "migrate", MANAGER)
     assert airflow.revision() == HEAD
-    assert airflow.rows() == EVERYTHING | dict.fromkeys(TABLES - BEFORE_TOKENS, 0)
+    assert airflow.rows() == EVERYTHING | dict.fromkeys(TABLES - AT_FIRST, 0)
     airflow.give_token()
 
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", "base", "--yes")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import job_uri
@@ -77,6 +78,11 @@ class Tries:
             "checkpoint_timeout_seconds": 600.0,
             "tolerable_failed_checkpoints": -1,
             "storage_options": {},
+            "savepoint_dir": None,
+            "from_savepoint": None,
+            "claim_mode": RestoreMode.NO_CLAIM,
+            "renamed_uids": {},
+            "allow_non_restored_state": False,
         }
         attempt = open_attempt(self.spark, **settings | changes)
         disk: Any = Disk(attempt.storage, self)

@@ -1,9 +1,17 @@
+"""Settings of a stage: arguments, Airflow's configuration, Flink's names, defaults."""
+
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from configparser import ConfigParser
+from datetime import timedelta
+from typing import Any
 
 import pytest
+from airflow.sdk.configuration import conf
 
+from airflow_provider_statecheck.checkpoint.config import ExternalizedCheckpointCleanup
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -26,6 +34,11 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         checkpoint_timeout_seconds=600.0,
         tolerable_failed_checkpoints=-1,
         overhead_budget=None,
+        checkpoint_interval=None,
+        min_pause=timedelta(0),
+        externalized_checkpoint_retention=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
+        savepoint_dir=None,
+        data_inline_threshold=20 * 1024,
         on_clear=OnClear.RESUME_UNCHANGED,
     )
 
@@ -39,6 +52,15 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         ("checkpoint_timeout_seconds", "0.5", 0.5),
         ("tolerable_failed_checkpoints", "0", 0),
         ("overhead_budget", "0.05", 0.05),
+        ("checkpoint_interval", "5 min", timedelta(minutes=5)),
+        ("min_pause", "30000", timedelta(seconds=30)),
+        (
+            "externalized_checkpoint_retention",
+            "NO_EXTERNALIZED_CHECKPOINTS",
+            ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
+        ),
+        ("savepoint_dir", "s3://lake/savepoints", "s3://lake/savepoints"),
+        ("data_inline_threshold", "1 mb", 1 << 20),
         ("on_clear", "restart", OnClear.RESTART),
     ],
 )
@@ -100,6 +122,12 @@ def test_a_missing_checkpoint_dir_is_refused_with_the_way_to_set_it(given):
         ("overhead_budget", 1.01, "above 0 and up to 1"),
         ("overhead_budget", "nan", "above 0 and up to 1"),
         ("overhead_budget", "little", "a number above 0 and up to 1"),
+        ("checkpoint_interval", "9 ms", "at least 10 ms"),
+        ("checkpoint_interval", "soon", "milliseconds, or a number with a unit"),
+        ("min_pause", -1, "0 or more"),
+        ("externalized_checkpoint_retention", "ALWAYS", "one of DELETE_ON_CANCELLATION"),
+        ("savepoint_dir", "/data", "URI of a directory"),
+        ("data_inline_threshold", "2 mb", "from 0 to 1 MiB"),
         ("on_clear", "maybe", "resume_unchanged, resume, restart"),
     ],
 )
@@ -135,3 +163,99 @@ def test_settings_cannot_be_changed():
 
 def test_reading_the_module_loads_no_airflow():
     assert "airflow" not in modules_loaded_by("import airflow_provider_statecheck.configuration")
+
+
+@pytest.fixture
+def in_file() -> Iterator[Callable[[dict[str, str]], None]]:
+    """Return what puts options into the file of Airflow's configuration."""
+    given: list[str] = []
+    had_section = ConfigParser.has_section(conf, "statecheck")
+
+    def put(options: dict[str, str]) -> None:
+        if not ConfigParser.has_section(conf, "statecheck"):
+            ConfigParser.add_section(conf, "statecheck")
+        for key, value in options.items():
+            ConfigParser.set(conf, "statecheck", key, value)
+            given.append(key)
+
+    yield put
+    for key in given:
+        ConfigParser.remove_option(conf, "statecheck", key)
+    if not had_section:
+        ConfigParser.remove_section(conf, "statecheck")
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "name", "value"),
+    [
+        ("execution.checkpointing.dir", "s3://lake/c", "checkpoint_dir", "s3://lake/c"),
+        ("state.checkpoints.dir", "s3://lake/c", "checkpoint_dir", "s3://lake/c"),
+        ("execution.checkpointing.num-retained", "7", "num_retained", 7),
+        ("execution.checkpointing.timeout", "2 min", "checkpoint_timeout_seconds", 120.0),
+        ("execution.checkpointing.tolerable-failed-checkpoints", "3", "tolerable_failed_checkpoints", 3),
+        ("execution.checkpointing.interval", "30000", "checkpoint_interval", timedelta(seconds=30)),
+        ("execution.checkpointing.min-pause", "5 s", "min_pause", timedelta(seconds=5)),
+        (
+            "execution.checkpointing.externalized-checkpoint-retention",
+            "DELETE_ON_CANCELLATION",
+            "externalized_checkpoint_retention",
+            ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION,
+        ),
+        ("state.savepoints.dir", "s3://lake/s", "savepoint_dir", "s3://lake/s"),
+        ("execution.checkpointing.data-inline-threshold", "0", "data_inline_threshold", 0),
+    ],
+)
+def test_a_key_of_flink_is_read_with_a_warning_that_says_our_name(
+    in_file: Any, caplog: pytest.LogCaptureFixture, key: str, text: str, name: str, value: Any
+) -> None:
+    in_file({"checkpoint_dir": DIRECTORY} if name != "checkpoint_dir" else {})
+    in_file({key: text})
+
+    assert getattr(StatecheckSettings.from_airflow(), name) == value
+    assert f"{key} is read as {name}, which is its name in [statecheck]." in caplog.messages
+
+
+@pytest.mark.parametrize("where", ["file", "environment", "argument"])
+def test_our_own_name_comes_before_flinks_even_with_the_value_of_the_default(
+    in_file: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    in_file({"execution.checkpointing.num-retained": "7"})
+    if where == "file":
+        in_file({"num_retained": "2"})
+    if where == "environment":
+        monkeypatch.setenv("AIRFLOW__STATECHECK__NUM_RETAINED", "2")
+    arguments = {"num_retained": 2} if where == "argument" else {}
+
+    assert StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY, **arguments).num_retained == 2
+
+
+def test_an_argument_hides_a_wrong_value_under_flinks_name(in_file: Any) -> None:
+    in_file({"execution.checkpointing.timeout": "soon"})
+
+    settings = StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY, checkpoint_timeout_seconds=5)
+    assert settings.checkpoint_timeout_seconds == 5
+    with pytest.raises(InvalidConfigurationError, match=r"execution\.checkpointing\.timeout"):
+        StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("execution.checkpointing.mode", "execution.checkpointing.mode does nothing in [statecheck]"),
+        ("execution.checkpointing.timeuot", "did you mean execution.checkpointing.timeout?"),
+    ],
+)
+def test_a_key_of_flink_that_no_stage_uses_is_warned_of(
+    in_file: Any, caplog: pytest.LogCaptureFixture, key: str, message: str
+) -> None:
+    in_file({key: "AT_LEAST_ONCE"})
+
+    StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+
+    assert [message in text for text in caplog.messages] == [True]
+
+
+def test_without_keys_of_flink_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+
+    assert caplog.messages == []

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.snapshots.manifest import build_manifest
@@ -41,6 +42,7 @@ class WrittenStage:
         self.store = self.store or InMemoryJobStore(self.clock)
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
+        self.savepoints = JobSavepoints(self.store)
         self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
 
     def attempt(self, job: str = JOB, **changes: Any) -> StageAttempt:

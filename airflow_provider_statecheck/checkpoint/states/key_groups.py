@@ -1,4 +1,9 @@
-"""Key groups: the unit in which keyed state moves between subtasks; Flink's ranges and index formulas."""
+"""
+Key groups: the unit in which keyed state moves between subtasks; Flink's ranges and index formulas.
+
+There are as many groups as the maximum parallelism; each subtask owns a range of them. Ranges of a parallelism are
+disjoint, ordered, cover all groups and differ in size by at most one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+MAX_PARALLELISM_BOUND = 1 << 15
+"""More key groups than this there cannot be."""
+_LEAST_DEFAULT = 128
+EMPTY_KEY_GROUP = -1
+"""The offset of a key group that has no state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +49,114 @@ class KeyGroupRange:
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
         """Return the key groups that are in both, perhaps none."""
         return KeyGroupRange(max(self.start, other.start), min(self.end, other.end))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupRangeOffsets:
+    """
+    Where each key group of a range begins in a stream.
+
+    :param offsets: One for each key group of the range, in order; -1 for an empty one.
+    :raises InvalidConfigurationError: for another number of offsets than key groups.
+    """
+
+    key_group_range: KeyGroupRange
+    offsets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) != len(self.key_group_range):
+            raise InvalidConfigurationError(
+                f"Expected one offset for each of {len(self.key_group_range)} key groups, found {len(self.offsets)}."
+            )
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self.key_group_range, self.offsets, strict=True))
+
+    def offset_of(self, key_group: int) -> int:
+        """
+        Return where a key group begins, or -1 for one without state.
+
+        :raises InvalidConfigurationError: for a key group outside of the range.
+        """
+        if key_group not in self.key_group_range:
+            raise InvalidConfigurationError(f"Expected a key group of {self._shown}, found {key_group}.")
+        return self.offsets[key_group - self.key_group_range.start]
+
+    def is_empty(self, key_group: int) -> bool:
+        """
+        Tell whether a key group is known to have no state: it has no offset, or the next one begins at the same place.
+
+        :raises InvalidConfigurationError: for a key group outside of the range.
+        """
+        offset = self.offset_of(key_group)
+        later = self.offsets[key_group + 1 - self.key_group_range.start :]
+        following = next((other for other in later if other != EMPTY_KEY_GROUP), None)
+        return offset in (EMPTY_KEY_GROUP, following)
+
+    def get_intersection(self, key_group_range: KeyGroupRange) -> KeyGroupRangeOffsets:
+        """Return the offsets of the key groups that are in the range too, perhaps none."""
+        common = self.key_group_range.intersection(key_group_range)
+        return KeyGroupRangeOffsets(common, tuple(self.offset_of(key_group) for key_group in common))
+
+    @property
+    def _shown(self) -> str:
+        return f"{self.key_group_range.start} to {self.key_group_range.end}"
+
+
+def require_parallelism(parallelism: int, max_parallelism: int = MAX_PARALLELISM_BOUND) -> None:
+    """
+    Refuse what cannot be a parallelism with this many key groups.
+
+    :raises InvalidConfigurationError: unless 1 <= parallelism <= max_parallelism <= 32768.
+    """
+    if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_BOUND:
+        raise InvalidConfigurationError(
+            f"Expected 1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_BOUND}, found parallelism {parallelism} and "
+            f"max_parallelism {max_parallelism}."
+        )
+
+
+def operator_index_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
+    """
+    Return the index of the subtask that owns a key group.
+
+    :raises InvalidConfigurationError: for a parallelism or a key group out of bounds.
+    """
+    require_parallelism(parallelism, max_parallelism)
+    if not 0 <= key_group < max_parallelism:
+        raise InvalidConfigurationError(f"Expected a key group from 0 to {max_parallelism - 1}, found {key_group}.")
+    return key_group * parallelism // max_parallelism
+
+
+def key_group_range_of(index: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+    """
+    Return the key groups that a subtask owns.
+
+    :raises InvalidConfigurationError: for a parallelism or an index out of bounds.
+    """
+    require_parallelism(parallelism, max_parallelism)
+    if not 0 <= index < parallelism:
+        raise InvalidConfigurationError(f"Expected the index of a subtask from 0 to {parallelism - 1}, found {index}.")
+    start = -(-index * max_parallelism // parallelism)
+    return KeyGroupRange(start, ((index + 1) * max_parallelism - 1) // parallelism)
+
+
+def key_group_ranges(parallelism: int, max_parallelism: int) -> tuple[KeyGroupRange, ...]:
+    """
+    Return the key groups of each subtask.
+
+    :raises InvalidConfigurationError: for a parallelism out of bounds.
+    """
+    require_parallelism(parallelism, max_parallelism)
+    return tuple(key_group_range_of(index, parallelism, max_parallelism) for index in range(parallelism))
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """
+    Return the number of key groups of an operator for which nobody set one: room to grow, rounded up to a power of two.
+
+    :raises InvalidConfigurationError: for a parallelism out of bounds.
+    """
+    require_parallelism(parallelism)
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << (wanted - 1).bit_length(), _LEAST_DEFAULT), MAX_PARALLELISM_BOUND)

@@ -1,10 +1,11 @@
-"""When a loop takes its checkpoints: after so many items, after so much time, and never while the budget is used up."""
+"""When a loop takes its checkpoints: after so many items, after so much time, and never in a pause or beyond the budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.costs.pace import Pace
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
 
 
@@ -15,15 +16,22 @@ class Rhythm:
     :param every: After so many items.
     :param every_seconds: Also when the last one is older than this.
     :param costs: May put a checkpoint off; it is then taken after the first item for which there is budget again.
+    :param pace: May put one off too; it is then taken after the first item behind the pause.
     :param monotonic: The clock for durations, in seconds.
     """
 
     def __init__(
-        self, every: int, every_seconds: float | None, costs: StageCosts, monotonic: Callable[[], float]
+        self,
+        every: int,
+        every_seconds: float | None,
+        costs: StageCosts,
+        pace: Pace,
+        monotonic: Callable[[], float],
     ) -> None:
         self._every = every
         self._every_seconds = every_seconds
         self._costs = costs
+        self._pace = pace
         self._monotonic = monotonic
         self._is_late = False
         self._items_since_due = 0
@@ -35,6 +43,9 @@ class Rhythm:
         self._items_since_due += 1
         is_due = self._is_due()
         if not (is_due or self._is_late):
+            return False
+        if not self._pace.allows():
+            self._is_late = True
             return False
         if self._costs.allow():
             return True

@@ -176,12 +176,14 @@ class RefiningLoop:
     def _secure(
         self, number: int, frame: DataFrame, previous: DataFrame, stopwatch: Stopwatch
     ) -> tuple[DataFrame, bool]:
-        is_put_off = number < self._asked.steps and not self._saving.costs.allow()
+        is_early = number < self._asked.steps and not self._saving.pace.allows()
+        is_dear = number < self._asked.steps and not is_early and not self._saving.costs.allow()
+        is_put_off = is_early or is_dear
         # Without a snapshot the plan must not grow on: Spark keeps the rows for this try alone.
         current = frame.localCheckpoint() if is_put_off else self._write(number, frame, stopwatch)
         is_converged = self._asked.has_converged(number, current, previous)
         if is_put_off and not is_converged:
-            self._saving.costs.put_off += 1
+            self._saving.costs.put_off += is_dear
             return current, False
         kept = self._write(number, current, stopwatch) if is_put_off else current
         self._save(number, is_converged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class StageSnapshots:
         self._frames = StoredDataFrames(storage)
         self._attempt = attempt
         self._live: dict[StepKey, LiveSnapshot] = {}
+        self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
         """URIs of snapshots that a plan of this attempt may still read; pinned until it ends."""
         for handle in restored.document.snapshots if restored else ():
@@ -103,6 +104,20 @@ class StageSnapshots:
         self.handed_out.add(live.handle.uri)
         return self._frames.read(spark, live.data_uri, live.manifest)
 
+    def copy_borrowed(self) -> int:
+        """
+        Copy the snapshots that belong to the owner of a restored savepoint, so that no checkpoint names files of his.
+
+        :return: How many bytes were copied.
+        :raises StorageError: if one cannot be copied; the next call goes on with it.
+        """
+        if not self._has_borrowed:
+            return 0
+        borrowed = [step for step, live in self._live.items() if not self._is_own(live.handle.uri)]
+        copied = sum(self._copy(step) for step in borrowed)
+        self._has_borrowed = False
+        return copied
+
     def drop_scope(self, scope: Scope) -> None:
         """Let the snapshots inside a finished item go with the next checkpoint."""
         self._keep(lambda step: step[0][: len(scope)] != scope)
@@ -110,6 +125,15 @@ class StageSnapshots:
     def drop_unless_used(self) -> None:
         """Let the snapshots go that this attempt restored and nobody asked for."""
         self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
+
+    def _is_own(self, uri: str) -> bool:
+        return f"/{self._attempt.job_id}/shared/{self._attempt.operator_id}/" in uri
+
+    def _copy(self, step: StepKey) -> int:
+        live, uri = self._live[step], self._new_uri(step)
+        self._storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
+        self._live[step] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
+        return live.handle.size_bytes
 
     def _keep(self, wanted: Callable[[StepKey], bool]) -> None:
         self._live = {step: live for step, live in self._live.items() if wanted(step)}

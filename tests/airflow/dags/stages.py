@@ -35,11 +35,28 @@ def trouble(spark: Any) -> None:
     kind = os.environ.get("STAGE_TROUBLE")
     if kind == "kill the JVM":
         os.kill(jvm_pid() or 0, signal.SIGKILL)
+    if kind == "stop with a savepoint":
+        ask_to_stop()
     if kind == "raise":
         raise RuntimeError("planned")
     if kind in ("run into the timeout", "wait for a signal"):
         note("waiting")
         spark.range(10**15).selectExpr("sum(id % 7)").collect()
+
+
+def ask_to_stop() -> None:
+    """Ask for what the command ``airflow statecheck savepoint --stop suspend`` asks for."""
+    from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+    from airflow_provider_statecheck.checkpoint.ids import new_key
+    from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+    from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway
+
+    gateway = maintenance_gateway()
+    view = gateway.describe(gateway.jobs()[0].job_id)
+    kind, operator = CheckpointType.SAVEPOINT_SUSPEND, view.operators[0].operator_id
+    savepoint_gateway().request(
+        RequestSavepoint(job_id=view.job.job_id, operator_id=operator, request_key=new_key(), kind=kind)
+    )
 
 
 def stage(spark: Any, checkpoint: Any) -> int:
@@ -69,6 +86,7 @@ def decorated() -> None:
         retries=1,
         retry_delay=timedelta(0),
         config_kwargs=SPARK,
+        from_savepoint=os.environ.get("FROM_SAVEPOINT"),
         execution_timeout=timedelta(seconds=30 if os.environ.get("STAGE_TROUBLE") == "run into the timeout" else 600),
     )(work)
     stage_task()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
 from tests.unit.api.server import MAINTENANCE, ApiServer, Attempt
 
 
@@ -40,3 +42,29 @@ class Stage:
 
     def maintenance_token(self) -> str:
         return self.api.task_token(MAINTENANCE)
+
+    def idle_operator(self) -> str:
+        """Return an operator of the same job that has a checkpoint and does not run."""
+        other = self.api.attempt(uid="idle")
+        self.api.complete(other)
+        self.api.finish(other, "finished")
+        return str(other.ref["operator_id"])
+
+    def savepoint_request(self) -> str:
+        """Ask for a savepoint of such an operator."""
+        request = RequestSavepoint(
+            job_id=JobId(self.attempt.job_id), operator_id=OperatorId(self.idle_operator()), request_key=new_key()
+        )
+        return self.api.services.savepoints.request(request).request_key
+
+    def savepoint(self) -> int:
+        """Begin a savepoint of such an operator."""
+        request = BeginSavepoint(
+            job_id=JobId(self.attempt.job_id), request_key=self.savepoint_request(), location="s3://lake/savepoint-1"
+        )
+        return self.api.services.savepoints.begin(request).checkpoint_id
+
+    def completed_savepoint(self) -> str:
+        """Complete a savepoint of such an operator."""
+        request = EndSavepoint(job_id=JobId(self.attempt.job_id), checkpoint_id=self.savepoint())
+        return self.api.services.savepoints.end(request).location

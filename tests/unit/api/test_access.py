@@ -70,16 +70,21 @@ RULES: dict[Route, Rule] = {
 MAINTENANCE_ROUTES = {
     ("POST", "/v1/maintenance/confirm-discards"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_ids": [1]}),
     ("POST", "/v1/maintenance/close-abandoned"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/maintenance/settle-run"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/forget"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/refusal"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/retire"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/remove"): Rule(Stage.maintenance_token),
     ("POST", "/v1/maintenance/drop-tokens"): Rule(Stage.maintenance_token),
+    ("POST", "/v1/savepoints/request"): Rule(Stage.maintenance_token, lambda s: {"operator_id": s.idle_operator()}),
+    ("POST", "/v1/savepoints/begin"): Rule(Stage.maintenance_token, lambda s: {"request_key": s.savepoint_request()}),
+    ("POST", "/v1/savepoints/end"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_id": s.savepoint()}),
+    ("POST", "/v1/savepoints/dispose"): Rule(Stage.maintenance_token, lambda s: {"pointer": s.completed_savepoint()}),
 }
 RULES |= MAINTENANCE_ROUTES
 READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
 # The stage of these tests runs and is young, so that nothing of it may be closed, retired or dropped.
-MILD = ("close-abandoned", "refusal", "retire", "remove", "drop-tokens")
+MILD = ("close-abandoned", "settle-run", "refusal", "retire", "remove", "drop-tokens")
 KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in MILD}
 CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, ("GET", "/v1/jobs")}
 

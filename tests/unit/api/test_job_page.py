@@ -6,8 +6,14 @@ import pytest
 
 from airflow_provider_statecheck.api.job_page import readable_size, render_job
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    DeclineCheckpoint,
+    FinishAttempt,
+    TriggerCheckpoint,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
@@ -59,3 +65,39 @@ def test_what_users_wrote_cannot_become_markup() -> None:
 )
 def test_sizes_are_readable(count: int, text: str) -> None:
     assert readable_size(count) == text
+
+
+def _decline(coordinator: AttemptCoordinator, attempt: AttemptRef, message: str) -> None:
+    pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    coordinator.decline(
+        DeclineCheckpoint(
+            attempt=attempt,
+            checkpoint_id=pending.checkpoint_id,
+            reason=CheckpointFailureReason.IO_EXCEPTION,
+            message=message,
+        )
+    )
+
+
+def test_an_overview_tells_counts_and_the_latest_failure_with_its_cause_and_pointer() -> None:
+    coordinator = AttemptCoordinator(InMemoryJobStore(ManualClock()))
+    attempt = coordinator.register(make_registration()).attempt
+    for _ in range(3):
+        complete_checkpoint(coordinator, attempt)
+    _decline(coordinator, attempt, HOSTILE)
+    page = Tags(render_job(coordinator.describe(attempt.job_id)))
+    text = " ".join(page.text.split())
+    assert "Checkpoints 4 0 3 1 0" in text
+    assert "Savepoints 0 0 0 0 0" in text
+    assert f"io_exception: {HOSTILE} memory://base/{attempt.job_id}/chk-4" in text
+    assert "All failures: io_exception 1" in text
+    assert "still to be deleted: 2" in text
+    assert "Duration 0.0 s" in text
+    assert "script" not in page.seen
+
+
+def test_each_checkpoint_tells_whose_it_is_and_whether_it_may_be_deleted() -> None:
+    text = " ".join(_page().text.split())
+    assert "job no: an attempt that runs was restored from it" in text
+    assert "job no: a restore may start from it" in text
+    assert "job yes: nothing needs it any more; gc deletes it" in text

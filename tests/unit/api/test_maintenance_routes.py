@@ -10,13 +10,14 @@ from airflow_provider_statecheck.api.tokens import TASK_LIFETIME
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance
+from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance, MaintenanceCalls
 from airflow_provider_statecheck.metadata.token_store import Caller
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
 
@@ -40,7 +41,7 @@ class Credentials:
 
 def maintenance(api: ApiServer, caller: Caller = MAINTENANCE) -> HttpMaintenance:
     client: Any = api.client
-    return HttpMaintenance(HttpClient("http://testserver", client), Credentials(api, caller))
+    return HttpMaintenance(MaintenanceCalls(HttpClient("http://testserver", client), Credentials(api, caller)))
 
 
 @pytest.fixture
@@ -65,6 +66,18 @@ def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
     remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=ids))
     assert remote.remove(request).kept_because == ()
     assert [job.name for job in remote.jobs()] == ["sales"]
+
+
+def test_the_checkpoints_of_a_successful_run_end_when_a_maintenance_task_asks(ended: ApiServer) -> None:
+    remote = maintenance(ended)
+    assert remote.settle_run(JOB_ID) == ()
+    ended.runs.ended["run-1"] = JobStatus.FINISHED
+    [retained] = [c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints if c.is_restorable][-1:]
+    assert retained in remote.settle_run(JOB_ID)
+    assert remote.settle_run(OWN_NAME) == ()
+    assert not any(c.is_restorable for c in remote.describe(JOB_ID).checkpoints)
+    with pytest.raises(AccessDeniedError):
+        maintenance(ended, CALLER).settle_run(JOB_ID)
 
 
 def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> None:
@@ -135,7 +148,7 @@ def test_a_token_that_expires_on_the_way_is_replaced(ended: ApiServer) -> None:
     remote.jobs()
     ended.clock.advance(TASK_LIFETIME.total_seconds() + 1)
     assert remote.forget(ForgetRows(job_id=JOB_ID, age_seconds=DAY)) is not None
-    assert remote._credentials.count == 2  # type: ignore[attr-defined]
+    assert remote._calls._credentials.count == 2  # type: ignore[attr-defined]
 
 
 def test_a_task_of_another_dag_is_told_which_may(ended: ApiServer) -> None:

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def completed(checkpoint_id: int, unusable_reason: str | None = None, generation: int = 1) -> CheckpointRecord:
+def completed(
+    checkpoint_id: int,
+    unusable_reason: str | None = None,
+    generation: int = 1,
+    properties: CheckpointProperties | None = None,
+) -> CheckpointRecord:
     return CheckpointRecord(
         job_id=job_id_of("sales"),
         checkpoint_id=checkpoint_id,
@@ -24,6 +31,7 @@ def completed(checkpoint_id: int, unusable_reason: str | None = None, generation
         triggered_at=MOMENT,
         expires_at=MOMENT,
         unusable_reason=unusable_reason,
+        properties=properties or CheckpointProperties(),
     )
 
 
@@ -64,6 +72,19 @@ def test_the_newest_are_kept(checkpoints, num_retained, expected):
 )
 def test_an_unusable_one_takes_no_place_and_goes_when_the_oldest_kept_is_newer(checkpoints, num_retained, expected):
     assert subsumed(checkpoints, num_retained) == expected
+
+
+def test_a_savepoint_takes_no_place_and_never_goes():
+    savepoint = CheckpointProperties.for_savepoint()
+    rows = [completed(1), completed(2, properties=savepoint), completed(3), completed(4, properties=savepoint)]
+    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 1)] == [1]
+    assert subsumed_by_retention(rows[1:2], 1) == []
+
+
+def test_a_snapshot_restored_without_a_claim_is_subsumed_like_any_and_keeps_its_bytes():
+    restored = completed(1, properties=CheckpointProperties.for_unclaimed_snapshot())
+    assert subsumed_by_retention([restored, completed(2), completed(3)], 2) == [restored]
+    assert not replace(restored, status=CheckpointStatus.SUBSUMED).awaits_discard
 
 
 def test_the_first_one_of_a_new_generation_subsumes_all_of_the_old():

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.cli import commands
+from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+from airflow_provider_statecheck.cli import commands, savepoint_commands, stats_commands
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -30,9 +31,15 @@ class Outcome:
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenStage]:
     """Rows in a database and bytes in files, which the commands work on."""
     engine, clock = open_engine(f"sqlite:///{tmp_path}/state.db"), ManualClock()
-    stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, SqlJobStore(engine, clock))
-    monkeypatch.setattr(commands, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    store = SqlJobStore(engine, clock)
+    stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, store)
+    for module in (commands, savepoint_commands):
+        monkeypatch.setattr(module, "maintenance_gateway", lambda: stage.maintenance)
+        monkeypatch.setattr(module, "savepoint_gateway", lambda: stage.savepoints)
+        monkeypatch.setattr(module, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
+        monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(stats_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(commands, "job_recovery", lambda: JobRecovery(store))
     yield stage
     engine.dispose()
 

@@ -232,7 +232,7 @@ class TestGc:
 
     def test_ends_with_1_where_something_could_not_be_deleted(self, stage, run, monkeypatch):
         stage.run()
-        monkeypatch.setattr("airflow_provider_statecheck.storage.cleaner.CheckpointsCleaner.discard", lambda *_: ())
+        monkeypatch.setattr("airflow_provider_statecheck.storage.discards.EffectDiscards.discard", lambda *_: ())
         assert run("gc", "--all").status == 1
 
     @pytest.mark.parametrize("arguments", [(), (JOB, "--all"), ("nothing",)], ids=["none", "both", "unknown"])

@@ -14,7 +14,9 @@ from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint import job_view, messages, records
+from airflow_provider_statecheck.checkpoint.checkpoint_type import SavepointFormat
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.gateway.wire import decode, encode
 from airflow_provider_statecheck.metadata.token_store import Caller
@@ -38,6 +40,10 @@ CLASSES = _classes()
 st.register_type_strategy(str, TEXTS)
 st.register_type_strategy(datetime, TIMES)
 st.register_type_strategy(float, NUMBERS)
+st.register_type_strategy(
+    CheckpointProperties,
+    st.builds(CheckpointProperties, savepoint_format=st.sampled_from(SavepointFormat), force=st.booleans()),
+)
 
 
 def test_the_classes_are_found() -> None:

@@ -1,17 +1,27 @@
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
 from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
+from airflow_provider_statecheck.storage.document import SnapshotHandle
+from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
+from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
@@ -51,6 +61,61 @@ def test_a_second_collection_finds_nothing(stage):
     stage.run()
     collect(stage)
     assert collect(stage) == CollectedJob(job=JOB)
+
+
+@pytest.mark.parametrize(("end", "goes"), [(JobStatus.FINISHED, True), (JobStatus.FAILED, False), (None, False)])
+def test_what_does_not_stay_after_its_run_goes_with_its_snapshots(stage, end, goes):
+    job = "nightly/2026-01-01"
+    attempt = stage.attempt(job, owner=make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW))
+    stage.take(attempt, stage.snapshot(attempt, "raw"))
+    attempt.finish(AttemptStatus.FINISHED)
+    if end is not None:
+        stage.runs.ended["run-1"] = end
+    assert collect(stage, job, dry_run=True).deleted == {}
+    assert bool(collect(stage, job).deleted) is goes
+    assert stage.statuses(job) == ({1: "subsumed"} if goes else {1: "completed"})
+    assert stage.directories(job) == (set() if goes else {"chk-1", "raw"})
+
+
+def written_savepoint(stage: WrittenStage) -> tuple[RestoreSource, SnapshotHandle]:
+    """Write a savepoint with a snapshot in its directory, as another job left it."""
+    other = stage.attempt("other job")
+    taken = stage.take(other, stage.snapshot(other, "raw"))
+    other.finish(AttemptStatus.FINISHED)
+    [handle] = load_document(stage.storage, taken).snapshots
+    pointer = f"{stage.storage.base_uri}/savepoint-0123ab-0123456789ab"
+    inside = replace(handle, uri=f"{pointer}/{handle.uri.rsplit('/', 1)[1]}")
+    for name in stage.storage.list_files(handle.uri):
+        stage.storage.write_bytes(f"{inside.uri}/{name}", stage.storage.read_bytes(f"{handle.uri}/{name}"))
+    uri = f"{pointer}/_metadata"
+    data = encode_metadata(replace(load_document(stage.storage, taken), snapshots=(inside,)), uri=uri)
+    stage.storage.write_bytes(uri, data)
+    digest = hashlib.sha256(data).hexdigest()
+    source = RestoreSource(
+        pointer=pointer, metadata_uri=uri, metadata_size=len(data), metadata_sha256=digest, mode=RestoreMode.CLAIM
+    )
+    return source, inside
+
+
+def test_a_claimed_savepoint_goes_when_nothing_in_it_is_used_any_more(stage):
+    source, inside = written_savepoint(stage)
+
+    def left() -> set[str]:
+        return {name.split("/")[0] for name in stage.storage.list_files(source.pointer)}
+
+    attempt = stage.attempt(restore_from=source)
+    stage.take(attempt, inside)
+    attempt.finish(AttemptStatus.FAILED)
+    report = collect(stage)
+    assert (report.problems, len(report.kept)) == ([], 1)
+    assert left() == {inside.uri.rsplit("/", 1)[1]}
+    retry = stage.attempt(restore_from=source)
+    assert retry.restore() is not None
+    stage.take(retry)
+    retry.finish(AttemptStatus.FAILED)
+    report = collect(stage)
+    assert (report.problems, report.kept, left()) == ([], [], set())
+    assert set(stage.statuses().values()) == {"subsumed", "completed"}
 
 
 def test_orphans_of_ended_attempts_go(stage):
@@ -213,7 +278,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_told_and_the_others_go(stage, mo
         delete(self, uri)
 
     monkeypatch.setattr(CheckpointStorage, "delete_file", stuck)
-    monkeypatch.setattr("airflow_provider_statecheck.storage.sweep._ended_checkpoints", lambda *_: [])
+    monkeypatch.setattr("airflow_provider_statecheck.storage.orphans.OrphanSearch._ended", lambda *_: [])
     report = collect(stage)
     assert report.problems == ["checkpoint 1 of operator 'aggregate' could not be deleted"]
     assert stage.statuses() == CLEAN | {1: "SUBSUMED"}

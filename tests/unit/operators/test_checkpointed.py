@@ -23,6 +23,15 @@ ARGUMENTS: dict[str, Any] = {
     "checkpoint_timeout_seconds": 60.0,
     "tolerable_failed_checkpoints": 5,
     "overhead_budget": 0.05,
+    "checkpoint_interval": "5 min",
+    "min_pause": 30_000,
+    "externalized_checkpoint_retention": "DELETE_ON_CANCELLATION",
+    "savepoint_dir": "s3://lake/savepoints",
+    "from_savepoint": "s3://lake/savepoints/savepoint-000000-000000000000",
+    "claim_mode": "claim",
+    "renamed_uids": {"old": "stage"},
+    "allow_non_restored_state": True,
+    "data_inline_threshold": "1 mb",
     "on_clear": "resume",
 }
 
@@ -64,7 +73,8 @@ def test_default_arguments_of_the_dag_are_taken(make) -> None:
 
 @MAKERS
 def test_what_is_not_given_is_left_to_the_configuration(make) -> None:
-    assert set(taken(make()).values()) == {None}
+    own = {"claim_mode": "no_claim", "allow_non_restored_state": False}
+    assert taken(make()) == dict.fromkeys(ARGUMENTS) | own
 
 
 @MAKERS

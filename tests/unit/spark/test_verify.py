@@ -9,9 +9,10 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier, Verification
-from airflow_provider_statecheck.storage.document import CheckpointDocument, FileStateHandle
+from airflow_provider_statecheck.storage.document import CheckpointDocument
 from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage

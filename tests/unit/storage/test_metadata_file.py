@@ -1,3 +1,5 @@
+"""What a checkpoint holds comes back from its metadata, and nothing else does."""
+
 from __future__ import annotations
 
 import hashlib
@@ -5,13 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.storage.document import (
-    CheckpointDocument,
-    FileStateHandle,
-    InlineStateHandle,
-    SnapshotHandle,
-)
+from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 
 JOB = "0123456789abcdef0123456789abcdef"

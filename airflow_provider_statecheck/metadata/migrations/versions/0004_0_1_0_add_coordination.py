@@ -31,7 +31,9 @@ _CHECKPOINT = {
 
 def upgrade() -> None:
     """Add the tables and columns; every checkpoint so far is a plain one."""
+    _find_open_checkpoints_fast()
     _add_columns()
+    _add_retention()
     _create_acknowledgement()
     _create_request()
     op.create_table(
@@ -52,6 +54,15 @@ def upgrade() -> None:
     )
 
 
+def _find_open_checkpoints_fast() -> None:
+    op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_status"), table_name="statecheck_checkpoint")
+    op.create_index(
+        op.f("idx_statecheck_checkpoint_job_id_operator_id_discarded_at"),
+        "statecheck_checkpoint",
+        ["job_id", "operator_id", "discarded_at"],
+    )
+
+
 def _add_columns() -> None:
     with op.batch_alter_table("statecheck_checkpoint") as table:
         table.add_column(sa.Column("properties", sa.JSON(), nullable=True))
@@ -63,6 +74,15 @@ def _add_columns() -> None:
     with op.batch_alter_table("statecheck_checkpoint") as table:
         table.alter_column("properties", existing_type=sa.JSON(), nullable=False)
         table.alter_column("is_periodic", existing_type=sa.Boolean(), nullable=False)
+
+
+def _add_retention() -> None:
+    with op.batch_alter_table("statecheck_attempt") as table:
+        table.add_column(sa.Column("retention", sa.String(length=32), nullable=True))
+    rows = sa.table("statecheck_attempt", sa.column("retention", sa.String()))
+    op.execute(sa.update(rows).values(retention="retain_on_cancellation"))
+    with op.batch_alter_table("statecheck_attempt") as table:
+        table.alter_column("retention", existing_type=sa.String(length=32), nullable=False)
 
 
 def _create_acknowledgement() -> None:
@@ -118,6 +138,12 @@ def downgrade() -> None:
     op.drop_table("statecheck_acknowledgement")
     # What the older release does not know it would take for a checkpoint.
     op.execute("DELETE FROM statecheck_checkpoint WHERE status IN ('finalizing', 'disposed')")
-    with op.batch_alter_table("statecheck_checkpoint") as table:
-        for column in ("lease_until", "finalizer", "is_periodic", "properties"):
-            table.drop_column(column)
+    op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_discarded_at"), table_name="statecheck_checkpoint")
+    op.create_index(
+        op.f("idx_statecheck_checkpoint_job_id_operator_id_status"),
+        "statecheck_checkpoint",
+        ["job_id", "operator_id", "status"],
+    )
+    op.drop_column("statecheck_attempt", "retention")
+    for column in ("lease_until", "finalizer", "is_periodic", "properties"):
+        op.drop_column("statecheck_checkpoint", column)

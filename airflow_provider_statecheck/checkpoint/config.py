@@ -1,0 +1,296 @@
+"""How checkpoints of a job are taken, kept and restored: Flink's ``CheckpointConfig``, as an object or from a mapping."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Self
+
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.config_option import (
+    ConfigOption,
+    one_of,
+    parse_number,
+    parse_text,
+    parse_truth,
+    parse_whole_number,
+)
+from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.units import parse_duration, parse_size
+from airflow_provider_statecheck.checkpoint.uri_setting import parse_directory
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINTING = "execution.checkpointing"
+_MERGING = f"{_CHECKPOINTING}.file-merging"
+_OLD_MERGING = "state.checkpoints.file-merging"
+_RECOVERY = "execution.state-recovery"
+_PREFIXES = (f"{_CHECKPOINTING}.", f"{_RECOVERY}.", "state.checkpoints.", "state.savepoints.", "execution.savepoint.")
+_SHORTEST = timedelta(milliseconds=10)
+_LONGEST_PAUSE = timedelta(days=365)
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+class CheckpointingMode(StrEnum):
+    """How often an effect on state shows after a failure."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+class ExternalizedCheckpointCleanup(StrEnum):
+    """When checkpoints go after the end of a job, in the words of its configuration."""
+
+    DELETE_ON_CANCELLATION = "delete_on_cancellation"
+    RETAIN_ON_CANCELLATION = "retain_on_cancellation"
+    NO_EXTERNALIZED_CHECKPOINTS = "no_externalized_checkpoints"
+
+    @property
+    def retention_policy(self) -> CheckpointRetentionPolicy:
+        """Return what it means for the properties of a checkpoint."""
+        return _POLICIES[self]
+
+
+_POLICIES = {
+    ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION: CheckpointRetentionPolicy.RETAIN_ON_FAILURE,
+    ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION: CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION,
+    ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS: CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION,
+}
+
+
+class CheckpointConfig:
+    """
+    Settings of a job's checkpoints; each is checked when it is set, ``None`` goes back to its default.
+
+    Two of equal settings are equal, however they were given.
+
+    :raises InvalidConfigurationError: on setting a value that is out of range, naming it.
+    """
+
+    checkpoint_storage = ConfigOption[str | None](
+        f"{_CHECKPOINTING}.storage", None, parse_text, old_keys=("state.checkpoint-storage",)
+    )
+    checkpoint_dir = ConfigOption[str | None](
+        f"{_CHECKPOINTING}.dir", None, parse_directory, old_keys=("state.checkpoints.dir",)
+    )
+    savepoint_dir = ConfigOption[str | None](
+        f"{_CHECKPOINTING}.savepoint-dir", None, parse_directory, old_keys=("state.savepoints.dir",)
+    )
+    checkpoint_interval = ConfigOption[timedelta | None](
+        f"{_CHECKPOINTING}.interval",
+        None,
+        parse_duration,
+        is_valid=lambda d: d >= _SHORTEST,
+        expected="at least 10 ms",
+    )
+    """How often a checkpoint is triggered by itself; ``None`` for never."""
+    mode = ConfigOption(f"{_CHECKPOINTING}.mode", CheckpointingMode.EXACTLY_ONCE, one_of(CheckpointingMode))
+    timeout = ConfigOption(
+        f"{_CHECKPOINTING}.timeout",
+        timedelta(minutes=10),
+        parse_duration,
+        is_valid=lambda d: d >= _SHORTEST,
+        expected="at least 10 ms",
+    )
+    min_pause_between_checkpoints = ConfigOption(
+        f"{_CHECKPOINTING}.min-pause",
+        timedelta(0),
+        parse_duration,
+        is_valid=lambda d: d >= timedelta(0),
+        expected="0 or more",
+    )
+    max_concurrent_checkpoints = ConfigOption(
+        f"{_CHECKPOINTING}.max-concurrent-checkpoints",
+        1,
+        parse_whole_number,
+        is_valid=lambda n: n >= 1,
+        expected="at least 1",
+    )
+    tolerable_failed_checkpoints = ConfigOption[int | None](
+        f"{_CHECKPOINTING}.tolerable-failed-checkpoints",
+        None,
+        parse_whole_number,
+        is_valid=lambda n: n >= 0,
+        expected="0 or more",
+    )
+    """How many checkpoints may fail in a row; ``None`` for any number."""
+    externalized_checkpoint_retention = ConfigOption(
+        f"{_CHECKPOINTING}.externalized-checkpoint-retention",
+        ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
+        one_of(ExternalizedCheckpointCleanup),
+    )
+    num_retained = ConfigOption(
+        f"{_CHECKPOINTING}.num-retained",
+        2,
+        parse_whole_number,
+        old_keys=("state.checkpoints.num-retained",),
+        is_valid=lambda n: n >= 1,
+        expected="at least 1",
+        is_lenient=True,
+    )
+    incremental = ConfigOption(
+        f"{_CHECKPOINTING}.incremental", True, parse_truth, old_keys=("state.backend.incremental",)
+    )
+    data_inline_threshold = ConfigOption(
+        f"{_CHECKPOINTING}.data-inline-threshold",
+        20 * _KIB,
+        parse_size,
+        old_keys=("state.storage.fs.memory-threshold", "state.backend.fs.memory-threshold"),
+        is_valid=lambda n: 0 <= n <= _MIB,
+        expected="from 0 to 1 MiB",
+        is_lenient=True,
+    )
+    """Up to how many bytes a state travels in the metadata instead of a file of its own."""
+    write_buffer_size = ConfigOption(
+        f"{_CHECKPOINTING}.write-buffer-size",
+        4096,
+        parse_whole_number,
+        old_keys=("state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
+        is_valid=lambda n: n > 0,
+        expected="above 0",
+    )
+    checkpoints_after_tasks_finish = ConfigOption(
+        f"{_CHECKPOINTING}.checkpoints-after-tasks-finish",
+        True,
+        parse_truth,
+        old_keys=(f"{_CHECKPOINTING}.checkpoints-after-tasks-finish.enabled",),
+    )
+    cleaner_parallel_mode = ConfigOption(
+        f"{_CHECKPOINTING}.cleaner.parallel-mode",
+        True,
+        parse_truth,
+        old_keys=("state.checkpoint.cleaner.parallel-mode",),
+    )
+    create_subdir = ConfigOption(
+        f"{_CHECKPOINTING}.create-subdir", True, parse_truth, old_keys=("state.checkpoints.create-subdir",)
+    )
+    file_merging_enabled = ConfigOption(f"{_MERGING}.enabled", True, parse_truth, old_keys=(f"{_OLD_MERGING}.enabled",))
+    file_merging_across_checkpoint_boundary = ConfigOption(
+        f"{_MERGING}.across-checkpoint-boundary",
+        False,
+        parse_truth,
+        old_keys=(f"{_OLD_MERGING}.across-checkpoint-boundary",),
+    )
+    file_merging_pool_blocking = ConfigOption(
+        f"{_MERGING}.pool-blocking", False, parse_truth, old_keys=(f"{_OLD_MERGING}.pool-blocking",)
+    )
+    file_merging_max_file_size = ConfigOption(
+        f"{_MERGING}.max-file-size",
+        32 * _MIB,
+        parse_size,
+        old_keys=(f"{_OLD_MERGING}.max-file-size",),
+        is_valid=lambda n: n > 0,
+        expected="above 0",
+    )
+    file_merging_max_space_amplification = ConfigOption(
+        f"{_MERGING}.max-space-amplification",
+        2.0,
+        parse_number,
+        old_keys=(f"{_OLD_MERGING}.max-space-amplification",),
+        is_valid=lambda x: x > 1,
+        expected="above 1",
+    )
+    file_merging_max_subtasks_per_file = ConfigOption(
+        f"{_MERGING}.max-subtasks-per-file",
+        4,
+        parse_whole_number,
+        old_keys=(f"{_OLD_MERGING}.max-subtasks-per-file",),
+        is_valid=lambda n: n >= 1,
+        expected="at least 1",
+    )
+    recovery_path = ConfigOption[str | None](
+        f"{_RECOVERY}.path", None, parse_text, old_keys=("execution.savepoint.path",)
+    )
+    """Which snapshot a fresh start begins from."""
+    recovery_ignore_unclaimed_state = ConfigOption(
+        f"{_RECOVERY}.ignore-unclaimed-state",
+        False,
+        parse_truth,
+        old_keys=("execution.savepoint.ignore-unclaimed-state",),
+    )
+    recovery_claim_mode = ConfigOption(
+        f"{_RECOVERY}.claim-mode",
+        RestoreMode.NO_CLAIM,
+        one_of(RestoreMode),
+        old_keys=("execution.savepoint-restore-mode",),
+    )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """
+        Read the settings by their keys, old or new; a key under one of the prefixes that nobody knows is warned of.
+
+        :raises InvalidConfigurationError: for a value out of range, naming its key.
+        """
+        config = cls()
+        for option in cls.options():
+            option.read(config, values)
+        cls.warn_of_unknown(values)
+        return config
+
+    @classmethod
+    def warn_of_unknown(cls, values: Mapping[str, Any]) -> None:
+        """Warn of each key under one of the prefixes that is no setting, with the nearest one that is."""
+        known = {key for option in cls.options() for key in (option.key, *option.old_keys)}
+        for key in values:
+            if key not in known and key.startswith(_PREFIXES):
+                (nearest, *_) = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
+                log.warning("%s is no setting that is known, so it does nothing; did you mean %s?", key, nearest)
+
+    @classmethod
+    def options(cls) -> Iterator[ConfigOption[Any]]:
+        """Return the settings that there are."""
+        return (each for each in vars(CheckpointConfig).values() if isinstance(each, ConfigOption))
+
+    def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
+        """Say when checkpoints go after the end of the job."""
+        self.externalized_checkpoint_retention = cleanup
+
+    @property
+    def retention_policy(self) -> CheckpointRetentionPolicy:
+        """Return after which ends of the job its checkpoints stay."""
+        return self.externalized_checkpoint_retention.retention_policy
+
+    @property
+    def is_checkpointing_enabled(self) -> bool:
+        """Tell whether checkpoints are triggered by themselves."""
+        return self.checkpoint_interval is not None
+
+    @property
+    def effective_min_pause(self) -> timedelta:
+        """Return the pause between checkpoints, at most a year."""
+        return min(self.min_pause_between_checkpoints, _LONGEST_PAUSE)
+
+    @property
+    def effective_interval(self) -> timedelta | None:
+        """Return how often a checkpoint is triggered by itself, never more often than the pause allows."""
+        interval = self.checkpoint_interval
+        return None if interval is None else max(interval, self.effective_min_pause)
+
+    @property
+    def effective_max_concurrent_checkpoints(self) -> int:
+        """Return how many checkpoints may be in progress: with a pause between them only one."""
+        return 1 if self.effective_min_pause > timedelta(0) else self.max_concurrent_checkpoints
+
+    @property
+    def effective_write_buffer_size(self) -> int:
+        """Return the size of a write buffer, which has to hold what travels inline."""
+        return max(self.write_buffer_size, self.data_inline_threshold)
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether all settings are equal."""
+        return isinstance(other, CheckpointConfig) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults."""
+        changed = ((option.name, getattr(self, option.name), option.default) for option in self.options())
+        return f"CheckpointConfig({', '.join(f'{n}={value!r}' for n, value, default in changed if value != default)})"
+
+    def _values(self) -> dict[str, Any]:
+        return {option.name: getattr(self, option.name) for option in self.options()}

@@ -1,0 +1,109 @@
+"""The commands for savepoints."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
+from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
+from airflow_provider_statecheck.cli.selection import operators_of
+from airflow_provider_statecheck.configuration import configured_savepoint_dir
+from airflow_provider_statecheck.hooks.disposing import dispose as dispose_savepoint
+from airflow_provider_statecheck.hooks.maintenance import (
+    find_job,
+    maintenance_gateway,
+    savepoint_gateway,
+    storage_opener,
+)
+from airflow_provider_statecheck.hooks.savepointing import serve_idle
+from airflow_provider_statecheck.storage.uris import normalise_pointer
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.ids import JobId
+    from airflow_provider_statecheck.checkpoint.job_view import JobView
+    from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
+    from airflow_provider_statecheck.checkpoint.records import OperatorRecord
+
+_PAUSE_SECONDS = 2.0
+_KINDS = {
+    None: CheckpointType.SAVEPOINT,
+    "suspend": CheckpointType.SAVEPOINT_SUSPEND,
+    "terminate": CheckpointType.SAVEPOINT_TERMINATE,
+}
+
+
+@command
+@audited
+def savepoint(args: Namespace) -> Exit:
+    """Take a savepoint of each operator of a job, or of one of them."""
+    gateway = maintenance_gateway()
+    view = find_job(gateway, args.job)
+    keys = [_ask(view, operator, args) for operator in operators_of(view, args.uid)]
+    directory = configured_savepoint_dir()
+    view = gateway.describe(view.job.job_id)
+    serve_idle(savepoint_gateway(), view, storage_opener(args.storage_conn_id), directory)
+    timeout = 0 if args.no_wait else args.timeout
+    asked = _wait(gateway, view.job.job_id, keys, timeout)
+    print_rows([_request_row(view, each, gateway) for each in asked], args.output)
+    return _judge(asked, is_waited_for=not args.no_wait)
+
+
+@command
+@audited
+def dispose(args: Namespace) -> Exit:
+    """Delete a savepoint, whether its job is still known or not."""
+    opener = storage_opener(args.storage_conn_id)
+    done = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    verb = "would be deleted" if args.dry_run else "deleted"
+    tell(f"{shown(done.pointer)} with {readable_size(done.size_bytes)} {verb}.")
+    return Exit.DONE
+
+
+def _ask(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
+    request = RequestSavepoint(
+        job_id=view.job.job_id,
+        operator_id=operator.operator_id,
+        request_key=new_key(),
+        target=None if args.target is None else normalise_pointer(args.target),
+        savepoint_format=SavepointFormat(args.format),
+        kind=_KINDS[args.stop],
+        requested_by="airflow statecheck savepoint",
+    )
+    return savepoint_gateway().request(request).request_key
+
+
+def _wait(gateway: MaintenanceGateway, job_id: JobId, keys: list[str], timeout: float) -> list[SnapshotRequest]:
+    deadline = time.monotonic() + timeout
+    while True:
+        asked = [r for r in gateway.describe(job_id).requests if r.request_key in keys]
+        if time.monotonic() >= deadline or not any(r.status.is_open for r in asked):
+            return asked
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
+    rows = {c.checkpoint_id: c for c in gateway.describe(view.job.job_id).checkpoints}
+    taken = rows.get(request.checkpoint_id or 0)
+    is_there = request.status is RequestStatus.COMPLETED and taken is not None
+    return {
+        "operator": next(o.uid for o in view.operators if o.operator_id == request.operator_id),
+        "request": request.request_key,
+        "status": request.status.value,
+        "checkpoint": request.checkpoint_id,
+        "pointer": shown(taken.location) if taken is not None and is_there else None,
+        "failure": request.failure_message or None,
+    }
+
+
+def _judge(asked: list[SnapshotRequest], *, is_waited_for: bool) -> Exit:
+    waiting = sum(each.status.is_open for each in asked)
+    if waiting:
+        tell(f"{waiting} of {len(asked)} not yet taken; a stage that runs takes it at its next boundary.")
+    failed = any(each.status is RequestStatus.FAILED for each in asked)
+    return Exit.FOUND if failed or (waiting and is_waited_for) else Exit.DONE

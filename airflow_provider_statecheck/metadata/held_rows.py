@@ -1,0 +1,80 @@
+"""The rows of one job during a transition, each read and written at most as often as it changes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import Select, delete
+from sqlalchemy.engine import Connection
+
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.record_table import RecordTable, keys, table_of
+
+Record = TypeVar("Record")
+
+
+class HeldRows:
+    """
+    Rows that were read once, as this transition left them.
+
+    Nobody else writes rows of a job while its own is locked, so what was read once stays true.
+
+    :param connection: Where the job's row is locked.
+    :param job_id: The job.
+    """
+
+    def __init__(self, connection: Connection, job_id: str) -> None:
+        self._connection = connection
+        self._job_id = job_id
+        self._records: dict[tuple[object, ...], object | None] = {}
+
+    def holds(self, table: RecordTable[Record], *key: object) -> bool:
+        """Tell whether it is known which row a key has, or that it has none."""
+        return (table, *key) in self._records
+
+    def get(self, table: RecordTable[Record], *key: object) -> Record | None:
+        """Return the row of a key."""
+        if not self.holds(table, *key):
+            row = table.find(self._connection, *key)
+            self._records[table, *key] = None if row is None else table.read(row)
+        return cast("Record | None", self._records[table, *key])
+
+    def hold(self, table: RecordTable[Record], record: Record | None, *key: object) -> None:
+        """Remember which row a key has."""
+        self._records[table, *key] = record
+
+    def read(self, table: RecordTable[Record], query: Select[Any], **values: object) -> list[Record]:
+        """Return the rows of the job that a query finds, and remember them."""
+        found = self._connection.execute(query, keys(job_id=self._job_id, **values))
+        records = [table.read(row) for row in found]
+        for record in records:
+            self.hold(table, record, *table.key_of(record))
+        return records
+
+    def insert(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert a row."""
+        table.insert(self._connection, table.values_of(record))
+        self.hold(table, record, *table.key_of(record))
+
+    def save(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert or replace a row."""
+        key = table.key_of(record)
+        known = cast("Record | None", self._records.get((table, *key)))
+        if known is not None:
+            self._replace(table, known, record)
+        elif self.holds(table, *key):
+            table.insert(self._connection, table.values_of(record))
+        else:
+            table.save(self._connection, table.values_of(record))
+        self.hold(table, record, *key)
+
+    def remove(self, model: type[Base], **values: object) -> None:
+        """Delete rows of the job."""
+        self._connection.execute(delete(table_of(model)).filter_by(job_id=self._job_id, **values))
+        self._records.clear()
+
+    def _replace(self, table: RecordTable[Record], known: Record, record: Record) -> None:
+        changes = table.changes(known, record)
+        if changes:
+            key = dict(zip(table.key_names, table.key_of(record), strict=True))
+            table.update(self._connection, changes | key)

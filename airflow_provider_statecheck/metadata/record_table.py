@@ -1,0 +1,120 @@
+"""Tables by their keys, with statements that are built once: building one anew costs more than running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar, cast
+
+from sqlalchemy import Column, ColumnElement, Table, bindparam, insert, select, update
+from sqlalchemy.engine import Connection, Row
+
+from airflow_provider_statecheck.metadata.models import Base
+
+Record = TypeVar("Record")
+
+_KEY = "key_"
+"""Parameters of a condition have names of their own, apart from the values that are written."""
+
+
+def given(column: Column[Any]) -> ColumnElement[bool]:
+    """Return the condition that a column has the value of its parameter in :func:`keys`."""
+    return column == bindparam(_KEY + column.name, type_=column.type)
+
+
+def keys(**values: object) -> dict[str, object]:
+    """Return the parameters of conditions."""
+    return {_KEY + name: value for name, value in values.items()}
+
+
+def table_of(model: type[Base]) -> Table:
+    """Return the table of a model."""
+    return cast("Table", model.__table__)
+
+
+class KeyedTable:
+    """
+    A table whose rows are found and replaced by their primary key.
+
+    :param model: Its model.
+    :param kept: Columns that only the first write of a row sets.
+    """
+
+    def __init__(self, model: type[Base], kept: Sequence[str] = ()) -> None:
+        self.table = table_of(model)
+        self.key_names = tuple(column.name for column in self.table.primary_key)
+        self._kept = frozenset((*self.key_names, *kept))
+        conditions = [given(column) for column in self.table.primary_key]
+        self._find = select(*self.table.c).where(*conditions)
+        self._insert = insert(self.table)
+        self._update = update(self.table).where(*conditions)
+
+    def find(self, connection: Connection, *key: object) -> Row[Any] | None:
+        """Return the row of a key."""
+        return connection.execute(self._find, self._meant(key)).one_or_none()
+
+    def insert(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        """Insert a row."""
+        connection.execute(self._insert, dict(values))
+
+    def update(self, connection: Connection, values: Mapping[str, Any]) -> bool:
+        """Write the given columns of the row of a key; tell whether there is one."""
+        written = {name: value for name, value in values.items() if name not in self._kept}
+        key = self._meant([values[name] for name in self.key_names])
+        return connection.execute(self._update, written | key).rowcount == 1
+
+    def save(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        """Insert or replace a row; nobody else may write it meanwhile."""
+        if not self.update(connection, values):
+            self.insert(connection, values)
+
+    def _meant(self, key: Sequence[object]) -> dict[str, object]:
+        return keys(**dict(zip(self.key_names, key, strict=True)))
+
+
+class RecordTable(KeyedTable, Generic[Record]):
+    """
+    A table whose columns are the fields of a record.
+
+    :param model: Its model.
+    :param record: The record.
+    :param readers: What makes a field of a column where the two differ.
+    """
+
+    def __init__(self, model: type[Base], record: type[Record], **readers: Callable[[Any], Any]) -> None:
+        super().__init__(model)
+        self._record = record
+        self.names = tuple(field.name for field in fields(cast("Any", record)))
+        self._readers = tuple(readers.items())
+        self.columns = tuple(self.table.c[name] for name in self.names)
+        self._find = select(*self.columns).where(*(given(column) for column in self.table.primary_key))
+
+    def read(self, values: Sequence[Any]) -> Record:
+        """Return the values of :attr:`columns` as a record."""
+        read = dict(zip(self.names, values, strict=True))
+        for name, reader in self._readers:
+            read[name] = reader(read[name])
+        return self._record(**read)
+
+    def key_of(self, record: Record) -> tuple[object, ...]:
+        """Return the primary key of a record."""
+        return tuple(getattr(record, name) for name in self.key_names)
+
+    def values_of(self, record: Record) -> dict[str, Any]:
+        """Return a record as values of its columns."""
+        return {name: _column(getattr(record, name)) for name in self.names}
+
+    def changes(self, known: Record, record: Record) -> dict[str, Any]:
+        """Return the columns in which a record differs from a known one of the same key."""
+        both = ((name, getattr(known, name), getattr(record, name)) for name in self.names)
+        return {name: _column(new) for name, old, new in both if new != old}
+
+
+def _column(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return value.value
+    if is_dataclass(value):
+        # A record within a record is one column of JSON; enums in it are texts already.
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return value

@@ -1,0 +1,157 @@
+"""Savepoints that a running stage is asked for: taken at a boundary, as a copy of the checkpoint that was just completed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AttemptRef,
+    DeclineCheckpoint,
+    PendingCheckpoint,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    InvalidConfigurationError,
+    StaleAttemptError,
+    StateCheckError,
+    StoppedWithSavepointError,
+)
+from airflow_provider_statecheck.storage.documents import DocumentCache
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.savepoints import write_savepoint
+from airflow_provider_statecheck.storage.uris import redact
+
+log = logging.getLogger(__name__)
+
+
+class StageSavepoints:
+    """
+    Serves the requests for savepoints of one attempt; one that fails is told so, and the stage goes on.
+
+    :param gateway: The way to the coordinator.
+    :param storage: Where the bytes are.
+    :param documents: The metadata of the attempt's checkpoints.
+    :param attempt: Who takes them.
+    :param directory: Where savepoints go whose request names no place.
+    """
+
+    def __init__(
+        self,
+        gateway: CheckpointCoordinatorGateway,
+        storage: CheckpointStorage,
+        documents: DocumentCache,
+        attempt: AttemptRef,
+        directory: str | None,
+    ) -> None:
+        self._gateway = gateway
+        self._storage = storage
+        self._documents = documents
+        self._attempt = attempt
+        self._directory = directory
+
+    def serve(self, requests: tuple[SnapshotRequest, ...], source: CheckpointRecord, *, is_end: bool = False) -> None:
+        """
+        Take the savepoints that are asked for.
+
+        :param source: The checkpoint that was just completed.
+        :param is_end: Whether the stage has come to its end, which is what a request to terminate waits for.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises StoppedWithSavepointError: if the stage is to stop with one of them.
+        """
+        for request in requests:
+            if request.properties.is_terminate and not is_end:
+                continue
+            completed = self._serve(request, source)
+            if completed is not None and request.properties.is_synchronous and not is_end:
+                raise _stopped(request, completed)
+
+    def _serve(self, request: SnapshotRequest, source: CheckpointRecord) -> CheckpointRecord | None:
+        try:
+            pending = self._trigger(request)
+        except StaleAttemptError:
+            raise
+        except StateCheckError as error:
+            # Somebody else ended the request, or the coordinator is away: a request that is still queued is offered again.
+            log.warning("A savepoint that was asked for could not be begun: %s", error)
+            return None
+        try:
+            return self._complete(request, pending, source)
+        except StaleAttemptError:
+            raise
+        except StateCheckError as error:
+            log.warning("Savepoint %s failed: %s", pending.checkpoint_id, error)
+            self._decline(pending, error)
+            return None
+
+    def _trigger(self, request: SnapshotRequest) -> PendingCheckpoint:
+        base = request.target or self._directory or self._storage.base_uri
+        return self._gateway.trigger(
+            TriggerCheckpoint(
+                attempt=self._attempt,
+                request_key=self._key_of(request),
+                serves=request.request_key,
+                location=new_savepoint_uri(base, self._attempt.job_id),
+            )
+        )
+
+    def _key_of(self, request: SnapshotRequest) -> str:
+        # The same for each time that this attempt is asked, so that a reply that was lost leaves no second savepoint.
+        return hashlib.sha256(f"{request.request_key}/{self._attempt.epoch}".encode()).hexdigest()[:32]
+
+    def _complete(
+        self, request: SnapshotRequest, pending: PendingCheckpoint, source: CheckpointRecord
+    ) -> CheckpointRecord | None:
+        if request.target is None and self._directory is None:
+            raise InvalidConfigurationError(
+                "Expected a place for savepoints, found none; name one in the request, or set [statecheck] savepoint_dir."
+            )
+        written = write_savepoint(
+            self._storage,
+            self._documents.load(source),
+            directory=pending.location,
+            checkpoint_id=pending.checkpoint_id,
+            properties=request.properties,
+        )
+        reply = self._gateway.acknowledge(
+            AcknowledgeCheckpoint(
+                attempt=self._attempt,
+                checkpoint_id=pending.checkpoint_id,
+                metadata_uri=written.metadata_uri,
+                metadata_size=written.metadata_size,
+                metadata_sha256=written.metadata_sha256,
+                state_size_bytes=written.state_size_bytes,
+                full_size_bytes=written.state_size_bytes,
+                counts=dict(source.counts),
+            )
+        )
+        if reply.is_completed:
+            log.info("Savepoint %s is complete: %s", pending.checkpoint_id, redact(pending.location))
+        return reply.checkpoint if reply.is_completed else None
+
+    def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
+        reason = CheckpointFailureReason.IO_EXCEPTION
+        message = DeclineCheckpoint(
+            attempt=self._attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message=str(error)
+        )
+        try:
+            self._gateway.decline(message)
+        except CoordinatorError as declining:
+            # It expires by itself, and the request with it.
+            log.warning("Savepoint %s could not be declined: %s", pending.checkpoint_id, declining)
+
+
+def _stopped(request: SnapshotRequest, completed: CheckpointRecord) -> StoppedWithSavepointError:
+    asked_by = f" by {request.requested_by}" if request.requested_by else ""
+    return StoppedWithSavepointError(
+        f"The stage was asked{asked_by} to stop with a savepoint and did: {redact(completed.location)}. Clear the task to go "
+        f"on from its last checkpoint, or begin another job from the savepoint.",
+        pointer=redact(completed.location),
+    )

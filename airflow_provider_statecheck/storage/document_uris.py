@@ -1,0 +1,20 @@
+"""What a checkpoint names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle
+from airflow_provider_statecheck.checkpoint.states.streams import streams_of
+from airflow_provider_statecheck.storage.document import CheckpointDocument
+
+
+def document_uris(document: CheckpointDocument) -> Iterator[str]:
+    """Return the URI of everything that a checkpoint names, as often as it is named."""
+    yield from (handle.uri for handle in document.snapshots)
+    if isinstance(document.state, FileStateHandle):
+        yield document.state.uri
+    for state in document.operator_states:
+        for stream in streams_of(state):
+            if isinstance(stream, FileStateHandle | SegmentFileStateHandle):
+                yield stream.uri

@@ -1,0 +1,253 @@
+"""
+Finds orphans: bytes of ended attempts that no live row names.
+
+By epoch, never by age: a write that takes six hours is older than any age guard, but its attempt is still open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.layout import (
+    METADATA_FILE,
+    STATE_DIRECTORY,
+    checkpoint_id_of,
+    checkpoint_uri,
+    epoch_of,
+    handles_uri,
+    is_merged_directory,
+    job_uri,
+    shared_uri,
+    taskowned_uri,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.storage.aligned_rows import aligned_in_progress, is_left_on_purpose, retained_aligned
+from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+
+_OPERATOR_ID = re.compile(r"[0-9a-f]{32}/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphans:
+    """What was found of a job below one checkpoint directory."""
+
+    ended: tuple[str, ...] = ()
+    """Directories of checkpoints whose rows say that they have ended."""
+    directories: tuple[str, ...] = ()
+    """Snapshots that nothing names, and checkpoints without a row."""
+    files: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
+
+
+class OrphanSearch:
+    """
+    Looks for the orphans of a job below the storage's base.
+
+    :param storage: Where the bytes are.
+    :param view: The job's rows, read before anything is listed: what came later has a higher epoch and is not touched.
+    :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
+    :param of: The operators whose bytes are looked at; by default all.
+    :param read_again: Reads the job's rows once more. Without it, files that no operator's name is on are left alone.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        view: JobView,
+        documents: DocumentCache,
+        *,
+        of: tuple[OperatorRecord, ...] | None = None,
+        read_again: Callable[[], JobView] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._view = view
+        self._documents = documents
+        self._operators = view.operators if of is None else of
+        self._read_again = read_again
+        self._base, self._job_id = storage.base_uri, view.job.job_id
+
+    def find(self) -> Orphans:
+        """
+        Return what was found; nothing is deleted.
+
+        :raises StorageError: if the storage fails.
+        """
+        checkpoints = self._checkpoint_directories()
+        skipped = tuple(o.uid for o in self._operators if self._named_by(o) is None)
+        known = [o for o in self._operators if o.uid not in skipped]
+        return Orphans(
+            ended=tuple(self._ended(checkpoints)),
+            directories=(*self._rowless(checkpoints), *(uri for o in known for uri in self._snapshots(o))),
+            files=(
+                *(uri for o in known for uri in self._unnamed_state(o, checkpoints)),
+                *(uri for o in self._operators for uri in self._merged(o)),
+                *self._taskowned(),
+                *(uri for o in self._operators for uri in self._handles(o)),
+            ),
+            skipped=skipped,
+        )
+
+    def _checkpoint_directories(self) -> tuple[int, ...]:
+        names = self._storage.list_directories(job_uri(self._base, self._job_id))
+        return tuple(i for i in map(checkpoint_id_of, names) if i is not None)
+
+    def _uri(self, checkpoint_id: int) -> str:
+        return checkpoint_uri(self._base, self._job_id, checkpoint_id)
+
+    def _ended(self, found: tuple[int, ...]) -> Iterator[str]:
+        mine = {o.operator_id for o in self._operators}
+        rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in mine}
+        # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
+        used = {*pinned_ids(self._view), *(checkpoint_id_of(_name(c.location)) for c in self._view_retained)}
+        ended = [i for i in found if i in rows and i not in used and _has_ended(rows[i])]
+        yield from (self._uri(i) for i in ended if not self._is_needed_by_aligned(rows[i]))
+
+    def _is_needed_by_aligned(self, ended: CheckpointRecord) -> bool:
+        named = self._named_by_aligned
+        if is_left_on_purpose(ended) or named is None:
+            return True
+        return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named)
+
+    def _rowless(self, found: tuple[int, ...]) -> Iterator[str]:
+        rows = {c.checkpoint_id for c in self._view.checkpoints}
+        # An id that the rows have not given out is of a time that they do not know, as after a backup was restored.
+        lost = [i for i in found if i not in rows and i < self._view.job.next_checkpoint_id]
+        yield from (self._uri(i) for i in lost if self._is_of_ended_attempts(self._uri(i)) and not self._is_used(i))
+
+    def _is_of_ended_attempts(self, directory: str) -> bool:
+        uri = f"{directory}/{METADATA_FILE}"
+        try:
+            document = decode_metadata(self._storage.read_bytes(uri), uri=uri)
+        except CheckpointNotFoundError:
+            names = self._storage.list_files(directory)
+            return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
+        except UNREADABLE:
+            # Nobody knows what it was.
+            return False
+        return self._is_ended(document)
+
+    def _is_ended(self, document: CheckpointDocument) -> bool:
+        wrote = next((o for o in self._operators if o.operator_id == document.operator_id), None)
+        return wrote is not None and document.epoch < self._first_open_epoch(wrote)
+
+    def _is_used(self, checkpoint_id: int) -> bool:
+        named = self._named_by_any
+        return named is None or any(uri.rpartition("/")[0].endswith(f"/chk-{checkpoint_id}") for uri in named)
+
+    def _unnamed_state(self, operator: OperatorRecord, found: tuple[int, ...]) -> Iterator[str]:
+        named = _names(self._named_by(operator))
+        for checkpoint in retained(self._view, operator):
+            if checkpoint.checkpoint_id in found and checkpoint.location == self._uri(checkpoint.checkpoint_id):
+                names = [n for n in self._storage.list_files(checkpoint.location) if n not in named]
+                yield from (f"{checkpoint.location}/{n}" for n in names if self._is_closed(operator, n))
+
+    def _snapshots(self, operator: OperatorRecord) -> Iterator[str]:
+        named = _names(self._named_by(operator))
+        root = shared_uri(self._base, self._job_id, operator.operator_id)
+        for slug in self._storage.list_directories(root):
+            for name in self._storage.list_directories(f"{root}/{slug}"):
+                if self._is_closed(operator, name) and name not in named:
+                    yield f"{root}/{slug}/{name}"
+
+    def _merged(self, operator: OperatorRecord) -> Iterator[str]:
+        root = shared_uri(self._base, self._job_id, operator.operator_id)
+        for directory in filter(_holds_files, self._storage.list_directories(root)):
+            for name in self._storage.list_files(f"{root}/{directory}"):
+                if self._is_closed(operator, name) and self._is_named_by_none(name):
+                    yield f"{root}/{directory}/{name}"
+
+    def _taskowned(self) -> tuple[str, ...]:
+        if self._read_again is None or not self._has_no_open_attempt:
+            return ()
+        root = taskowned_uri(self._base, self._job_id)
+        files = (path for path in self._storage.list_files(root) if epoch_of(_name(path)) is not None)
+        # What is in a task's own directory belongs to the task, which alone knows what it still needs.
+        found = [path for path in files if not _OPERATOR_ID.match(path)]
+        # No operator's name is on them, so an epoch says nothing; but all were written by attempts that had ended, if by
+        # the time that they are listed none has begun.
+        if not found or self._read_again().operators != self._view.operators:
+            return ()
+        return tuple(f"{root}/{path}" for path in found if self._is_named_by_none(_name(path)))
+
+    def _handles(self, operator: OperatorRecord) -> Iterator[str]:
+        if self._view.handle_uris is None:
+            return
+        named = _names(self._view.handle_uris)
+        root = handles_uri(self._base, self._job_id, operator.operator_id)
+        names = [name for name in self._storage.list_files(root) if name not in named]
+        yield from (f"{root}/{name}" for name in names if self._is_closed(operator, name))
+
+    def _is_closed(self, operator: OperatorRecord, name: str) -> bool:
+        epoch = epoch_of(name)
+        return epoch is not None and epoch < self._first_open_epoch(operator)
+
+    def _first_open_epoch(self, operator: OperatorRecord) -> int:
+        return operator.epoch if self._view.has_open_attempt(operator) else operator.epoch + 1
+
+    def _named_by(self, operator: OperatorRecord) -> frozenset[str] | None:
+        return self._documents.named_uris(retained(self._view, operator))
+
+    def _is_named_by_none(self, name: str) -> bool:
+        # A checkpoint of several operators names files of all of them.
+        named = self._named_by_any
+        return named is not None and name not in _names(named)
+
+    @property
+    def _has_no_open_attempt(self) -> bool:
+        return not any(self._view.has_open_attempt(o) for o in self._view.operators)
+
+    @cached_property
+    def _view_retained(self) -> tuple[CheckpointRecord, ...]:
+        return tuple(c for o in self._view.operators for c in retained(self._view, o))
+
+    @cached_property
+    def _named_by_any(self) -> frozenset[str] | None:
+        if aligned_in_progress(self._view):
+            return None
+        return self._documents.named_uris(self._view_retained)
+
+    @cached_property
+    def _named_by_aligned(self) -> frozenset[str] | None:
+        """What aligned checkpoints name, wherever it lies; ``None`` where nobody knows."""
+        if aligned_in_progress(self._view):
+            return None
+        return self._documents.named_uris(retained_aligned(self._view))
+
+
+def pinned_ids(view: JobView) -> frozenset[int]:
+    """Return the checkpoints that open attempts were restored from."""
+    open_attempts = (view.current_attempt(o) for o in view.operators if view.has_open_attempt(o))
+    return frozenset(a.restored_from for a in open_attempts if a is not None and a.restored_from is not None)
+
+
+def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
+    """Return the checkpoints of an operator whose bytes must stay."""
+    pinned = pinned_ids(view)
+    rows = view.of_operator(operator.operator_id)
+    return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in pinned and c.metadata_uri is not None))
+
+
+def _has_ended(checkpoint: CheckpointRecord) -> bool:
+    return checkpoint.status in (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
+
+
+def _names(uris: frozenset[str] | tuple[str, ...] | None) -> frozenset[str]:
+    # Each name is unique, and the directory around it may be spelled in several ways.
+    return frozenset(map(_name, uris or ()))
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _holds_files(directory: str) -> bool:
+    return is_merged_directory(directory) or directory == STATE_DIRECTORY

@@ -1,0 +1,115 @@
+"""Writing a savepoint: all that a checkpoint names is copied into one directory, which can then be moved as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, epoch_name, slug
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    SegmentFileStateHandle,
+    StreamStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.streams import with_streams
+from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSavepoint:
+    """What the coordinator is told of a savepoint."""
+
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    state_size_bytes: int
+
+
+def write_savepoint(
+    storage: CheckpointStorage,
+    source: CheckpointDocument,
+    *,
+    directory: str,
+    checkpoint_id: int,
+    properties: CheckpointProperties,
+) -> WrittenSavepoint:
+    """
+    Copy a checkpoint into a directory of its own, its metadata last.
+
+    :param source: What is copied.
+    :param directory: The savepoint's directory, which nobody else writes to.
+    :param checkpoint_id: The savepoint's id.
+    :param properties: The savepoint's properties.
+    :raises CheckpointNotFoundError: if a file of the source is missing.
+    :raises StorageError: if the storage fails.
+    """
+    copies = StateCopies(storage, directory, source.epoch)
+    document = replace(
+        source,
+        checkpoint_id=checkpoint_id,
+        properties=properties,
+        snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
+        state=copies.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,
+        operator_states=tuple(with_streams(state, copies.of_stream) for state in source.operator_states),
+    )
+    uri = f"{directory}/{METADATA_FILE}"
+    data = encode_metadata(document, uri=uri)
+    storage.write_bytes(uri, data)
+    return WrittenSavepoint(
+        metadata_uri=uri,
+        metadata_size=len(data),
+        metadata_sha256=hashlib.sha256(data).hexdigest(),
+        state_size_bytes=copies.size_bytes,
+    )
+
+
+class StateCopies:
+    """
+    Copies what a checkpoint names, each file once.
+
+    :param storage: Reads and writes.
+    :param directory: Where the copies go.
+    :param epoch: Of the attempt that writes them.
+    """
+
+    def __init__(self, storage: CheckpointStorage, directory: str, epoch: int) -> None:
+        self._storage = storage
+        self._directory = directory
+        self._epoch = epoch
+        self._files: dict[str, FileStateHandle] = {}
+        self.size_bytes = 0
+
+    def of_snapshot(self, handle: SnapshotHandle) -> SnapshotHandle:
+        """Copy a snapshot."""
+        uri = f"{self._directory}/shared/{slug(handle.name, handle.scope)}/{epoch_name(handle.epoch)}"
+        self._storage.copy_directory(handle.uri, uri, size_bytes=handle.size_bytes)
+        self.size_bytes += handle.size_bytes
+        return replace(handle, uri=uri)
+
+    def of_file(self, handle: FileStateHandle) -> FileStateHandle:
+        """Copy a file."""
+        if handle.uri not in self._files:
+            self._files[handle.uri] = replace(handle, uri=self._new_uri())
+            self._storage.copy_file(handle.uri, self._files[handle.uri].uri)
+            self.size_bytes += handle.size
+        return self._files[handle.uri]
+
+    def of_stream(self, stream: StreamStateHandle) -> StreamStateHandle:
+        """Copy what a handle leads to; state that travels in the handle needs no copy."""
+        if isinstance(stream, FileStateHandle):
+            return self.of_file(stream)
+        return self._of_segment(stream) if isinstance(stream, SegmentFileStateHandle) else stream
+
+    def _of_segment(self, segment: SegmentFileStateHandle) -> FileStateHandle:
+        # The rest of its file belongs to others.
+        copy = FileStateHandle(uri=self._new_uri(), size=segment.length, sha256=segment.sha256)
+        data = self._storage.read_range(segment.uri, segment.start, segment.start + segment.length)
+        self._storage.write_bytes(copy.uri, data)
+        self.size_bytes += segment.length
+        return copy
+
+    def _new_uri(self) -> str:
+        return f"{self._directory}/{epoch_name(self._epoch)}"

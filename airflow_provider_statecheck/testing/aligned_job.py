@@ -1,0 +1,313 @@
+"""A job of several operators in one process, whose checkpoints are aligned; for tests and as an example of the wiring."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import Random
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.coordination.completed_store import DefaultCompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.coordination.failure_manager import (
+    UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointFailureManager,
+)
+from airflow_provider_statecheck.checkpoint.coordination.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID, take_leadership
+from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.coordination.task_messages import AcknowledgeMessage, DeclineMessage
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRows
+from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    DistributionMode,
+    FileStateHandle,
+    OperatorStateHandle,
+    OperatorStateMeta,
+)
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
+from airflow_provider_statecheck.checkpoint.statistics.tracker import CheckpointStatsTracker
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.storage.stored_states import StoredStates
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.executors import InlineExecutor
+from airflow_provider_statecheck.testing.messages import make_owner
+
+JOB_NAME = "sales"
+JOB = job_id_of(JOB_NAME)
+
+
+@dataclass
+class AlignedTask:
+    """A task that notes what it is told and fails where a test says so."""
+
+    uid: str
+    status: ExecutionStatus = ExecutionStatus.RUNNING
+    attempt_id: str = ""
+    name: str = ""
+    parallelism: int = 1
+    max_parallelism: int = 128
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    fails_at: set[str] = field(default_factory=set)
+    on_trigger: Callable[[int], object] | None = None
+    restored: tuple[int, dict[int, OperatorSubtaskState], bool] | None = None
+
+    def __post_init__(self) -> None:
+        self.attempt_id = self.attempt_id or f"{self.uid}/1"
+
+    @property
+    def operator_id(self) -> OperatorId:
+        """Return which operator it runs."""
+        return operator_id_of(self.uid)
+
+    @property
+    def restore_target(self) -> RestoreTarget:
+        """Return what a restore asks of its operator."""
+        return RestoreTarget(
+            operator_id=self.operator_id,
+            uid=self.uid,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+        )
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
+        """Note that a checkpoint begins."""
+        self._hear("trigger", checkpoint_id, options)
+        if self.on_trigger is not None:
+            self.on_trigger(checkpoint_id)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
+        """Note that a checkpoint is complete."""
+        self._hear("complete", checkpoint_id, last_subsumed_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
+        """Note that a checkpoint will never be complete."""
+        self._hear("aborted", checkpoint_id, latest_completed_id)
+
+    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
+        """Note that nothing restores from a checkpoint any more."""
+        self._hear("subsumed", checkpoint_id)
+
+    def set_initial_state(
+        self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
+    ) -> None:
+        """Keep the state to begin with."""
+        self.restored = (checkpoint_id, dict(subtask_states), is_finished)
+
+    def heard(self, what: str) -> list[int]:
+        """Return the ids of the checkpoints of which it was told something, in order."""
+        return [facts[1] for facts in self.told if facts[0] == what]
+
+    def _hear(self, what: str, *facts: Any) -> None:
+        self.told.append((what, *facts))
+        if what in self.fails_at:
+            raise RuntimeError(f"{self.uid} cannot take {what}")
+
+
+@dataclass
+class FailedJob:
+    """What the job was failed with."""
+
+    causes: list[Exception] = field(default_factory=list)
+
+    def fail_job(self, cause: Exception) -> None:
+        """Note why the job fails."""
+        self.causes.append(cause)
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        """Note why the job fails."""
+        self.causes.append(cause)
+
+
+class NoWaiting:
+    """Fails a test that would wait for ever; otherwise lets something happen instead of waiting."""
+
+    def __init__(self, steps: list[Callable[[], object]] | None = None) -> None:
+        self.steps = steps or []
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return how long the test has waited."""
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Let the next thing happen."""
+        self.now += min(seconds, 1.0)
+        if self.steps:
+            self.steps.pop(0)()
+        elif seconds == float("inf"):
+            raise AssertionError("nothing is left to wait for")
+
+
+class AlignedJob:
+    """
+    A job with its rows, its bytes and its tasks; coordinators of it come and go.
+
+    :param jobs: The rows.
+    :param new_rows: Gives the rows of handles.
+    :param new_counter: Gives the count of ids.
+    :param storage: The checkpoint directory.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        new_rows: Callable[[], HandleRows],
+        new_counter: Callable[[], JobIDCounter],
+        storage: CheckpointStorage,
+        clock: ManualClock,
+        *,
+        job_id: JobId = JOB,
+        tasks: tuple[AlignedTask, ...] | None = None,
+        savepoint_dir: str | None = None,
+    ) -> None:
+        self.jobs = jobs
+        self.new_rows = new_rows
+        self.new_counter = new_counter
+        self.storage = storage
+        self.clock = clock
+        self.job_id = job_id
+        self.tasks = tasks or (AlignedTask("source"), AlignedTask("sink"))
+        self.savepoint_dir = savepoint_dir
+        self.failed = FailedJob()
+        self.failed_tasks: list[tuple[str, Exception]] = []
+        self.leader: AttemptRef | None = None
+        self.executor: Executor = InlineExecutor()
+
+    def lead(self) -> AttemptRef:
+        """Take the leadership, from whoever has it."""
+        self.leader = take_leadership(self.jobs, JOB_NAME, new_key(), make_owner(), self.storage.base_uri)
+        return self.leader
+
+    def coordinator(
+        self, *, num_retained: int = 1, tolerable: int | None = None, **changes: Any
+    ) -> CheckpointCoordinator:
+        """Make another coordinator for the present leader."""
+        leader = self.leader or self.lead()
+        config = CheckpointConfig()
+        for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
+            setattr(config, key, changes.pop(key))
+        discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage)
+        registry = SharedStateRegistry(discarder)
+        failures = CheckpointFailureManager(
+            UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()
+        )
+        values: dict[str, Any] = {
+            "job_id": self.job_id,
+            "config": config,
+            "tasks_to_trigger": self.tasks[:1],
+            "tasks_to_wait_for": self.tasks,
+            "tasks_to_commit_to": self.tasks,
+            "registry": registry,
+            "id_counter": self.new_counter(),
+            "completed_store": DefaultCompletedCheckpointStore(self._handles(leader), registry, num_retained),
+            "checkpoint_storage": SnapshotFiles(self.storage, self.job_id, JOB_NAME, self.savepoint_dir),
+            "executor": self.executor,
+            "failure_manager": failures,
+            "jobs": self.jobs,
+            "leader": leader,
+            "discarder": discarder,
+            "fail_task": self._fail_task,
+            "clock": self.clock,
+            "random": Random(0),  # noqa: S311 - it only delays
+            "waiter": NoWaiting(),
+        }
+        return CheckpointCoordinator(**values | changes)
+
+    def statistics(self) -> CheckpointStatsTracker:
+        """Return what counts the checkpoints."""
+        return CheckpointStatsTracker(self.jobs, self.job_id, ALIGNED_OPERATOR_ID)
+
+    def state(
+        self, task: ExecutionTask, checkpoint_id: int, text: str = "", location: str | None = None
+    ) -> OperatorState:
+        """Write the state of an operator as one file and return it."""
+        base = location or SnapshotFiles(self.storage, self.job_id, JOB_NAME).checkpoint_location(checkpoint_id)
+        data = f"{task.uid} {checkpoint_id} {text}".encode()
+        digest = hashlib.sha256(data).hexdigest()
+        uri = f"{base}/1-{digest[:32]}"
+        self.storage.write_bytes(uri, data)
+        meta = OperatorStateMeta((0,), DistributionMode.SPLIT_DISTRIBUTE)
+        handle = OperatorStateHandle((("list", meta),), FileStateHandle(uri, len(data), digest))
+        return OperatorState(
+            operator_id=task.operator_id,
+            uid=task.uid,
+            parallelism=task.parallelism,
+            max_parallelism=task.max_parallelism,
+            subtask_states={0: OperatorSubtaskState(managed_operator=(handle,))},
+        )
+
+    def acknowledgement(self, task: ExecutionTask, checkpoint_id: int, **changes: Any) -> AcknowledgeMessage:
+        """Write the part of a task and return the message about it."""
+        values: dict[str, Any] = {
+            "job_id": self.job_id,
+            "attempt_id": task.attempt_id,
+            "checkpoint_id": checkpoint_id,
+        }
+        if "state" not in changes:
+            values["state"] = self.state(task, checkpoint_id)
+        return AcknowledgeMessage(**values | changes)
+
+    def decline(
+        self,
+        task: ExecutionTask,
+        checkpoint_id: int,
+        reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_DECLINED,
+    ) -> DeclineMessage:
+        """Return the message with which a task refuses its part."""
+        return DeclineMessage(
+            job_id=self.job_id,
+            attempt_id=task.attempt_id,
+            checkpoint_id=checkpoint_id,
+            cause=CheckpointException(reason),
+        )
+
+    def acknowledge_all(self, coordinator: CheckpointCoordinator, checkpoint_id: int) -> None:
+        """Let every running task acknowledge."""
+        location = self.location(checkpoint_id)
+        for task in self.tasks:
+            if task.status is ExecutionStatus.RUNNING:
+                state = self.state(task, checkpoint_id, location=location)
+                coordinator.receive_acknowledge_message(self.acknowledgement(task, checkpoint_id, state=state))
+
+    def location(self, checkpoint_id: int) -> str:
+        """Return the directory of a checkpoint, as its row says."""
+        rows = self.jobs.describe(self.job_id).checkpoints
+        return next(row.location for row in rows if row.checkpoint_id == checkpoint_id)
+
+    def directories(self) -> set[str]:
+        """Return the names of the directories of checkpoints that are there."""
+        names = self.storage.list_directories(job_uri(self.storage.base_uri, self.job_id))
+        return {name for name in names if name.startswith("chk-")}
+
+    def status(self, checkpoint_id: int) -> str:
+        """Return what the row of a checkpoint says."""
+        rows = self.jobs.describe(self.job_id).checkpoints
+        return next(row.status.value for row in rows if row.checkpoint_id == checkpoint_id)
+
+    def pass_time(self, seconds: float) -> timedelta:
+        """Move the clock on."""
+        self.clock.advance(seconds)
+        return timedelta(seconds=seconds)
+
+    def _handles(self, leader: AttemptRef) -> LeasedStateHandleStore[Any]:
+        states = StoredCompletedCheckpoints(self.storage, StoredStates(self.storage, leader))
+        return LeasedStateHandleStore(self.new_rows(), states, leader, holder="aligned")
+
+    def _fail_task(self, task: ExecutionTask, error: Exception) -> None:
+        self.failed_tasks.append((task.uid, error))

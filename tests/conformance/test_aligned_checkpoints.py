@@ -1,0 +1,265 @@
+"""Aligned checkpoints over each kind of rows: several coordinators, takeovers and a fault at every durable step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
+from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
+from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.aligned_faults import Crash, FaultyFiles, FaultyJobs, StepFault, StepPlan
+from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
+from airflow_provider_statecheck.testing.memory_id_counter import InMemoryCheckpointIDCounter
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from tests.conformance.databases import OnPostgres, OnSqlite
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+ENDED = {"completed", "aborted", "subsumed"}
+
+
+def in_memory(folder: Path) -> AlignedJob:
+    clock = ManualClock()
+    jobs = InMemoryJobStore(clock)
+    rows = InMemoryHandleRows(jobs, JOB)
+    storage = CheckpointStorage.open(str(folder / "checkpoints"))
+    counter = lambda: InMemoryCheckpointIDCounter(jobs, JOB)  # noqa: E731
+    return AlignedJob(jobs, lambda: rows, counter, storage, clock, savepoint_dir=str(folder / "savepoints"))
+
+
+def on_database(engine: Engine, folder: Path) -> AlignedJob:
+    clock = ManualClock()
+    return AlignedJob(
+        SqlJobStore(engine, clock),
+        lambda: SqlHandleRows(engine, JOB, ALIGNED_OPERATOR_ID, clock),
+        lambda: SqlCheckpointIDCounter(engine, JOB, clock),
+        CheckpointStorage.open(str(folder / "checkpoints")),
+        clock,
+        savepoint_dir=str(folder / "savepoints"),
+    )
+
+
+@contextmanager
+def on_sqlite(folder: Path) -> Iterator[AlignedJob]:
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = open_engine(f"sqlite:///{folder}/state.db")
+    yield on_database(engine, folder)
+    engine.dispose()
+
+
+class AlignedContract:
+    """What holds for aligned checkpoints whatever keeps the rows."""
+
+    def test_checkpoint_is_completed_subsumed_and_restored(self, job: AlignedJob) -> None:
+        coordinator = job.coordinator()
+        futures = []
+        for number in (1, 2):
+            futures.append(coordinator.trigger_checkpoint(CHECKPOINT))
+            job.acknowledge_all(coordinator, number)
+        assert [future.result(0).checkpoint_id for future in futures] == [1, 2]
+        assert (job.status(1), job.status(2)) == ("subsumed", "completed")
+        assert job.coordinator().restore_latest_checkpointed_state(job.tasks, True)
+        assert job.tasks[1].restored is not None
+        assert job.tasks[1].restored[0] == 2
+
+    def test_acknowledgements_may_reach_different_coordinators_of_one_leader(self, job: AlignedJob) -> None:
+        one, two = job.coordinator(), job.coordinator()
+        future = one.trigger_checkpoint(CHECKPOINT, request_key="k")
+        one.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        two.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
+        assert future.result(0) == two.future_of("k").result(0)
+        assert job.tasks[0].heard("complete") == [1]
+        assert one.trigger_checkpoint(CHECKPOINT).checkpoint_id == 2
+        job.acknowledge_all(one, 2)
+        assert one.restore_latest_checkpointed_state(job.tasks)
+        assert job.tasks[0].restored is not None
+        assert job.tasks[0].restored[0] == 2
+
+    def test_new_coordinator_goes_on_with_pending_checkpoints(self, job: AlignedJob) -> None:
+        first = job.coordinator()
+        first.trigger_checkpoint(CHECKPOINT, request_key="k")
+        first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        job.lead()
+        second = job.coordinator()
+        second.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
+        assert second.future_of("k").result(0).checkpoint_id == 1
+
+    def test_pending_checkpoint_whose_parts_are_gone_fails_with_the_job(self, job: AlignedJob) -> None:
+        first = job.coordinator()
+        first.trigger_checkpoint(CHECKPOINT, request_key="k")
+        first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        job.storage.delete_directory(job.location(1))
+        job.lead()
+        error = job.coordinator().future_of("k").exception(0)
+        assert isinstance(error, CheckpointException)
+        assert error.reason is CheckpointFailureReason.JOB_FAILURE
+
+    def test_earlier_leader_changes_nothing(self, job: AlignedJob) -> None:
+        first = job.coordinator()
+        first.trigger_checkpoint(CHECKPOINT)
+        messages = [job.acknowledgement(task, 1) for task in job.tasks]
+        job.lead()
+        assert not any(first.receive_acknowledge_message(message) for message in messages)
+        first.receive_decline_message(job.decline(job.tasks[0], 1))
+        first.shutdown()
+        error = first.trigger_checkpoint(CHECKPOINT).exception(0)
+        assert error is not None
+        assert job.status(1) == "pending"
+        second = job.coordinator()
+        for message in messages:
+            second.receive_acknowledge_message(message)
+        assert job.status(1) == "completed"
+
+    def test_silent_finalizer_is_replaced_when_its_lease_ends(self, job: AlignedJob) -> None:
+        plan = StepPlan()
+        first = faulty(job, plan)
+        first.trigger_checkpoint(CHECKPOINT, request_key="k")
+        first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        message = job.acknowledgement(job.tasks[1], 1)
+        # Two transitions, the manifest and the transition that makes it complete come before.
+        plan.point = plan.steps + 5
+        with pytest.raises(Crash):
+            first.receive_acknowledge_message(message)
+        second = job.coordinator()
+        assert job.status(1) == "finalizing"
+        job.pass_time(600)
+        second.tick()
+        assert second.future_of("k").result(0).checkpoint_id == 1
+
+
+def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
+    """Return a coordinator whose durable steps a plan counts, over the same rows and bytes."""
+    leader = job.leader or job.lead()
+    sick: Any = AlignedJob(
+        FaultyJobs(job.jobs, plan),
+        job.new_rows,
+        job.new_counter,
+        FaultyFiles(job.storage, plan),  # type: ignore[arg-type]
+        job.clock,
+        tasks=job.tasks,
+        savepoint_dir=job.savepoint_dir,
+    )
+    sick.leader = leader
+    return sick.coordinator()  # type: ignore[no-any-return]
+
+
+def scenario(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    """Complete one checkpoint, abort one, complete another that subsumes the first."""
+    calls = [
+        lambda: coordinator.trigger_checkpoint(CHECKPOINT),
+        lambda: job.acknowledge_all(coordinator, 1),
+        lambda: coordinator.trigger_checkpoint(CHECKPOINT),
+        lambda: coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 2)),
+        lambda: coordinator.receive_decline_message(job.decline(job.tasks[1], 2)),
+        lambda: coordinator.trigger_checkpoint(CHECKPOINT),
+        lambda: job.acknowledge_all(coordinator, 3),
+    ]
+    for call in calls:
+        try:
+            call()
+        except (StateCheckError, StopIteration):
+            continue
+
+
+def is_loadable(job: AlignedJob) -> set[int]:
+    """Return the ids in the completed store, when every file that they name was found."""
+    store = job.coordinator()._parts.completed_store
+    for checkpoint in store.get_all_checkpoints():
+        for stream in private_states(checkpoint.operator_states.values()):
+            assert isinstance(stream, FileStateHandle)
+            job.storage.read_verified(stream.uri, size=stream.size, sha256=stream.sha256)
+    return {checkpoint.checkpoint_id for checkpoint in store.get_all_checkpoints()}
+
+
+def steps_of_the_scenario(folder: Path) -> int:
+    plan = StepPlan()
+    job = in_memory(folder)
+    coordinator = faulty(job, plan)
+    plan.steps = 0
+    scenario(job, coordinator)
+    return plan.steps
+
+
+@pytest.mark.parametrize("fault", list(StepFault))
+def test_fault_at_every_durable_step_loses_nothing(tmp_path: Path, fault: StepFault) -> None:
+    points = steps_of_the_scenario(tmp_path / "count")
+    assert points > 20
+    for point in range(1, points + 1):
+        require_no_loss(in_memory(tmp_path / f"{fault}-{point}"), fault, point)
+
+
+@pytest.mark.parametrize("fault", list(StepFault))
+def test_fault_at_some_durable_steps_loses_nothing_on_sqlite(tmp_path: Path, fault: StepFault) -> None:
+    points = steps_of_the_scenario(tmp_path / "count")
+    for point in range(1 + list(StepFault).index(fault), points + 1, 7):
+        with on_sqlite(tmp_path / f"{fault}-{point}") as job:
+            require_no_loss(job, fault, point)
+
+
+def require_no_loss(job: AlignedJob, fault: StepFault, point: int) -> None:
+    plan = StepPlan(fault=fault)
+    coordinator = faulty(job, plan)
+    plan.steps, plan.point = 0, point
+    try:
+        scenario(job, coordinator)
+    except Crash:
+        assert fault.is_crash
+    completed = {c.checkpoint_id for c in rows(job) if c.status is CheckpointStatus.COMPLETED}
+    job.lead()
+    survivor = job.coordinator()
+    assert completed <= is_loadable(job) | {1}, point
+    for _ in range(3):
+        job.pass_time(700)
+        survivor.tick()
+    assert {c.status.value for c in rows(job)} <= ENDED, point
+    latest = max(is_loadable(job), default=0)
+    assert latest >= max(completed, default=0), point
+    future = survivor.trigger_checkpoint(CHECKPOINT)
+    number = future.checkpoint_id
+    assert number is not None, point
+    job.acknowledge_all(survivor, number)
+    assert future.result(0).checkpoint_id == number, point
+    assert is_loadable(job) == {number}, point
+    ids = [c.checkpoint_id for c in rows(job)]
+    assert ids == sorted(set(ids)), point
+
+
+def rows(job: AlignedJob) -> tuple[Any, ...]:
+    return job.jobs.describe(JOB).checkpoints
+
+
+class TestInMemory(AlignedContract):
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> AlignedJob:
+        return in_memory(tmp_path)
+
+
+class SqlContract(AlignedContract):
+    @pytest.fixture
+    def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:
+        return on_database(engine, tmp_path)
+
+
+class TestSqlite(OnSqlite, SqlContract):
+    pass
+
+
+class TestPostgres(OnPostgres, SqlContract):
+    pass

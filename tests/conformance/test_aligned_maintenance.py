@@ -1,0 +1,190 @@
+"""Garbage collection, pruning and the end of a run leave alone what aligned checkpoints need."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
+from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
+from airflow_provider_statecheck.checkpoint.run_end import ended_attempts
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError
+from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
+from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.aligned_faults import Crash, StepFault, StepPlan
+from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
+from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns, NoTokens
+from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, in_memory, on_database
+
+DAY = 24 * 3600.0
+
+
+def maintain(job: AlignedJob) -> CollectedJob:
+    """Do whatever maintenance does, as hard as it may."""
+    gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
+    gateway.settle_run(JOB)
+    report = collect_job(gateway, JOB, CheckpointStorage.open)
+    prune_job(gateway, JOB, PruneRequest(older_than=timedelta(days=1)), CheckpointStorage.open)
+    return report
+
+
+def take(job: AlignedJob, coordinator: CheckpointCoordinator) -> int:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    number = future.checkpoint_id
+    assert number is not None
+    job.acknowledge_all(coordinator, number)
+    future.result(0)
+    return number
+
+
+def with_idle_operator(job: AlignedJob) -> AlignedTask:
+    """Let checkpoint 2 carry what an operator left in checkpoint 1."""
+    idle = AlignedTask("idle")
+    job.tasks = (*job.tasks, idle)
+    coordinator = job.coordinator()
+    take(job, coordinator)
+    idle.status = ExecutionStatus.NOT_STARTED
+    take(job, coordinator)
+    assert (job.status(1), job.status(2)) == ("subsumed", "completed")
+    return idle
+
+
+def restored_files(job: AlignedJob) -> set[str]:
+    """Restore in a new process and return the files, each of which was read."""
+    coordinator = job.coordinator()
+    assert coordinator.restore_latest_checkpointed_state(job.tasks, True)
+    latest = coordinator._parts.completed_store.get_latest_checkpoint()
+    assert latest is not None
+    streams = [s for s in private_states(latest.operator_states.values()) if isinstance(s, FileStateHandle)]
+    for stream in streams:
+        job.storage.read_verified(stream.uri, size=stream.size, sha256=stream.sha256)
+    return {stream.uri for stream in streams}
+
+
+class MaintenanceOfAligned:
+    """What holds whatever keeps the rows."""
+
+    def test_leader_change_and_maintenance_lose_nothing_and_leave_no_orphan(self, job: AlignedJob) -> None:
+        with_idle_operator(job)
+        first = job.coordinator()
+        future = first.trigger_checkpoint(CHECKPOINT, request_key="k")
+        first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3))
+        maintain(job)
+        job.lead()
+        maintain(job)
+        assert len(restored_files(job)) == 3
+        second = job.coordinator()
+        second.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 3))
+        assert future.result(0).checkpoint_id == 3
+        maintain(job)
+        assert len(restored_files(job)) == 3
+        job.pass_time(5 * DAY)
+        maintain(job)
+        assert job.directories() == {"chk-1", "chk-3"}
+        job.lead()
+        assert len(restored_files(job)) == 3
+
+    def test_carried_state_outlives_the_leader(self, job: AlignedJob) -> None:
+        with_idle_operator(job)
+        job.pass_time(5 * DAY)
+        report = maintain(job)
+        assert not any(a.ended_at is None for a in job.jobs.describe(JOB).attempts)
+        assert any("others use" in line for line in report.kept)
+        job.lead()
+        files = restored_files(job)
+        assert any("/chk-1/" in uri for uri in files)
+
+    def test_a_checkpoint_that_is_finalized_keeps_what_it_may_name(self, job: AlignedJob) -> None:
+        idle = with_idle_operator(job)
+        plan = StepPlan()
+        sick = faulty(job, plan)
+        sick.trigger_checkpoint(CHECKPOINT)
+        sick.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 3))
+        message = job.acknowledgement(job.tasks[1], 3)
+        plan.point, plan.fault = plan.steps + 5, StepFault.CRASH_BEFORE
+        with pytest.raises(Crash):
+            sick.receive_acknowledge_message(message)
+        assert job.status(3) == "finalizing"
+        job.pass_time(5 * DAY)
+        assert any("the next leader goes on" in line for line in maintain(job).kept)
+        job.lead()
+        job.coordinator()
+        assert job.status(3) == "completed"
+        assert len(restored_files(job)) == 3
+        assert idle.restored is not None
+
+    def test_what_may_be_complete_is_left_on_purpose(self, job: AlignedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+        coordinator = job.coordinator()
+        coordinator.trigger_checkpoint(CHECKPOINT)
+
+        def unknown(*_: Any) -> None:
+            raise CommitStateUnknownError("injected")
+
+        monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
+        with pytest.raises(StateCheckError):
+            job.acknowledge_all(coordinator, 1)
+        location = job.location(1)
+        job.pass_time(5 * DAY)
+        gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
+        collect_job(gateway, JOB, CheckpointStorage.open)
+        assert job.storage.exists(f"{location}/_metadata")
+
+    @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
+    @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED])
+    def test_rows_and_store_agree_when_the_job_ends(
+        self, job: AlignedJob, policy: CheckpointRetentionPolicy, status: JobStatus
+    ) -> None:
+        properties = CheckpointProperties.for_checkpoint(policy)
+        coordinator = job.coordinator()
+        future = coordinator.trigger_checkpoint(properties)
+        job.acknowledge_all(coordinator, 1)
+        pointer = future.result(0).external_pointer
+        coordinator.shutdown_store(status)
+        coordinator.shutdown_store(status)
+        is_gone = properties.discard_on(status)
+        assert job.status(1) == ("subsumed" if is_gone else "completed")
+        assert job.storage.exists(pointer) is not is_gone
+        job.lead()
+        again = job.coordinator()
+        assert not again.restore_latest_checkpointed_state(job.tasks)
+        assert job.status(1) == ("subsumed" if is_gone else "completed")
+        take(job, again)
+        take(job, again)
+        job.lead()
+        take(job, job.coordinator())
+        job.pass_time(5 * DAY)
+        maintain(job)
+        assert job.storage.exists(pointer) is not is_gone
+
+    def test_the_end_of_a_run_ends_no_aligned_checkpoint(self, job: AlignedJob) -> None:
+        take(job, job.coordinator())
+        assert all(a.operator_id != ALIGNED_OPERATOR_ID for a in ended_attempts(job.jobs.describe(JOB)))
+
+
+class TestInMemory(MaintenanceOfAligned):
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> AlignedJob:
+        return in_memory(tmp_path)
+
+
+class TestSqlite(OnSqlite, MaintenanceOfAligned):
+    @pytest.fixture
+    def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:
+        return on_database(engine, tmp_path)
+
+
+class TestPostgres(OnPostgres, MaintenanceOfAligned):
+    @pytest.fixture
+    def job(self, engine: Engine, tmp_path: Path) -> AlignedJob:
+        return on_database(engine, tmp_path)

@@ -1,0 +1,161 @@
+"""Aligned checkpoints against a simple model: two coordinators, takeovers, failures and time in any order."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.exceptions import StateCheckError
+from airflow_provider_statecheck.testing.aligned_faults import StepFault, StepPlan
+from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from tests.conformance.test_aligned_checkpoints import faulty, in_memory, is_loadable, on_sqlite
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+TERMINAL = {CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED}
+
+
+class AlignedMachine(RuleBasedStateMachine):
+    """What the rows say is compared with what they said before and with the bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(mkdtemp())
+        self.job = self.new_job()
+        self.plan = StepPlan(fault=StepFault.ERROR_AFTER)
+        self.coordinators: list[CheckpointCoordinator] = [self.job.coordinator(), faulty(self.job, self.plan)]
+        self.ended: dict[int, CheckpointStatus] = {}
+        self.calls: dict[str, int] = {}
+        self.latest = 0
+        self.last: Any = None
+
+    def new_job(self) -> AlignedJob:
+        return in_memory(self.folder)
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    @rule(who=st.integers(0, 1), is_savepoint=st.booleans())
+    def trigger(self, who: int, is_savepoint: bool) -> None:
+        coordinator = self.coordinators[who]
+        future = coordinator.trigger_savepoint() if is_savepoint else coordinator.trigger_checkpoint(CHECKPOINT)
+        self.calls[future.request_key] = 0
+        future.add_done_callback(self._count)
+
+    @rule(who=st.integers(0, 1), task=st.integers(0, 1), back=st.integers(0, 3), again=st.booleans())
+    def acknowledge(self, who: int, task: int, back: int, again: bool) -> None:
+        rows = self._rows()
+        if not rows:
+            return
+        row = rows[max(0, len(rows) - 1 - back)]
+        text = "again" if again else ""
+        state = self.job.state(self.job.tasks[task], row.checkpoint_id, text, row.location)
+        message = self.job.acknowledgement(self.job.tasks[task], row.checkpoint_id, state=state)
+        self.last = message
+        self._try(lambda: self.coordinators[who].receive_acknowledge_message(message))
+
+    @precondition(lambda self: self.last is not None)
+    @rule(who=st.integers(0, 1))
+    def send_again(self, who: int) -> None:
+        self._try(lambda: self.coordinators[who].receive_acknowledge_message(self.last))
+
+    @rule(who=st.integers(0, 1), task=st.integers(0, 1), back=st.integers(0, 3))
+    def decline(self, who: int, task: int, back: int) -> None:
+        rows = self._rows()
+        if rows:
+            number = rows[max(0, len(rows) - 1 - back)].checkpoint_id
+            message = self.job.decline(self.job.tasks[task], number)
+            self._try(lambda: self.coordinators[who].receive_decline_message(message))
+
+    @rule(ahead=st.integers(1, 12), fault=st.sampled_from([StepFault.ERROR_BEFORE, StepFault.ERROR_AFTER]))
+    def plan_a_fault(self, ahead: int, fault: StepFault) -> None:
+        self.plan.point, self.plan.fault = self.plan.steps + ahead, fault
+
+    @rule(seconds=st.sampled_from([1, 70, 700]), who=st.integers(0, 1))
+    def pass_time(self, seconds: int, who: int) -> None:
+        self.job.pass_time(seconds)
+        self._try(self.coordinators[who].tick)
+
+    @rule(is_new_leader=st.booleans())
+    def restart(self, is_new_leader: bool) -> None:
+        if is_new_leader:
+            self.job.lead()
+        self.plan.point = None
+        self.coordinators = [self.job.coordinator(), faulty(self.job, self.plan)]
+
+    @invariant()
+    def ids_grow(self) -> None:
+        ids = [row.checkpoint_id for row in self._rows()]
+        assert ids == sorted(set(ids))
+
+    @invariant()
+    def each_checkpoint_ends_once(self) -> None:
+        for row in self._rows():
+            status = CheckpointStatus.COMPLETED if row.status is CheckpointStatus.SUBSUMED else row.status
+            if status in TERMINAL:
+                assert self.ended.setdefault(row.checkpoint_id, status) is status
+
+    @invariant()
+    def each_future_ends_at_most_once(self) -> None:
+        assert all(count <= 1 for count in self.calls.values())
+
+    @invariant()
+    def latest_never_goes_back_and_is_whole(self) -> None:
+        latest = max(is_loadable(self.job), default=0)
+        assert latest >= self.latest
+        self.latest = latest
+
+    @invariant()
+    def savepoints_are_whole(self) -> None:
+        reader = self.coordinators[0]
+        for row in self._rows():
+            if row.properties.is_savepoint and row.status is CheckpointStatus.COMPLETED:
+                for stream in private_states(reader._load(row).operator_states.values()):
+                    assert isinstance(stream, FileStateHandle)
+                    assert self.job.storage.exists(stream.uri)
+
+    def _rows(self) -> tuple[Any, ...]:
+        return self.job.jobs.describe(JOB).checkpoints
+
+    def _count(self, future: Any) -> None:
+        self.calls[future.request_key] += 1
+
+    def _try(self, call: Any) -> None:
+        try:
+            call()
+        except StateCheckError:
+            return
+
+
+TestAligned = AlignedMachine.TestCase
+TestAligned.settings = settings(
+    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+class AlignedOnSqlite(AlignedMachine):
+    """The same over a database."""
+
+    def new_job(self) -> AlignedJob:
+        self.stack = ExitStack()
+        return self.stack.enter_context(on_sqlite(self.folder))
+
+    def teardown(self) -> None:
+        self.stack.close()
+        super().teardown()
+
+
+TestAlignedOnSqlite = AlignedOnSqlite.TestCase
+TestAlignedOnSqlite.settings = settings(
+    max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)

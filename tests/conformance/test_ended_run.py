@@ -1,0 +1,157 @@
+"""The end of a run within the transaction that ends it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import DateTime, String, select, text
+from sqlalchemy.engine import Engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from airflow_provider_statecheck.api.ended_run import settle_ended_run
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.plugins import run_end
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.conformance.databases import OnPostgres, OnSqlite
+
+DATE = datetime(2026, 1, 1, tzinfo=UTC)
+NAME = f"nightly/{DATE.isoformat()}"
+
+
+class Base(DeclarativeBase): ...
+
+
+class Run(Base):
+    """As much of Airflow's table of runs as the end of a run looks at."""
+
+    __tablename__ = "run"
+    run_id: Mapped[str] = mapped_column(String(50), primary_key=True)
+    dag_id: Mapped[str] = mapped_column(String(50), default="nightly")
+    logical_date: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    state: Mapped[str] = mapped_column(String(50), default="running")
+    triggered_by: Mapped[str] = mapped_column(String(50), default="timetable")
+
+
+class EndedRunContract:
+    @pytest.fixture
+    def store(self, engine: Engine) -> SqlJobStore:
+        Base.metadata.create_all(engine)
+        return SqlJobStore(engine)
+
+    @staticmethod
+    def take_checkpoint(store: SqlJobStore, *, name: str = NAME, run_key: str = DATE.isoformat()) -> None:
+        coordinator = AttemptCoordinator(store)
+        airflow = (("dag_id", "nightly"), ("run_id", "run-1"))
+        owner = make_owner(run_key=run_key, run_id="run-1", airflow=airflow)
+        attempt = coordinator.register(make_registration(job_name=name, owner=owner)).attempt
+        complete_checkpoint(coordinator, attempt)
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+
+    @staticmethod
+    def status(store: SqlJobStore, name: str = NAME) -> CheckpointStatus:
+        [checkpoint] = store.describe(job_id_of(name)).checkpoints
+        return checkpoint.status
+
+    @staticmethod
+    def run(session: Session, run_id: str = "run-1", logical_date: datetime | None = DATE) -> Run:
+        run = Run(run_id=run_id, logical_date=logical_date, state="success")
+        session.add(run)
+        session.flush()
+        if logical_date is not None:
+            run.logical_date = logical_date.replace(tzinfo=UTC)
+        return run
+
+    def test_it_is_committed_with_the_end_of_the_run(self, engine: Engine, store: SqlJobStore) -> None:
+        self.take_checkpoint(store)
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session), JobStatus.FINISHED) == (1,)
+            session.commit()
+        assert self.status(store) is CheckpointStatus.SUBSUMED
+
+    def test_it_is_rolled_back_with_the_end_of_the_run(self, engine: Engine, store: SqlJobStore) -> None:
+        self.take_checkpoint(store)
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session), JobStatus.FINISHED) == (1,)
+            session.rollback()
+        assert self.status(store) is CheckpointStatus.COMPLETED
+
+    def test_a_run_without_a_logical_date_is_known_by_its_id(self, engine: Engine, store: SqlJobStore) -> None:
+        self.take_checkpoint(store, name="nightly/run-1", run_key="run-1")
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session, logical_date=None), JobStatus.FINISHED) == (1,)
+
+    def test_another_run_of_the_same_date_ends_nothing(self, engine: Engine, store: SqlJobStore) -> None:
+        self.take_checkpoint(store)
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session, "manual__1"), JobStatus.FINISHED) == ()
+
+    def test_a_run_that_took_no_checkpoints_ends_nothing(self, engine: Engine, store: SqlJobStore) -> None:
+        with Session(engine) as session:
+            assert settle_ended_run(self.run(session), JobStatus.FINISHED) == ()
+
+    def test_a_run_that_no_session_holds_is_left_to_garbage_collection(
+        self, engine: Engine, store: SqlJobStore
+    ) -> None:
+        self.take_checkpoint(store)
+        with Session(engine, expire_on_commit=False) as session:
+            run = self.run(session)
+            session.expunge(run)
+            assert settle_ended_run(run, JobStatus.FINISHED) == ()
+
+    def test_a_statement_that_fails_leaves_the_transaction_usable(
+        self, engine: Engine, store: SqlJobStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(store: SqlJobStore, _: Any) -> None:
+            with Session(store._engine) as inner:
+                inner.execute(text("SELECT nothing FROM nowhere"))
+
+        monkeypatch.setattr(SqlJobStore, "describe", refused)
+        with Session(engine) as session:
+            run_end.on_dag_run_success(self.run(session), "")
+            session.commit()
+            assert session.scalar(select(Run.state)) == "success"
+
+
+class TestSqlite(OnSqlite, EndedRunContract): ...
+
+
+class TestPostgres(OnPostgres, EndedRunContract): ...
+
+
+@pytest.mark.parametrize(
+    ("hook", "msg", "expected"),
+    [
+        (run_end.on_dag_run_success, "success", JobStatus.FINISHED),
+        (run_end.on_dag_run_failed, "task_failure", JobStatus.FAILED),
+        (run_end.on_dag_run_failed, "timed_out", JobStatus.FAILED),
+        (run_end.on_dag_run_failed, "Dag Run's state was manually set to `failed`.", JobStatus.CANCELED),
+    ],
+)
+def test_a_run_that_somebody_marked_as_failed_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch, hook: Any, msg: str, expected: JobStatus
+) -> None:
+    told = []
+    monkeypatch.setattr("airflow_provider_statecheck.api.ended_run.settle_ended_run", lambda _, how: told.append(how))
+    hook(SimpleNamespace(triggered_by="timetable"), msg)
+    assert told == [expected]
+
+
+def test_nothing_is_raised_into_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise CoordinatorError("the database is away")
+
+    monkeypatch.setattr("airflow_provider_statecheck.api.ended_run.settle_ended_run", fail)
+    run_end.on_dag_run_success(SimpleNamespace(triggered_by="timetable"), "")
+    run_end.on_dag_run_failed(object(), "")
+    assert caplog.text.count("stay until garbage collection") == 2

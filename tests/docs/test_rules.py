@@ -1,0 +1,60 @@
+"""Every test and file that the tables of rules name is there."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+PAGES = sorted([*(ROOT / "docs" / "rules").glob("*.md"), ROOT / "docs" / "state-handles.md"])
+_CODE = re.compile(r"`([^`]+)`")
+_NAME = re.compile(r"(?:Test\w+|\w+)")
+_PLACES = ("tests", "tests/unit", "tests/unit/checkpoint", "tests/unit/storage", "airflow_provider_statecheck")
+
+
+@cache
+def names_of_tests() -> frozenset[str]:
+    folders = (ROOT / "tests", ROOT / "airflow_provider_statecheck" / "testing")
+    texts = [file.read_text() for folder in folders for file in folder.rglob("*.py")]
+    return frozenset(name for text in texts for name in re.findall(r"(?:def|class) (\w+)", text))
+
+
+@cache
+def names_of_modules() -> frozenset[str]:
+    return frozenset(
+        file.stem for place in ("tests", "airflow_provider_statecheck") for file in (ROOT / place).rglob("*.py")
+    )
+
+
+def named_in(page: Path) -> list[tuple[str, str]]:
+    """Return what stands in code in the last column of each table, with its line."""
+    lines = page.read_text().splitlines()
+    heads = {i for i, line in enumerate(lines) if i + 1 < len(lines) and lines[i + 1].startswith("|--")}
+    rows = [x for i, x in enumerate(lines) if x.startswith("|") and not x.startswith("|--") and i not in heads]
+    return [(name, row) for row in rows for name in _CODE.findall(row.rstrip(" |").rpartition(" | ")[2])]
+
+
+def is_there(name: str) -> bool:
+    if name.endswith((".py", "/")) or ".py::" in name:
+        path, _, test = name.partition("::")
+        return any((ROOT / place / path).exists() for place in _PLACES) or (
+            Path(path).stem in names_of_modules() and (not test or is_there(test))
+        )
+    parts = [part for part in re.split(r"::|\.", re.sub(r"\[.*", "", name)) if part]
+    return all(part in names_of_modules() or _is_test(part) for part in parts)
+
+
+def _is_test(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and bool({name, f"test_{name}"} & names_of_tests())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_test_that_a_table_of_rules_names_is_there(page: Path) -> None:
+    named = named_in(page)
+    assert named, f"{page.name} names no test"
+    missing = sorted({name for name, _ in named if not is_there(name)})
+    assert missing == []

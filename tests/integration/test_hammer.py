@@ -1,0 +1,84 @@
+"""Eight processes work on one job at once on PostgreSQL: no id and no checkpoint is lost, and cleaning leaves no orphan."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+from airflow_provider_statecheck.storage.document_uris import document_uris
+from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.conformance.databases import own_schema
+from tests.integration.hammering import hammer, settle
+from tests.unit.written_stage import JOB, WrittenStage
+
+pytestmark = pytest.mark.db
+
+PROCESSES = 8
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[str]:
+    with own_schema(postgres_url) as url:
+        yield url
+
+
+@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.soak)])
+def test_eight_processes_on_one_job_lose_nothing_and_leave_nothing(database: str, tmp_path: Path, seconds: int) -> None:
+    base = f"file://{tmp_path}"
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=hammer, args=(database, base, seed, seconds)) for seed in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * PROCESSES
+
+    stage = settle(database, base)
+    view = stage.coordinator.describe(job_id_of(JOB))
+    _require_every_id_once(view)
+    _require_restorable(stage, view)
+    _require_no_orphans(stage, view)
+    _require_busy(view, seconds)
+
+
+def _require_every_id_once(view: JobView) -> None:
+    ids = [c.checkpoint_id for c in view.checkpoints]
+    assert ids == list(range(1, view.job.next_checkpoint_id))
+    epochs = Counter((a.operator_id, a.epoch) for a in view.attempts)
+    assert set(epochs.values()) == {1}
+
+
+def _require_restorable(stage: WrittenStage, view: JobView) -> None:
+    verifier = CheckpointVerifier(stage.storage, is_deep=False)
+    completed = [c for c in view.checkpoints if c.status is CheckpointStatus.COMPLETED]
+    problems = [p for c in completed for p in verifier.verify(c).problems]
+    assert problems == []
+
+
+def _require_no_orphans(stage: WrittenStage, view: JobView) -> None:
+    live = [c for c in view.checkpoints if c.status is CheckpointStatus.COMPLETED]
+    named = {uri for c in live for uri in document_uris(load_document(stage.storage, c))} | {c.location for c in live}
+    found = {f"{stage.storage.base_uri}/{name}" for name in stage.files()}
+    orphans = [uri for uri in found if not any(uri.startswith(f"{n}/") or uri == n for n in named)]
+    assert orphans == []
+    savepoints = CheckpointStorage.open(stage.storage.base_uri.replace("/checkpoints", "/savepoints"))
+    directories = {f"{savepoints.base_uri}/{name}" for name in savepoints.list_directories(savepoints.base_uri)}
+    assert directories == {c.location for c in live if c.properties.is_savepoint}
+
+
+def _require_busy(view: JobView, seconds: int) -> None:
+    """See that it was a race: attempts were fenced, checkpoints subsumed and savepoints taken."""
+    ends = Counter(c.status for c in view.checkpoints)
+    assert len(view.checkpoints) > 2 * seconds
+    assert ends[CheckpointStatus.SUBSUMED]
+    assert any(c.properties.is_savepoint for c in view.checkpoints)
+    assert len(view.attempts) > seconds

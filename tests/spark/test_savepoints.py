@@ -1,0 +1,126 @@
+"""Savepoints of stages on Spark: what another job begins from is not computed again, wherever its bytes are now."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
+from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.context import StageContext
+
+ITEMS = ["monday", "tuesday", "wednesday"]
+
+
+class PlannedError(Exception):
+    """Ends a try."""
+
+
+class Pipeline:
+    """A stage with a snapshot, a loop and a value, in jobs of any name, that notes what it computes."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.metadata = f"sqlite:///{folder}/state.db"
+        self.savepoints = JobSavepoints(SqlJobStore(open_engine(self.metadata)))
+        self.computed: list[str] = []
+        self.items = ITEMS
+
+    def run(self, job: str, **settings: Any) -> list[int]:
+        """Run the stage to its end, unless it is stopped."""
+        self.computed = []
+        options = {"checkpoint_dir": str(self.folder / "checkpoints"), "metadata": self.metadata}
+        with StageContext.open(self.spark, job=job, **options | settings) as checkpoint:
+            orders = checkpoint.snapshot("orders", self._orders)
+            for day in checkpoint.each("days", self.items):
+                self.computed.append(day)
+                checkpoint.state["days"] = [*checkpoint.state.get("days", []), day]
+                if len(self.computed) == 2:
+                    self.while_running()
+            return [row.n for row in orders.orderBy("n").collect()] + [len(checkpoint.state["days"])]
+
+    def while_running(self) -> None:
+        """Do nothing; a test puts something in its place."""
+
+    def ask(self, job: str, **changes: Any) -> None:
+        """Ask for a savepoint of the stage."""
+        values = {"job_id": job_id_of(job), "operator_id": operator_id_of("stage"), "request_key": new_key()}
+        self.savepoints.request(RequestSavepoint(**values | {"target": f"file://{self.folder}/savepoints"} | changes))
+
+    def savepoint(self) -> Path:
+        """Return the only savepoint there is."""
+        [found] = (self.folder / "savepoints").iterdir()
+        return found
+
+    def _orders(self) -> Any:
+        self.computed.append("orders")
+        return self.spark.range(5).withColumnRenamed("id", "n")
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, tmp_path: Path) -> Pipeline:
+    return Pipeline(spark, tmp_path)
+
+
+def stopped(pipeline: Pipeline) -> Path:
+    """Let a stage stop after one of three days, and return its savepoint."""
+    pipeline.while_running = lambda: pipeline.ask("first", kind=CheckpointType.SAVEPOINT_SUSPEND)  # type: ignore[method-assign]
+    with pytest.raises(StoppedWithSavepointError):
+        pipeline.run("first")
+    assert pipeline.computed == ["orders", "monday"]
+    pipeline.while_running = lambda: None  # type: ignore[method-assign]
+    return pipeline.savepoint()
+
+
+@pytest.mark.parametrize("claim_mode", ["no_claim", "claim"])
+def test_a_job_that_begins_from_a_savepoint_computes_only_what_is_left(pipeline: Pipeline, claim_mode: str) -> None:
+    savepoint = stopped(pipeline).as_uri()
+    found = pipeline.run("heir", run="of another day", from_savepoint=savepoint, claim_mode=claim_mode)
+    assert found == [0, 1, 2, 3, 4, 3]
+    assert pipeline.computed == ["tuesday", "wednesday"]
+
+
+def test_a_stage_that_was_stopped_goes_on_when_it_is_started_again(pipeline: Pipeline) -> None:
+    stopped(pipeline)
+    assert pipeline.run("first") == [0, 1, 2, 3, 4, 3]
+    assert pipeline.computed == ["tuesday", "wednesday"]
+
+
+def test_a_savepoint_that_was_moved_while_its_job_was_deleted_restores(pipeline: Pipeline) -> None:
+    moved = stopped(pipeline).rename(pipeline.folder / "elsewhere")
+    shutil.rmtree(pipeline.folder / "checkpoints")
+    assert pipeline.run("heir", from_savepoint=moved.as_uri()) == [0, 1, 2, 3, 4, 3]
+    assert pipeline.computed == ["tuesday", "wednesday"]
+
+
+def test_an_unclaimed_savepoint_may_be_deleted_after_the_first_checkpoint(pipeline: Pipeline) -> None:
+    savepoint = stopped(pipeline)
+    pipeline.items = [*ITEMS, "thursday", "friday"]
+    pipeline.while_running = fail  # type: ignore[method-assign]
+    with pytest.raises(PlannedError):
+        pipeline.run("heir", run="of another day", from_savepoint=savepoint.as_uri())
+    assert pipeline.computed == ["tuesday", "wednesday"]
+    shutil.rmtree(savepoint)
+    pipeline.while_running = lambda: None  # type: ignore[method-assign]
+    assert pipeline.run("heir", run="of another day") == [0, 1, 2, 3, 4, 5]
+    assert pipeline.computed == ["wednesday", "thursday", "friday"]
+
+
+def test_a_later_run_of_that_job_computes_its_snapshots_anew(pipeline: Pipeline) -> None:
+    pipeline.run("heir", run="of another day", from_savepoint=stopped(pipeline).as_uri())
+    pipeline.run("heir", run="of the day after")
+    assert pipeline.computed == ["orders"]
+
+
+def fail() -> None:
+    raise PlannedError

@@ -1,0 +1,35 @@
+"""A job of two operators in memory, and its coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
+from airflow_provider_statecheck.testing.memory_id_counter import InMemoryCheckpointIDCounter
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> AlignedJob:
+    clock = ManualClock()
+    jobs = InMemoryJobStore(clock)
+    rows = InMemoryHandleRows(jobs, JOB)
+    return AlignedJob(
+        jobs,
+        lambda: rows,
+        lambda: InMemoryCheckpointIDCounter(jobs, JOB),
+        CheckpointStorage.open(str(tmp_path / "checkpoints")),
+        clock,
+        savepoint_dir=str(tmp_path / "savepoints"),
+    )
+
+
+@pytest.fixture
+def coordinator(job: AlignedJob) -> CheckpointCoordinator:
+    return job.coordinator(max_concurrent_checkpoints=3)

@@ -1,0 +1,629 @@
+"""Triggering, completion, aborts, savepoints, the scheduler, restores and the end of a coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent, StoredFile
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.exceptions import (
+    CommitStateUnknownError,
+    CoordinatorError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StorageError,
+)
+from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
+from airflow_provider_statecheck.testing.aligned_job import JOB_NAME, AlignedJob, AlignedTask, NoWaiting
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+Reason = CheckpointFailureReason
+
+
+def reason_of(future: Any) -> CheckpointFailureReason:
+    error = future.exception(0)
+    assert isinstance(error, CheckpointException)
+    return error.reason
+
+
+class Hook:
+    """A master hook that keeps one number."""
+
+    identifier = "hook"
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.fails = fails
+        self.calls: list[Any] = []
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[bytes]:
+        self.calls.append(("trigger", checkpoint_id))
+        if self.fails:
+            raise RuntimeError("hook")
+        future: Future[bytes] = Future()
+        future.set_result(b"%d" % checkpoint_id)
+        return future
+
+    def restore_checkpoint(self, checkpoint_id: int, data: bytes | None) -> None:
+        self.calls.append(("restore", checkpoint_id, data))
+
+    def reset(self) -> None:
+        self.calls.append(("reset",))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+    def create_checkpoint_data_serializer(self) -> Any:
+        class Serializer:
+            version = 1
+
+            def serialize(self, data: bytes) -> bytes:
+                return data
+
+            def deserialize(self, version: int, data: bytes) -> bytes:
+                return data
+
+        return Serializer()
+
+
+class Context:
+    """The coordinator of an operator."""
+
+    def __init__(self, operator_id: OperatorId) -> None:
+        self.operator_id = operator_id
+        self.calls: list[Any] = []
+
+    def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
+        self.calls.append(("checkpoint", checkpoint_id))
+        result.set_result(b"own")
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.calls.append(("complete", checkpoint_id))
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.calls.append(("aborted", checkpoint_id))
+
+    def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self.calls.append(("reset", checkpoint_id, state))
+
+    def abort_current_triggering(self) -> None:
+        self.calls.append(("give up",))
+
+
+class FailingFiles(SnapshotFiles):
+    """Files of which the metadata cannot be written."""
+
+    def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
+        raise StorageError("injected")
+
+
+def failing_add(coordinator: CheckpointCoordinator, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", add)
+
+
+# Construction
+
+
+def test_no_task_to_wait_for_is_an_argument_error(job: AlignedJob) -> None:
+    with pytest.raises(InvalidConfigurationError, match="tasks_to_wait_for"):
+        job.coordinator(tasks_to_wait_for=())
+
+
+def test_leader_of_another_job_is_an_argument_error(job: AlignedJob) -> None:
+    with pytest.raises(InvalidConfigurationError, match="leader"):
+        job.coordinator(job_id=job_id_of("other"))
+
+
+def test_base_directories_that_cannot_be_made_fail_a_periodic_coordinator(job: AlignedJob) -> None:
+    class Broken(SnapshotFiles):
+        def initialize_base_locations_for_checkpoint(self) -> None:
+            raise StorageError("injected")
+
+    broken = Broken(job.storage, job.job_id, JOB_NAME)
+    with pytest.raises(StorageError):
+        job.coordinator(checkpoint_interval=timedelta(minutes=1), checkpoint_storage=broken)
+    future = job.coordinator(checkpoint_storage=broken).trigger_checkpoint(CHECKPOINT)
+    assert reason_of(future) is Reason.IO_EXCEPTION
+
+
+# Trigger
+
+
+def test_ids_begin_at_one_and_grow(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    assert [coordinator.trigger_checkpoint(CHECKPOINT).checkpoint_id for _ in range(3)] == [1, 2, 3]
+
+
+def test_repeated_request_key_is_the_same_request(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    one, two = (coordinator.trigger_checkpoint(CHECKPOINT, request_key="k") for _ in range(2))
+    assert (one.checkpoint_id, two.checkpoint_id) == (1, 1)
+    assert job.tasks[0].heard("trigger") == [1]
+
+
+def test_more_than_may_be_pending_wait_until_one_ends(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    second = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert second.checkpoint_id is None
+    job.acknowledge_all(coordinator, 1)
+    assert second.checkpoint_id == 2
+
+
+def test_forced_savepoint_is_taken_beside_others(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    assert coordinator.trigger_savepoint().checkpoint_id == 2
+
+
+def test_task_that_does_not_run_fails_the_request(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    job.tasks[0].status = ExecutionStatus.FAILED
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING
+    job.tasks[0].status = ExecutionStatus.RUNNING
+    assert coordinator.trigger_checkpoint(CHECKPOINT).checkpoint_id == 1
+
+
+def test_task_that_cannot_be_told_fails_the_checkpoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    job.tasks[0].fails_at.add("trigger")
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TRIGGER_CHECKPOINT_FAILURE
+    assert job.status(1) == "aborted"
+
+
+def test_storage_failure_while_triggering_is_an_io_exception(job: AlignedJob) -> None:
+    class Broken(SnapshotFiles):
+        def initialize_location(self, location: str) -> None:
+            raise StorageError("injected")
+
+    coordinator = job.coordinator(checkpoint_storage=Broken(job.storage, job.job_id, JOB_NAME), tolerable=0)
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.IO_EXCEPTION
+    assert len(job.failed.causes) == 1
+
+
+def test_acknowledgements_before_all_tasks_were_told_complete_at_the_end_of_triggering(job: AlignedJob) -> None:
+    seen: list[str] = []
+
+    def at_once(checkpoint_id: int) -> None:
+        job.acknowledge_all(coordinator, checkpoint_id)
+        seen.append(job.status(checkpoint_id))
+
+    job.tasks[0].on_trigger = at_once
+    coordinator = job.coordinator()
+    assert coordinator.trigger_checkpoint(CHECKPOINT).result(0).checkpoint_id == 1
+    assert seen == ["pending"]
+
+
+def test_full_queue_refuses_the_least_important(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator._parts.decider._max_queued = 1
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    queued = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TOO_MANY_CHECKPOINT_REQUESTS
+    assert not queued.done()
+
+
+def test_savepoint_without_any_directory_is_an_argument_error(job: AlignedJob) -> None:
+    job.savepoint_dir = None
+    with pytest.raises(InvalidConfigurationError, match=r"execution\.checkpointing\.savepoint-dir"):
+        job.coordinator().trigger_savepoint()
+
+
+def test_hooks_are_called_after_coordinators_and_kept(job: AlignedJob) -> None:
+    hook, context = Hook(), Context(job.tasks[0].operator_id)
+    coordinator = job.coordinator(operator_coordinators=[context])
+    assert coordinator.add_master_hook(hook)
+    assert not coordinator.add_master_hook(Hook())
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    completed = future.result(0)
+    assert [(state.name, state.data) for state in completed.master_states] == [("hook", b"1")]
+    own = completed.operator_states[job.tasks[0].operator_id]
+    assert own.coordinator_state is not None
+    assert own.subtask_states
+    assert context.calls == [("checkpoint", 1), ("complete", 1)]
+
+
+def test_failing_hook_fails_the_checkpoint_and_coordinators_give_up(job: AlignedJob) -> None:
+    context = Context(job.tasks[0].operator_id)
+    coordinator = job.coordinator(operator_coordinators=[context])
+    coordinator.add_master_hook(Hook(fails=True))
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TRIGGER_CHECKPOINT_FAILURE
+    assert context.calls == [("checkpoint", 1), ("give up",), ("aborted", 1)]
+    assert job.tasks[0].heard("trigger") == []
+
+
+def test_finished_operator_counts_as_acknowledged(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    job.tasks[1].status = ExecutionStatus.FINISHED
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    assert future.result(0).operator_states[job.tasks[1].operator_id].is_fully_finished
+
+
+def test_operator_that_has_not_begun_keeps_its_state_over_subsumption(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    job.tasks[1].status = ExecutionStatus.NOT_STARTED
+    for number in (2, 3):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(coordinator, number)
+    assert coordinator.restore_latest_checkpointed_state(job.tasks)
+    assert job.tasks[1].restored is not None
+    handle = job.tasks[1].restored[1][0].managed_operator[0]
+    assert job.storage.read_bytes(handle.stream.uri) == b"sink 1 "  # type: ignore[union-attr]
+    job.tasks[1].status = ExecutionStatus.RUNNING
+    for number in (4, 5):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(coordinator, number)
+    assert not job.storage.exists(job.location(1))
+
+
+def test_tasks_of_a_savepoint_are_told_where_it_goes(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_savepoint()
+    options = job.tasks[0].told[0][2]
+    assert options.checkpoint_type is CheckpointType.SAVEPOINT
+    assert options.target_location.path == job.location(1)
+
+
+# Completion
+
+
+def test_completed_checkpoint_subsumes_earlier_pending_ones_but_no_savepoint(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    savepoint, earlier, _ = (
+        coordinator.trigger_savepoint(),
+        coordinator.trigger_checkpoint(CHECKPOINT),
+        coordinator.trigger_checkpoint(CHECKPOINT),
+    )
+    job.acknowledge_all(coordinator, 3)
+    assert reason_of(earlier) is Reason.CHECKPOINT_SUBSUMED
+    assert not savepoint.done()
+
+
+def test_savepoint_neither_subsumes_nor_notifies(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    pending = coordinator.trigger_checkpoint(CHECKPOINT)
+    savepoint = coordinator.trigger_savepoint()
+    job.acknowledge_all(coordinator, 3)
+    assert savepoint.result(0).checkpoint_id == 3
+    assert not pending.done()
+    assert job.tasks[0].heard("complete") == [1]
+    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 1
+
+
+def test_last_subsumed_id_is_told(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    for number in (1, 2):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(coordinator, number)
+    completes = [facts for facts in job.tasks[0].told if facts[0] == "complete"]
+    assert completes == [("complete", 1, -1), ("complete", 2, 1)]
+    assert (job.status(1), job.status(2)) == ("subsumed", "completed")
+    assert not job.storage.exists(job.location(1))
+
+
+def test_metadata_that_cannot_be_written_aborts(job: AlignedJob) -> None:
+    files = FailingFiles(job.storage, job.job_id, JOB_NAME)
+    coordinator = job.coordinator(checkpoint_storage=files)
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    with pytest.raises(CheckpointException, match="Finalize"):
+        job.acknowledge_all(coordinator, 1)
+    assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
+    assert not job.storage.exists(job.location(1))
+    assert job.tasks[0].heard("aborted") == [1]
+
+
+def test_store_that_refuses_a_checkpoint_discards_it_and_keeps_the_latest(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    failing_add(coordinator, CoordinatorError("injected"), monkeypatch)
+    with pytest.raises(CheckpointException):
+        job.acknowledge_all(coordinator, 2)
+    assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
+    assert not job.storage.exists(job.location(2))
+    assert job.storage.exists(job.location(1))
+    assert job.coordinator()._parts.completed_store.get_latest_checkpoint_id() == 1
+
+
+def test_unknown_outcome_of_the_store_deletes_nothing(
+    job: AlignedJob,
+    coordinator: CheckpointCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    failing_add(coordinator, CommitStateUnknownError("injected"), monkeypatch)
+    with pytest.raises(CheckpointException):
+        job.acknowledge_all(coordinator, 1)
+    assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
+    assert job.storage.exists(f"{job.location(1)}/_metadata")
+    assert job.location(1) in caplog.text
+    job.coordinator()
+    assert job.storage.exists(f"{job.location(1)}/_metadata")
+
+
+def test_task_that_fails_at_a_completion_is_failed(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    job.tasks[1].fails_at.add("complete")
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    assert [uid for uid, _ in job.failed_tasks] == ["sink"]
+
+
+# Abort
+
+
+def test_expired_checkpoint_is_aborted_by_the_clock(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(599)
+    coordinator.tick()
+    assert not future.done()
+    job.pass_time(1)
+    coordinator.tick()
+    assert reason_of(future) is Reason.CHECKPOINT_EXPIRED
+    assert job.tasks[0].heard("aborted") == [1]
+
+
+def test_too_many_failures_fail_the_job(job: AlignedJob) -> None:
+    coordinator = job.coordinator(tolerable=1)
+    for number in (1, 2):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        coordinator.receive_decline_message(job.decline(job.tasks[0], number))
+    assert len(job.failed.causes) == 1
+
+
+# Scheduler
+
+
+def test_periodic_checkpoints_are_taken_when_they_are_due(job: AlignedJob) -> None:
+    coordinator = job.coordinator(checkpoint_interval=timedelta(minutes=1))
+    coordinator.tick()
+    assert not coordinator.is_periodic_checkpointing_started
+    coordinator.start_checkpoint_scheduler()
+    job.pass_time(61)
+    coordinator.tick()
+    assert job.tasks[0].heard("trigger") == [1]
+    job.acknowledge_all(coordinator, 1)
+    job.pass_time(60)
+    coordinator.tick()
+    assert job.tasks[0].heard("trigger") == [1, 2]
+
+
+def test_periodic_checkpoint_keeps_the_pause(job: AlignedJob) -> None:
+    coordinator = job.coordinator(
+        checkpoint_interval=timedelta(minutes=1), min_pause_between_checkpoints=timedelta(minutes=1)
+    )
+    coordinator.start_checkpoint_scheduler()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(60)
+    job.acknowledge_all(coordinator, 1)
+    coordinator.tick()
+    assert job.tasks[0].heard("trigger") == [1]
+    job.pass_time(60)
+    coordinator.tick()
+    assert job.tasks[0].heard("trigger") == [1, 2]
+
+
+def test_scheduler_cannot_start_without_an_interval_or_after_the_shutdown(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    with pytest.raises(CoordinatorError, match="interval"):
+        coordinator.start_checkpoint_scheduler()
+    coordinator.shutdown()
+    with pytest.raises(CoordinatorError, match="shut down"):
+        coordinator.start_checkpoint_scheduler()
+
+
+def test_periodic_request_without_scheduler_fails(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT, is_periodic=True)
+    assert reason_of(future) is Reason.PERIODIC_SCHEDULER_SHUTDOWN
+
+
+def test_stopping_the_scheduler_aborts_all_and_it_may_start_again(job: AlignedJob) -> None:
+    coordinator = job.coordinator(checkpoint_interval=timedelta(minutes=1))
+    for _ in range(2):
+        coordinator.start_checkpoint_scheduler()
+        assert coordinator.is_periodic_checkpointing_started
+        pending, queued = (coordinator.trigger_checkpoint(CHECKPOINT) for _ in range(2))
+        coordinator.stop_checkpoint_scheduler()
+        assert {reason_of(pending), reason_of(queued)} == {Reason.CHECKPOINT_COORDINATOR_SUSPEND}
+        assert not coordinator.is_periodic_checkpointing_started
+
+
+# Shutdown
+
+
+def test_shutdown_ends_everything_once(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    hook = Hook()
+    coordinator.add_master_hook(hook)
+    pending, queued = (coordinator.trigger_checkpoint(CHECKPOINT) for _ in range(2))
+    ended: list[Any] = []
+    for future in (pending, queued):
+        future.add_done_callback(ended.append)
+    coordinator.shutdown()
+    coordinator.shutdown()
+    assert {reason_of(pending), reason_of(queued)} == {Reason.CHECKPOINT_COORDINATOR_SHUTDOWN}
+    assert sorted(ended, key=id) == sorted([pending, queued], key=id)
+    assert hook.calls.count(("close",)) == 1
+    assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.CHECKPOINT_COORDINATOR_SHUTDOWN
+    with pytest.raises(CoordinatorError, match="shut down"):
+        coordinator.restore_latest_checkpointed_state(job.tasks)
+
+
+# Restore
+
+
+def test_restore_without_checkpoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    hook = Hook()
+    coordinator.add_master_hook(hook)
+    with pytest.raises(CoordinatorError, match="completed checkpoint"):
+        coordinator.restore_latest_checkpointed_state(job.tasks, True)
+    assert coordinator.restore_latest_checkpointed_state(job.tasks) is False
+    assert hook.calls == [("reset",)]
+
+
+def test_restore_gives_state_to_tasks_hooks_and_coordinators(job: AlignedJob) -> None:
+    context = Context(job.tasks[0].operator_id)
+    coordinator = job.coordinator(operator_coordinators=[context])
+    hook = Hook()
+    coordinator.add_master_hook(hook)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    assert coordinator.restore_latest_checkpointed_state(job.tasks, True)
+    assert ("restore", 1, b"1") in hook.calls
+    assert ("reset", 1, b"own") in context.calls
+    assert all(task.restored is not None and task.restored[0] == 1 for task in job.tasks)
+
+
+def test_state_without_operator_is_an_error_before_any_task_got_state(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    left = (job.tasks[0],)
+    with pytest.raises(IncompatibleCheckpointError, match="sink"):
+        coordinator.restore_latest_checkpointed_state(left)
+    assert left[0].restored is None
+    assert coordinator.restore_latest_checkpointed_state(left, allow_non_restored_state=True)
+    assert left[0].restored is not None
+
+
+def test_part_of_the_subtasks_is_refused_where_all_or_nothing_is_asked(job: AlignedJob) -> None:
+    job.tasks = (AlignedTask("source", parallelism=2), AlignedTask("sink"))
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    with pytest.raises(IncompatibleCheckpointError, match="subset"):
+        coordinator.restore_latest_checkpointed_state(job.tasks, all_or_nothing_state=True)
+    assert coordinator.restore_latest_checkpointed_state(job.tasks)
+
+
+@pytest.mark.parametrize("mode", list(RestoreMode))
+def test_savepoint_is_restored_and_ids_go_on_after_it(
+    job: AlignedJob, coordinator: CheckpointCoordinator, mode: RestoreMode
+) -> None:
+    savepoint = coordinator.trigger_savepoint()
+    job.acknowledge_all(coordinator, 1)
+    pointer = savepoint.result(0).external_pointer
+    restored = coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
+    assert restored.properties.unclaimed is (mode is RestoreMode.NO_CLAIM)
+    assert job.tasks[0].restored is not None
+    for number in (2, 3, 4):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        job.acknowledge_all(coordinator, number)
+    assert job.storage.exists(pointer) is (mode is RestoreMode.NO_CLAIM)
+
+
+def test_savepoint_is_not_restored_below_newer_checkpoints(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    savepoint = coordinator.trigger_savepoint()
+    job.acknowledge_all(coordinator, 1)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 2)
+    with pytest.raises(CoordinatorError, match="newer"):
+        coordinator.restore_savepoint(savepoint.result(0).external_pointer, job.tasks)
+
+
+# Stop with a savepoint
+
+
+def stopping(job: AlignedJob, *, terminate: bool = True) -> tuple[CheckpointCoordinator, Any, list[Exception]]:
+    coordinator = job.coordinator(checkpoint_interval=timedelta(minutes=1))
+    coordinator.start_checkpoint_scheduler()
+    failures: list[Exception] = []
+    return coordinator, coordinator.stop_with_savepoint(terminate, fail_job=failures.append), failures
+
+
+@pytest.mark.parametrize("terminate", [True, False])
+def test_job_stops_with_a_savepoint(job: AlignedJob, terminate: bool) -> None:
+    coordinator, stop, failures = stopping(job, terminate=terminate)
+    kind = CheckpointType.SAVEPOINT_TERMINATE if terminate else CheckpointType.SAVEPOINT_SUSPEND
+    assert job.tasks[0].told[-1][2].checkpoint_type is kind
+    job.acknowledge_all(coordinator, 1)
+    assert job.tasks[0].heard("complete") == [1]
+    stop.handle_executions_termination([ExecutionStatus.FINISHED] * 2)
+    assert stop.result(0) == job.location(1)
+    assert not coordinator.is_periodic_checkpointing_started
+    assert failures == []
+
+
+def test_failed_savepoint_lets_the_job_go_on(job: AlignedJob) -> None:
+    coordinator, stop, failures = stopping(job)
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 1))
+    with pytest.raises(CheckpointException):
+        stop.result(0)
+    assert coordinator.is_periodic_checkpointing_started
+    assert failures == []
+
+
+def test_task_that_does_not_finish_restarts_the_job_and_keeps_the_savepoint(job: AlignedJob) -> None:
+    coordinator, stop, failures = stopping(job)
+    job.acknowledge_all(coordinator, 1)
+    stop.handle_executions_termination([ExecutionStatus.FINISHED, ExecutionStatus.FAILED])
+    with pytest.raises(Exception, match=job.location(1)):
+        stop.result(0)
+    assert len(failures) == 1
+    assert not coordinator.is_periodic_checkpointing_started
+    assert job.storage.exists(f"{job.location(1)}/_metadata")
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (lambda stop: stop.handle_executions_termination([]), CoordinatorError),
+        (lambda stop: stop.handle_savepoint_creation(), InvalidConfigurationError),
+        (lambda stop: stop.handle_savepoint_creation("p", RuntimeError()), InvalidConfigurationError),
+    ],
+)
+def test_steps_out_of_order_are_errors(job: AlignedJob, step: Callable[[Any], None], error: type[Exception]) -> None:
+    _, stop, _ = stopping(job)
+    with pytest.raises(error):
+        step(stop)
+    with pytest.raises(TimeoutError):
+        stop.result(0)
+
+
+# Futures
+
+
+def test_future_waits_until_the_rows_say_that_it_ended(job: AlignedJob) -> None:
+    waiter = NoWaiting([lambda: job.acknowledge_all(coordinator, 1)])
+    coordinator = job.coordinator(waiter=waiter)
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert future.result().checkpoint_id == 1
+    assert future.exception() is None
+
+
+def test_future_gives_up_after_its_timeout(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    with pytest.raises(TimeoutError):
+        future.result(3)
+
+
+def test_future_of_a_request_nobody_made_fails(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    assert reason_of(coordinator.future_of("nobody")) is Reason.UNSPECIFIED
+
+
+def test_callbacks_are_called_once_and_may_fail(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    calls: list[str] = []
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(lambda _: calls.append("before"))
+    job.acknowledge_all(coordinator, 1)
+    future.add_done_callback(lambda _: calls.append("after"))
+    coordinator.tick()
+    assert calls == ["before", "after"]

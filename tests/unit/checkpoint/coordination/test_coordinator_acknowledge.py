@@ -1,0 +1,257 @@
+"""What becomes of acknowledgements and declines, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    IncrementalKeyedStateHandle,
+    PlaceholderStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+
+
+def uris(state: OperatorState) -> list[str]:
+    return [stream.uri for stream in private_states([state]) if isinstance(stream, FileStateHandle)]
+
+
+def is_there(job: AlignedJob, state: OperatorState) -> bool:
+    return all(job.storage.exists(uri) for uri in uris(state))
+
+
+def incremental(job: AlignedJob, checkpoint_id: int, shared: FileStateHandle | PlaceholderStateHandle) -> OperatorState:
+    handle = IncrementalKeyedStateHandle(
+        backend_id="b", key_group_range=KeyGroupRange(0, 3), checkpoint_id=checkpoint_id, shared=(("f", shared),)
+    )
+    subtask = OperatorSubtaskState(managed_keyed=(handle,))
+    return replace(job.state(job.tasks[0], checkpoint_id), subtask_states={0: subtask})
+
+
+def test_nothing_is_acknowledged_after_the_shutdown(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    message = job.acknowledgement(job.tasks[0], 1)
+    coordinator.shutdown()
+    assert coordinator.receive_acknowledge_message(message) is False
+    assert coordinator.receive_acknowledge_message(None) is False
+
+
+def test_state_of_another_job_is_not_touched(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    message = job.acknowledgement(job.tasks[0], 1, job_id=job_id_of("other"))
+    assert coordinator.receive_acknowledge_message(message) is False
+    assert message.state is not None
+    assert is_there(job, message.state)
+
+
+def test_first_acknowledgement_is_stored(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1)) is True
+    assert not future.done()
+    assert job.status(1) == "pending"
+
+
+def test_last_acknowledgement_completes(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    assert future.result(0).operator_states.keys() == {task.operator_id for task in job.tasks}
+    assert [task.heard("complete") for task in job.tasks] == [[1], [1]]
+
+
+def test_duplicate_is_ignored_and_not_discarded(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    message = job.acknowledgement(job.tasks[0], 1)
+    assert coordinator.receive_acknowledge_message(message)
+    assert coordinator.receive_acknowledge_message(message) is True
+    assert message.state is not None
+    assert is_there(job, message.state)
+    assert job.status(1) == "pending"
+
+
+def test_duplicate_with_other_files_loses_only_those(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    first = job.acknowledgement(job.tasks[0], 1)
+    other = job.acknowledgement(job.tasks[0], 1, state=job.state(job.tasks[0], 1, "again"))
+    coordinator.receive_acknowledge_message(first)
+    coordinator.receive_acknowledge_message(other)
+    assert first.state is not None
+    assert other.state is not None
+    assert is_there(job, first.state)
+    assert not is_there(job, other.state)
+
+
+def test_acknowledgement_of_a_completed_checkpoint_that_is_sent_again_deletes_nothing(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    messages = [job.acknowledgement(task, 1) for task in job.tasks]
+    for message in messages * 2:
+        assert coordinator.receive_acknowledge_message(message) is True
+    assert all(message.state is not None and is_there(job, message.state) for message in messages)
+    assert job.status(1) == "completed"
+
+
+def test_state_of_an_unknown_attempt_is_discarded(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    message = job.acknowledgement(job.tasks[0], 1, attempt_id="zombie")
+    assert coordinator.receive_acknowledge_message(message) is True
+    assert message.state is not None
+    assert not is_there(job, message.state)
+    assert job.status(1) == "pending"
+
+
+def test_state_of_an_unknown_attempt_that_the_checkpoint_names_is_kept(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    message = job.acknowledgement(job.tasks[0], 1)
+    coordinator.receive_acknowledge_message(message)
+    coordinator.receive_acknowledge_message(replace(message, attempt_id="zombie"))
+    assert message.state is not None
+    assert is_there(job, message.state)
+
+
+def test_late_acknowledgement_is_discarded(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
+    late = job.acknowledgement(job.tasks[0], 1)
+    assert coordinator.receive_acknowledge_message(late) is True
+    assert late.state is not None
+    assert not is_there(job, late.state)
+
+
+def test_acknowledgement_of_a_forgotten_checkpoint_is_discarded(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    for number in range(1, 18):
+        coordinator.trigger_checkpoint(CHECKPOINT)
+        coordinator.receive_decline_message(job.decline(job.tasks[1], number))
+        job.pass_time(1)
+    remembered, forgotten = job.acknowledgement(job.tasks[0], 2), job.acknowledgement(job.tasks[0], 1)
+    assert coordinator.receive_acknowledge_message(remembered) is True
+    assert coordinator.receive_acknowledge_message(forgotten) is False
+    assert forgotten.state is not None
+    assert not is_there(job, forgotten.state)
+
+
+def test_acknowledgement_of_a_checkpoint_that_never_was_is_discarded(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    message = job.acknowledgement(job.tasks[0], 7)
+    assert coordinator.receive_acknowledge_message(message) is False
+    assert message.state is not None
+    assert not is_there(job, message.state)
+
+
+def test_shared_files_of_a_late_acknowledgement_stay(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
+    uri = f"{job.storage.base_uri}/{job.job_id}/shared/{job.tasks[0].operator_id}/file"
+    job.storage.write_bytes(uri, b"x")
+    state = incremental(job, 1, FileStateHandle(uri, 1))
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1, state=state))
+    assert job.storage.exists(uri)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    again = incremental(job, 2, PlaceholderStateHandle())
+    assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 2, state=again))
+    assert coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 2))
+    assert job.status(2) == "completed"
+
+
+def test_placeholder_without_upload_declines_the_checkpoint(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    state = incremental(job, 1, PlaceholderStateHandle())
+    with pytest.raises(CheckpointException):
+        coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1, state=state))
+    error = future.exception(0)
+    assert error is not None
+    assert error.reason is CheckpointFailureReason.CHECKPOINT_DECLINED
+
+
+def test_operator_without_state_is_acknowledged(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    for task in job.tasks:
+        coordinator.receive_acknowledge_message(job.acknowledgement(task, 1, state=None))
+    assert future.result(0).operator_states == {}
+
+
+def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(600)
+    message = job.acknowledgement(job.tasks[0], 1)
+    assert coordinator.receive_acknowledge_message(message) is True
+    error = future.exception(0)
+    assert error is not None
+    assert error.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
+    assert message.state is not None
+    assert not is_there(job, message.state)
+
+
+def test_decline_aborts_with_its_reason(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    reason = CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_NOT_READY
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 1, reason))
+    error = future.exception(0)
+    assert error is not None
+    assert error.reason is reason
+    assert job.tasks[1].heard("aborted") == [1]
+
+
+def test_repeated_decline_has_no_effect(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    for _ in range(2):
+        coordinator.receive_decline_message(job.decline(job.tasks[0], 1))
+    assert job.tasks[0].heard("aborted") == [1]
+
+
+def test_decline_of_another_job_is_an_argument_error(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
+    with pytest.raises(InvalidConfigurationError, match="Expected declines of job"):
+        coordinator.receive_decline_message(replace(job.decline(job.tasks[0], 1), job_id=job_id_of("other")))
+
+
+def test_decline_of_nothing_and_after_the_shutdown_is_ignored(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.receive_decline_message(None)
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 5))
+    coordinator.shutdown()
+    coordinator.receive_decline_message(replace(job.decline(job.tasks[0], 1), job_id=job_id_of("other")))
+    assert job.tasks[0].told == []
+
+
+def test_state_of_a_declined_checkpoint_goes_and_the_row_says_so(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+    location = job.location(1)
+    assert job.storage.exists(location)
+    coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
+    assert not job.storage.exists(location)
+    assert job.jobs.describe(job.job_id).checkpoints[0].discarded_at is not None
+
+
+def test_failed_attempt_aborts_what_it_had_not_acknowledged(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    first, second = (coordinator.trigger_checkpoint(CHECKPOINT) for _ in range(2))
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+    coordinator.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("lost"))
+    assert not first.done()
+    error = second.exception(0)
+    assert error is not None
+    assert error.reason is CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT

@@ -1,0 +1,318 @@
+"""Whose state is: claims, full checkpoints, self-contained savepoints, and what rows and store say of one checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, RestoreMode
+from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
+from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.coordination.trigger_kind import TriggerKind
+from airflow_provider_statecheck.checkpoint.coordination.union_states import ENDED_SUBTASKS, ENDED_WITHOUT_STATE
+from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, FileStateHandle, OperatorStateMeta
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.exceptions import (
+    CommitStateUnknownError,
+    CoordinatorUnavailableError,
+    InvalidConfigurationError,
+    SnapshotClaimedError,
+    StorageError,
+)
+from airflow_provider_statecheck.testing.aligned_job import AlignedJob, AlignedTask
+
+CHECKPOINT = CheckpointProperties.for_checkpoint()
+Reason = CheckpointFailureReason
+
+
+def take(job: AlignedJob, coordinator: CheckpointCoordinator, what: Any = CHECKPOINT) -> Any:
+    future = coordinator.trigger_checkpoint(what)
+    assert future.checkpoint_id is not None
+    job.acknowledge_all(coordinator, future.checkpoint_id)
+    return future.result(0)
+
+
+def savepoint(job: AlignedJob, coordinator: CheckpointCoordinator) -> str:
+    future = coordinator.trigger_savepoint()
+    assert future.checkpoint_id is not None
+    job.acknowledge_all(coordinator, future.checkpoint_id)
+    return future.result(0).external_pointer
+
+
+def kind(job: AlignedJob, checkpoint_id: int) -> CheckpointType:
+    rows = job.jobs.describe(job.job_id).checkpoints
+    return next(c.properties.snapshot_type for c in rows if c.checkpoint_id == checkpoint_id)
+
+
+def files(states: Any) -> list[FileStateHandle]:
+    return [s for s in private_states(states.values()) if isinstance(s, FileStateHandle)]
+
+
+# Kinds
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (TriggerKind.CONFIGURED, CheckpointType.CHECKPOINT),
+        (TriggerKind.INCREMENTAL, CheckpointType.CHECKPOINT),
+        (TriggerKind.FULL, CheckpointType.FULL_CHECKPOINT),
+    ],
+)
+def test_a_checkpoint_is_taken_of_the_kind_that_is_asked_for(
+    job: AlignedJob, coordinator: CheckpointCoordinator, asked: TriggerKind, expected: CheckpointType
+) -> None:
+    assert take(job, coordinator, asked).properties.snapshot_type is expected
+    assert job.tasks[0].told[0][2].checkpoint_type is expected
+
+
+def test_no_kind_is_an_argument_error(coordinator: CheckpointCoordinator) -> None:
+    with pytest.raises(InvalidConfigurationError, match="configured, full, incremental"):
+        coordinator.trigger_checkpoint(None)  # type: ignore[arg-type]
+
+
+# Modes of restore
+
+
+def test_without_a_claim_checkpoints_are_full_until_one_was_completed(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator.restore_savepoint(savepoint(job, coordinator), job.tasks)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 2))
+    assert kind(job, 2) is CheckpointType.FULL_CHECKPOINT
+    savepoint(job, coordinator)
+    job.lead()
+    successor = job.coordinator()
+    take(job, successor, TriggerKind.INCREMENTAL)
+    assert kind(job, 4) is CheckpointType.FULL_CHECKPOINT
+    take(job, successor)
+    assert kind(job, 5) is CheckpointType.CHECKPOINT
+
+
+def test_a_claim_forces_no_full_checkpoint_and_is_kept(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    coordinator.restore_savepoint(pointer, job.tasks, restore_mode=RestoreMode.CLAIM)
+    claim = job.jobs.claim(pointer)
+    assert claim is not None
+    assert claim.job_id == job.job_id
+    take(job, coordinator)
+    assert kind(job, 2) is CheckpointType.CHECKPOINT
+
+
+@pytest.mark.parametrize("mode", list(RestoreMode))
+def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: RestoreMode) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    other = job_id_of("other")
+    with job.jobs.transaction(other, create_as="other") as tx:
+        tx.save_claim(
+            ClaimRecord(pointer=pointer, job_id=other, operator_id=job.tasks[0].operator_id, claimed_at=tx.now)
+        )
+    with pytest.raises(SnapshotClaimedError):
+        coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
+    assert job.tasks[0].restored is None
+    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 0
+
+
+def test_claimed_state_that_is_carried_on_outlives_the_savepoint(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    coordinator.restore_savepoint(pointer, job.tasks, restore_mode=RestoreMode.CLAIM)
+    job.tasks[1].status = ExecutionStatus.NOT_STARTED
+    completed = None
+    for _ in range(2):
+        completed = take(job, coordinator)
+        job.lead()
+        coordinator = job.coordinator()
+    assert completed is not None
+    carried = files({job.tasks[1].operator_id: completed.operator_states[job.tasks[1].operator_id]})
+    assert [stream.uri.startswith(pointer) for stream in carried] == [True]
+    assert all(job.storage.exists(stream.uri) for stream in carried)
+    job.tasks[1].status = ExecutionStatus.RUNNING
+    for _ in range(2):
+        take(job, coordinator)
+    assert not job.storage.exists(pointer)
+
+
+@pytest.mark.parametrize("what", ["savepoint", "full"])
+def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: AlignedJob, what: str) -> None:
+    coordinator = job.coordinator()
+    take(job, coordinator)
+    job.tasks[1].status = ExecutionStatus.NOT_STARTED
+    future = (
+        coordinator.trigger_savepoint() if what == "savepoint" else coordinator.trigger_checkpoint(TriggerKind.FULL)
+    )
+    job.acknowledge_all(coordinator, 2)
+    completed = future.result(0)
+    found = files(completed.operator_states)
+    assert len(found) == 2
+    assert all(stream.uri.startswith(f"{completed.external_pointer}/") for stream in found)
+    job.storage.delete_directory(job.location(1))
+    for stream in found:
+        job.storage.read_verified(stream.uri, size=stream.size, sha256=stream.sha256)
+
+
+# Rows and store
+
+
+def test_a_checkpoint_in_the_store_is_completed_although_its_takeover_fails(
+    job: AlignedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = job.coordinator()
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    monkeypatch.setattr(coordinator._finalization, "_complete", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        job.acknowledge_all(coordinator, 1)
+    assert job.status(1) == "finalizing"
+    second = job.coordinator()
+
+    def broken(*_: Any) -> Any:
+        raise StorageError("injected")
+
+    monkeypatch.setattr(second._parts.storage, "write_metadata", broken)
+    job.pass_time(600)
+    second.tick()
+    assert job.status(1) == "completed"
+    assert future.result(0).checkpoint_id == 1
+
+
+def test_an_addition_that_had_its_effect_completes_the_checkpoint(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    add = coordinator._parts.completed_store.add_checkpoint_and_subsume_oldest
+
+    def unknown(*args: Any) -> None:
+        add(*args)
+        raise CommitStateUnknownError("injected")
+
+    monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
+    job.acknowledge_all(coordinator, 1)
+    assert future.result(0).checkpoint_id == 1
+    assert job.tasks[0].heard("complete") == [1]
+    assert job.tasks[0].heard("aborted") == []
+
+
+def union(job: AlignedJob, task: AlignedTask) -> OperatorState:
+    state = job.state(task, 1)
+    (handle,) = state.subtask_states[0].managed_operator
+    meta = OperatorStateMeta((0,), DistributionMode.UNION)
+    one = replace(state.subtask_states[0], managed_operator=(replace(handle, states=(("list", meta),)),))
+    return replace(state, subtask_states={0: one})
+
+
+@pytest.mark.parametrize(("missing", "is_refused"), [(1, True), (0, False)])
+def test_union_state_without_that_of_ended_subtasks_is_refused_when_finalized(
+    job: AlignedJob, missing: int, is_refused: bool
+) -> None:
+    job.tasks = (AlignedTask("source", parallelism=2), AlignedTask("sink"))
+    coordinator = job.coordinator()
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    # As somebody wrote it who does not look at an acknowledgement.
+    metrics = {ENDED_SUBTASKS: 1, ENDED_WITHOUT_STATE: missing}
+    message = job.acknowledgement(job.tasks[0], 1, state=union(job, job.tasks[0]), metrics=metrics)
+    coordinator.receive_acknowledge_message(message)
+    last = job.acknowledgement(job.tasks[1], 1)
+    if not is_refused:
+        coordinator.receive_acknowledge_message(last)
+        assert future.result(0).checkpoint_id == 1
+        return
+    with pytest.raises(CheckpointException) as raised:
+        coordinator.receive_acknowledge_message(last)
+    assert raised.value.reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
+    assert job.status(1) == "aborted"
+
+
+# Errors of rows
+
+
+def unavailable(*_: Any, **__: Any) -> Any:
+    raise CoordinatorUnavailableError("injected")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda job, c, f: c.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("task")),
+        lambda job, c, f: c.stop_checkpoint_scheduler(),
+        lambda job, c, f: f.done(),
+        lambda job, c, f: f.result(0),
+        lambda job, c, f: f.exception(0),
+        lambda job, c, f: f.checkpoint_id,
+    ],
+)
+def test_rows_that_do_not_answer_are_an_io_exception_with_its_cause(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch, call: Any
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    with monkeypatch.context() as broken:
+        for name in ("transaction", "request", "checkpoint", "describe"):
+            broken.setattr(job.jobs, name, unavailable)
+        with pytest.raises(CheckpointException) as raised:
+            call(job, coordinator, future)
+    assert raised.value.reason is Reason.IO_EXCEPTION
+    assert isinstance(raised.value.__cause__, CoordinatorUnavailableError)
+    job.acknowledge_all(coordinator, 1)
+    assert future.result(0).checkpoint_id == 1
+
+
+def test_failed_task_of_an_earlier_leader_is_left_to_the_present_one(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.lead()
+    coordinator.fail_unacknowledged_for(job.tasks[0].attempt_id, RuntimeError("task"))
+    assert job.status(1) == "pending"
+
+
+@pytest.mark.parametrize("what", ["request", "checkpoint"])
+def test_future_whose_rows_were_pruned_says_so(job: AlignedJob, coordinator: CheckpointCoordinator, what: str) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT, request_key="k")
+    job.acknowledge_all(coordinator, 1)
+    with job.jobs.transaction(job.job_id) as tx:
+        if what == "request":
+            tx.remove_requests(("k",))
+        else:
+            tx.remove_checkpoints((1,))
+    error = coordinator.future_of("k").exception(0)
+    assert error is not None
+    assert error.reason is Reason.UNSPECIFIED
+    assert "pruned" in str(error)
+
+
+def test_futures_do_not_read_the_whole_job(
+    job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    job.acknowledge_all(coordinator, 1)
+    monkeypatch.setattr(job.jobs, "describe", unavailable)
+    assert future.done()
+    assert coordinator.future_of(future.request_key).result(0).checkpoint_id == 1
+
+
+# Statistics
+
+
+def test_statistics_count_completed_aborted_late_and_restored_checkpoints(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    take(job, coordinator)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    late = job.acknowledgement(job.tasks[1], 2)
+    coordinator.receive_decline_message(job.decline(job.tasks[0], 2))
+    coordinator.receive_acknowledge_message(late)
+    coordinator.trigger_checkpoint(CHECKPOINT, is_periodic=True)
+    coordinator.restore_latest_checkpointed_state(job.tasks)
+    snapshot = job.statistics().create_snapshot()
+    counts = snapshot.counts
+    assert (counts.completed, counts.failed, counts.restored, counts.in_progress) == (1, 2, 1, 0)
+    failed = next(entry for entry in snapshot.history if entry.checkpoint_id == 2)
+    assert failed.failure_reason == Reason.CHECKPOINT_DECLINED.value
+    assert failed.late_at is not None

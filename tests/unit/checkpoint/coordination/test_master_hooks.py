@@ -1,0 +1,256 @@
+"""State outside of all operators."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from datetime import datetime
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordination.master_hooks import MasterHooks
+from airflow_provider_statecheck.checkpoint.states.operator_state import MasterState
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from tests.unit.checkpoint.coordination.stand_ins import START, InlineExecutor, seconds
+
+
+class JsonSerializer:
+    """Writes version 2 and reads versions 1 and 2."""
+
+    version = 2
+
+    def serialize(self, data: Any) -> bytes:
+        return json.dumps(data).encode()
+
+    def deserialize(self, version: int, data: bytes) -> Any:
+        if version not in (1, 2):
+            raise ValueError(f"no version {version}")
+        return json.loads(data) if version == 2 else data.decode()
+
+
+class RecordingHook:
+    """A hook that saves what it holds and notes what it is told."""
+
+    def __init__(self, identifier: Any, data: Any = None, serializer: Any = None, fails_at: str = "") -> None:
+        self.identifier = identifier
+        self.data = data
+        self.serializer = serializer
+        self.fails_at = fails_at
+        self.told: list[tuple[Any, ...]] = []
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Any] | None:
+        self._hear("trigger", checkpoint_id, timestamp)
+        return None if self.data is None else executor.submit(lambda: self.data)
+
+    def restore_checkpoint(self, checkpoint_id: int, data: Any) -> None:
+        self._hear("restore", checkpoint_id, data)
+
+    def reset(self) -> None:
+        self._hear("reset")
+
+    def close(self) -> None:
+        self._hear("close")
+
+    def create_checkpoint_data_serializer(self) -> Any:
+        return self.serializer
+
+    def _hear(self, *what: Any) -> None:
+        self.told.append(what)
+        if what[0] == self.fails_at:
+            raise OSError(f"cannot {what[0]}")
+
+
+def with_data(identifier: str, data: Any = "x") -> RecordingHook:
+    return RecordingHook(identifier, data, JsonSerializer())
+
+
+def make_hooks(*hooks: RecordingHook) -> MasterHooks:
+    registry = MasterHooks()
+    assert all(registry.add_master_hook(hook) for hook in hooks)
+    return registry
+
+
+def trigger(registry: MasterHooks, checkpoint_id: int = 7) -> tuple[MasterState, ...]:
+    return registry.trigger(checkpoint_id, START, InlineExecutor(), seconds(5))
+
+
+def state_of(name: str, data: bytes = b'"x"', version: int = 2) -> MasterState:
+    return MasterState(name=name, version=version, data=data)
+
+
+@pytest.mark.parametrize("identifier", [None, "", "  ", 7])
+def test_a_hook_without_a_name_is_refused(identifier):
+    with pytest.raises(InvalidConfigurationError, match="identifier"):
+        MasterHooks().add_master_hook(RecordingHook(identifier))
+
+
+def test_of_two_hooks_of_one_name_the_first_stays():
+    first, second = with_data("a", 1), with_data("a", 2)
+    registry = make_hooks(first)
+    assert not registry.add_master_hook(second)
+    assert registry.identifiers == ("a",)
+    trigger(registry)
+    assert (len(first.told), len(second.told)) == (1, 0)
+
+
+def test_each_hook_saves_its_data_once_per_checkpoint_as_bytes_of_its_own_making():
+    registry = make_hooks(first := with_data("a", [1]), with_data("b", {"k": "v"}))
+    assert trigger(registry) == (state_of("a", b"[1]"), state_of("b", b'{"k": "v"}'))
+    assert first.told == [("trigger", 7, START)]
+
+
+def test_a_hook_without_data_is_acknowledged_without_state():
+    silent = RecordingHook("none")
+    empty = RecordingHook("empty", serializer=JsonSerializer())
+    empty.trigger_checkpoint = lambda *_: InlineExecutor().submit(lambda: None)  # type: ignore[method-assign]
+    assert trigger(make_hooks(silent, empty)) == ()
+    assert silent.told == [("trigger", 7, START)]
+
+
+def test_data_without_a_serializer_fails_the_trigger():
+    with pytest.raises(CoordinatorError, match="serializer for the data of master hook 'a', found none"):
+        trigger(make_hooks(RecordingHook("a", data=1)))
+
+
+def test_a_serializer_that_makes_no_bytes_fails_the_trigger():
+    class Text(JsonSerializer):
+        def serialize(self, data: Any) -> Any:
+            return "text"
+
+    with pytest.raises(CoordinatorError, match="bytes, found str"):
+        trigger(make_hooks(RecordingHook("a", 1, Text())))
+
+
+def test_a_hook_that_fails_to_begin_fails_the_trigger_and_names_itself():
+    with pytest.raises(CoordinatorError, match=r"'a' to save its data, found OSError\('cannot trigger'\)") as raised:
+        trigger(make_hooks(RecordingHook("a", fails_at="trigger")))
+    assert isinstance(raised.value.__cause__, OSError)
+
+
+def test_a_hook_that_fails_later_fails_the_trigger_and_names_itself():
+    class FailsLater(RecordingHook):
+        def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Any]:
+            return executor.submit(lambda: 1 // 0)
+
+    with pytest.raises(CoordinatorError, match="'a' to save") as raised:
+        trigger(make_hooks(FailsLater("a")))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_a_hook_that_never_answers_fails_the_trigger_after_a_while_and_the_others_are_called_off():
+    first, second = (Future[Any](), Future[Any]())
+    hooks = [with_data("a"), with_data("b")]
+    for hook, future in zip(hooks, (first, second), strict=True):
+        hook.trigger_checkpoint = lambda *_, future=future: future  # type: ignore[method-assign]
+    with pytest.raises(CoordinatorError, match="'a' to save its data, found TimeoutError"):
+        make_hooks(*hooks).trigger(7, START, InlineExecutor(), seconds(0))
+    assert (first.cancelled(), second.cancelled()) == (True, True)
+
+
+def test_all_hooks_begin_before_any_of_them_is_waited_for():
+    with ThreadPoolExecutor(2) as executor:
+        answer: Future[str] = Future()
+
+        class Answering(RecordingHook):
+            def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> None:
+                answer.set_result("b began")
+
+        waiting = with_data("a")
+        waiting.trigger_checkpoint = lambda *_: executor.submit(answer.result)  # type: ignore[method-assign]
+        states = make_hooks(waiting, Answering("b")).trigger(7, START, executor, seconds(5))
+    assert states == (state_of("a", b'"b began"'),)
+
+
+def test_a_hook_gets_back_what_it_saved():
+    first, second = with_data("a", [1]), with_data("b", "two")
+    states = trigger(make_hooks(first, second))
+    first, second = with_data("a"), with_data("b")
+    make_hooks(second, first).restore(7, states)
+    assert (first.told, second.told) == ([("restore", 7, [1])], [("restore", 7, "two")])
+
+
+def test_a_hook_reads_the_data_of_an_earlier_version():
+    hook = with_data("a")
+    make_hooks(hook).restore(7, [state_of("a", b"old", version=1)])
+    assert hook.told == [("restore", 7, "old")]
+
+
+def test_a_hook_without_state_is_restored_with_none():
+    hook = with_data("a")
+    make_hooks(hook).restore(7, [])
+    assert hook.told == [("restore", 7, None)]
+
+
+def test_state_without_a_hook_is_refused_before_any_hook_is_restored():
+    hook = with_data("a")
+    with pytest.raises(CoordinatorError, match="found none for b, c; add the hooks, or set allow_non_restored_state"):
+        make_hooks(hook).restore(7, [state_of("a"), state_of("c"), state_of("b")])
+    assert hook.told == []
+
+
+def test_state_without_a_hook_is_dropped_with_a_log_line_where_that_is_allowed(caplog):
+    hook = with_data("a")
+    with caplog.at_level(logging.WARNING):
+        make_hooks(hook).restore(7, [state_of("a"), state_of("b")], allow_non_restored_state=True)
+    assert hook.told == [("restore", 7, "x")]
+    assert "is dropped, for there is no master hook: b" in caplog.text
+
+
+def test_state_that_is_there_twice_is_refused():
+    with pytest.raises(CoordinatorError, match="found it twice for a"):
+        make_hooks(with_data("a")).restore(7, [state_of("a"), state_of("a")], allow_non_restored_state=True)
+
+
+def test_all_state_is_read_before_any_hook_is_restored():
+    first, second = with_data("a"), with_data("b")
+    with pytest.raises(CoordinatorError, match="'b' to read its data of version 3, found ValueError"):
+        make_hooks(first, second).restore(7, [state_of("a"), state_of("b", version=3)])
+    assert (first.told, second.told) == ([], [])
+
+
+def test_state_of_a_hook_without_a_serializer_is_refused():
+    with pytest.raises(CoordinatorError, match="serializer of master hook 'a'"):
+        make_hooks(RecordingHook("a")).restore(7, [state_of("a")])
+
+
+def test_a_hook_that_cannot_be_restored_or_reset_names_itself():
+    with pytest.raises(CoordinatorError, match="'a' to restore checkpoint 7"):
+        make_hooks(RecordingHook("a", fails_at="restore")).restore(7, [])
+    with pytest.raises(CoordinatorError, match="'a' to reset"):
+        make_hooks(RecordingHook("a", fails_at="reset")).reset()
+
+
+def test_every_hook_is_reset_when_there_is_no_checkpoint():
+    hooks = [with_data("a"), with_data("b")]
+    make_hooks(*hooks).reset()
+    assert [hook.told for hook in hooks] == [[("reset",)]] * 2
+
+
+def test_every_hook_is_closed_once_and_errors_are_logged(caplog):
+    hooks = [RecordingHook("a", fails_at="close"), with_data("b")]
+    registry = make_hooks(*hooks)
+    registry.close()
+    registry.close()
+    assert [hook.told for hook in hooks] == [[("close",)]] * 2
+    assert "Master hook a could not be closed" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["trigger", "restore", "reset", "close"])
+def test_a_hook_may_use_the_registry_for_no_lock_is_held(call):
+    registry = MasterHooks()
+
+    class Calling(RecordingHook):
+        def _hear(self, *what: Any) -> None:
+            other = Thread(target=registry.add_master_hook, args=(with_data("b"),), daemon=True)
+            other.start()
+            other.join(10)
+            self.told.append((*what, other.is_alive()))
+
+    calling = Calling("a")
+    registry.add_master_hook(calling)
+    calls = {"trigger": lambda: trigger(registry), "restore": lambda: registry.restore(7, [])}
+    calls.get(call, getattr(registry, call))()
+    assert calling.told[0][-1] is False

@@ -1,0 +1,109 @@
+"""When periodic checkpoints are due."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given, strategies as st
+
+from airflow_provider_statecheck.checkpoint.coordination.scheduler import PeriodicTrigger
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.unit.checkpoint.coordination.stand_ins import START, seconds
+
+
+class FixedRandom(Random):
+    """Gives the lowest or the highest of a range."""
+
+    def __init__(self, part: float) -> None:
+        super().__init__()
+        self.part = part
+
+    def uniform(self, a: float, b: float) -> float:
+        return a + self.part * (b - a)
+
+
+def make_trigger(part: float = 0, interval: float = 60, min_pause: float = 10) -> PeriodicTrigger:
+    """A trigger that was started and fires first after the pause, for ``part`` 1 after the interval."""
+    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), FixedRandom(part), ManualClock(START))
+    trigger.start(START)
+    return trigger
+
+
+def test_a_trigger_fires_only_when_it_was_started():
+    trigger = PeriodicTrigger(seconds(1), seconds(0), Random(1), ManualClock(START))
+    assert not trigger.is_started
+    assert trigger.next_fire_at is None
+    assert not trigger.due(START + seconds(1000))
+
+
+@given(st.integers(), st.floats(0, 100), st.floats(0.01, 100))
+def test_the_first_delay_lies_between_pause_and_interval(number, min_pause, interval):
+    trigger = PeriodicTrigger(seconds(interval), seconds(min_pause), Random(number), ManualClock(START))
+    trigger.start(START)
+    assert trigger.next_fire_at is not None
+    assert seconds(min_pause) <= trigger.next_fire_at - START <= max(seconds(interval), seconds(min_pause))
+
+
+def test_the_first_delay_is_random_over_the_whole_range():
+    assert make_trigger(0).next_fire_at == START + seconds(10)
+    assert make_trigger(1).next_fire_at == START + seconds(60)
+
+
+def test_an_interval_shorter_than_the_pause_is_as_long_as_the_pause():
+    trigger = make_trigger(1, interval=5, min_pause=20)
+    assert trigger.due(START + seconds(20))
+    assert trigger.next_fire_at == START + seconds(40)
+
+
+def test_it_fires_at_a_fixed_rate_however_late_it_is_asked():
+    trigger = make_trigger()
+    assert not trigger.due(START + seconds(9.9))
+    assert trigger.due(START + seconds(15))
+    assert trigger.next_fire_at == START + seconds(70)
+
+
+def test_each_firing_is_told_once():
+    trigger = make_trigger()
+    assert [trigger.due(START + seconds(10)) for _ in range(2)] == [True, False]
+
+
+def test_missed_firings_are_not_made_up_for():
+    trigger = make_trigger()
+    assert trigger.due(START + seconds(10 + 3 * 60))
+    assert trigger.next_fire_at == START + seconds(10 + 4 * 60)
+
+
+def test_a_stopped_trigger_does_not_fire():
+    trigger = make_trigger()
+    trigger.stop()
+    assert not trigger.is_started
+    assert not trigger.due(START + seconds(1000))
+
+
+def test_a_trigger_that_is_started_again_forgets_what_was_set():
+    trigger = make_trigger()
+    trigger.start(START + seconds(100))
+    assert trigger.next_fire_at == START + seconds(110)
+
+
+def test_an_armed_trigger_fires_after_the_delay_and_then_at_the_fixed_rate():
+    trigger = make_trigger()
+    trigger.rearm(seconds(3))
+    assert trigger.due(START + seconds(3))
+    assert trigger.next_fire_at == START + seconds(63)
+
+
+def test_arming_does_not_start_a_stopped_trigger():
+    trigger = make_trigger()
+    trigger.stop()
+    trigger.rearm(seconds(3))
+    assert not trigger.is_started
+
+
+@pytest.mark.parametrize(("interval", "min_pause"), [(0, 0), (-1, 0), (1, -1)])
+def test_times_out_of_their_range_are_refused(interval, min_pause):
+    with pytest.raises(InvalidConfigurationError):
+        PeriodicTrigger(timedelta(seconds=interval), timedelta(seconds=min_pause), Random(1), ManualClock(START))

@@ -1,0 +1,158 @@
+"""Ranges of key groups, against vectors that were computed independently."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from airflow_provider_statecheck.checkpoint.states.key_groups import (
+    MAX_PARALLELISM_BOUND,
+    KeyGroupRange,
+    KeyGroupRangeOffsets,
+    default_max_parallelism,
+    key_group_range_of,
+    key_group_ranges,
+    operator_index_of,
+    require_parallelism,
+)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+small = st.integers(1, 600).flatmap(lambda groups: st.tuples(st.integers(1, groups), st.just(groups)))
+any_range = st.builds(KeyGroupRange, st.integers(0, 50), st.integers(-1, 50))
+
+
+class TestRangesOfSubtasks:
+    @pytest.mark.parametrize(
+        ("max_parallelism", "parallelism", "ranges"),
+        [
+            (10, 3, [(0, 3), (4, 6), (7, 9)]),
+            (128, 3, [(0, 42), (43, 85), (86, 127)]),
+            (128, 5, [(0, 25), (26, 51), (52, 76), (77, 102), (103, 127)]),
+            (13, 2, [(0, 6), (7, 12)]),
+            (32768, 3, [(0, 10922), (10923, 21845), (21846, 32767)]),
+            (1, 1, [(0, 0)]),
+        ],
+    )
+    def test_ranges_are_those_of_the_vectors(
+        self, max_parallelism: int, parallelism: int, ranges: list[tuple[int, int]]
+    ) -> None:
+        assert [(r.start, r.end) for r in key_group_ranges(parallelism, max_parallelism)] == ranges
+
+    @given(small)
+    def test_ranges_are_disjoint_ordered_cover_all_and_differ_by_at_most_one(self, sizes: tuple[int, int]) -> None:
+        parallelism, max_parallelism = sizes
+        ranges = key_group_ranges(parallelism, max_parallelism)
+        assert [group for own in ranges for group in own] == list(range(max_parallelism))
+        assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+
+    @given(small, st.data())
+    def test_operator_index_lies_in_the_range_that_holds_the_key_group(
+        self, sizes: tuple[int, int], data: st.DataObject
+    ) -> None:
+        parallelism, max_parallelism = sizes
+        key_group = data.draw(st.integers(0, max_parallelism - 1))
+        index = operator_index_of(key_group, parallelism, max_parallelism)
+        assert key_group in key_group_range_of(index, parallelism, max_parallelism)
+
+    @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, 4), (-1, 4), (5, 4), (1, 0), (1, 32769)])
+    def test_parallelism_out_of_bounds_is_refused(self, parallelism: int, max_parallelism: int) -> None:
+        for refuses in (
+            lambda: require_parallelism(parallelism, max_parallelism),
+            lambda: key_group_ranges(parallelism, max_parallelism),
+            lambda: key_group_range_of(0, parallelism, max_parallelism),
+            lambda: operator_index_of(0, parallelism, max_parallelism),
+        ):
+            with pytest.raises(InvalidConfigurationError, match=f"max_parallelism {max_parallelism}"):
+                refuses()
+
+    def test_the_bounds_themselves_are_allowed(self) -> None:
+        require_parallelism(1, 1)
+        require_parallelism(32768, 32768)
+
+    @pytest.mark.parametrize("index", [-1, 3])
+    def test_subtask_out_of_bounds_is_refused(self, index: int) -> None:
+        with pytest.raises(InvalidConfigurationError, match="0 to 2"):
+            key_group_range_of(index, 3, 10)
+
+    @pytest.mark.parametrize("key_group", [-1, 10])
+    def test_key_group_out_of_bounds_is_refused(self, key_group: int) -> None:
+        with pytest.raises(InvalidConfigurationError, match="0 to 9"):
+            operator_index_of(key_group, 3, 10)
+
+
+class TestDefaultMaxParallelism:
+    @pytest.mark.parametrize(
+        ("parallelism", "expected"),
+        [
+            *((p, 128) for p in (1, 2, 85)),
+            *((p, 256) for p in (86, 100, 171)),
+            (172, 512),
+            (1000, 2048),
+            *((p, 32768) for p in (21845, 21846, 32768)),
+        ],
+    )
+    def test_default_is_that_of_the_vectors(self, parallelism: int, expected: int) -> None:
+        assert default_max_parallelism(parallelism) == expected
+
+    @given(st.integers(1, MAX_PARALLELISM_BOUND))
+    def test_default_is_a_power_of_two_that_holds_the_parallelism(self, parallelism: int) -> None:
+        groups = default_max_parallelism(parallelism)
+        assert groups & (groups - 1) == 0
+        require_parallelism(parallelism, groups)
+
+    @pytest.mark.parametrize("parallelism", [0, 32769])
+    def test_parallelism_out_of_bounds_has_none(self, parallelism: int) -> None:
+        with pytest.raises(InvalidConfigurationError):
+            default_max_parallelism(parallelism)
+
+
+class TestKeyGroupRange:
+    def test_ranges_with_start_behind_end_are_the_empty_one(self) -> None:
+        assert KeyGroupRange(5, 4) == KeyGroupRange(9, 0) == KeyGroupRange(-3, -7)
+        assert len(KeyGroupRange(5, 4)) == 0
+        assert list(KeyGroupRange(5, 4)) == []
+        assert 0 not in KeyGroupRange(5, 4)
+
+    def test_negative_start_is_refused(self) -> None:
+        with pytest.raises(InvalidConfigurationError, match="-1"):
+            KeyGroupRange(-1, 3)
+
+    def test_key_groups_come_in_ascending_order(self) -> None:
+        assert list(KeyGroupRange(2, 5)) == [2, 3, 4, 5]
+
+    @given(any_range, any_range)
+    def test_intersection_holds_what_is_in_both(self, one: KeyGroupRange, other: KeyGroupRange) -> None:
+        common = one.intersection(other)
+        assert list(common) == [group for group in one if group in other]
+        assert common == other.intersection(one)
+
+
+class TestKeyGroupRangeOffsets:
+    OFFSETS = KeyGroupRangeOffsets(KeyGroupRange(3, 7), (0, -1, 10, 10, 25))
+
+    def test_every_key_group_has_its_offset(self) -> None:
+        assert list(self.OFFSETS) == [(3, 0), (4, -1), (5, 10), (6, 10), (7, 25)]
+        assert self.OFFSETS.offset_of(7) == 25
+
+    def test_key_group_without_offset_or_length_is_empty(self) -> None:
+        assert [group for group, _ in self.OFFSETS if self.OFFSETS.is_empty(group)] == [4, 5]
+
+    def test_key_group_before_one_without_offset_is_measured_by_the_next_that_has_one(self) -> None:
+        offsets = KeyGroupRangeOffsets(KeyGroupRange(0, 3), (0, -1, 0, 8))
+        assert [offsets.is_empty(group) for group in range(4)] == [True, True, False, False]
+
+    @pytest.mark.parametrize("number", [0, 4, 6])
+    def test_another_number_of_offsets_than_key_groups_is_refused(self, number: int) -> None:
+        with pytest.raises(InvalidConfigurationError, match=f"5 key groups, found {number}"):
+            KeyGroupRangeOffsets(KeyGroupRange(3, 7), (0,) * number)
+
+    @pytest.mark.parametrize("key_group", [2, 8])
+    def test_key_group_of_another_range_is_refused(self, key_group: int) -> None:
+        with pytest.raises(InvalidConfigurationError, match="3 to 7"):
+            self.OFFSETS.offset_of(key_group)
+
+    @given(any_range, any_range)
+    def test_intersection_keeps_offsets_of_common_key_groups(self, own: KeyGroupRange, other: KeyGroupRange) -> None:
+        offsets = KeyGroupRangeOffsets(own, tuple(group * 7 for group in own))
+        common = offsets.get_intersection(other)
+        assert list(common) == [(group, group * 7) for group in own if group in other]

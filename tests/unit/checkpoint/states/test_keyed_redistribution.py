@@ -1,0 +1,87 @@
+"""How keyed state goes to another number of subtasks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+    KeyGroupsStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
+from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import intersection_of, redistribute_keyed
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from tests.unit.checkpoint.states.states import file, keyed_handle
+
+INCREMENTAL = IncrementalKeyedStateHandle(
+    backend_id="b", key_group_range=KeyGroupRange(0, 4), checkpoint_id=3, shared=(("x", file("x")),)
+)
+sizes = st.integers(1, 200).flatmap(
+    lambda groups: st.tuples(st.integers(1, groups), st.integers(1, groups), st.just(groups))
+)
+
+
+def written(parallelism: int, max_parallelism: int) -> list[tuple[KeyedStateHandle, ...]]:
+    ranges = key_group_ranges(parallelism, max_parallelism)
+    return [(keyed_handle(own, f"{index}"),) for index, own in enumerate(ranges)]
+
+
+def places(handles: tuple[KeyedStateHandle, ...]) -> list[tuple[int, str, int]]:
+    """Return where each key group lies."""
+    found = []
+    for handle in handles:
+        assert isinstance(handle, KeyGroupsStateHandle)
+        for group, offset in zip(handle.key_group_range, handle.offsets, strict=True):
+            found.append((group, handle.stream.uri, offset))  # type: ignore[union-attr]
+    return found
+
+
+def test_equal_parallelism_gives_each_subtask_its_very_own_handles() -> None:
+    old = written(3, 10)
+    assert all(new is before for new, before in zip(redistribute_keyed(old, 3, 10), old, strict=True))
+
+
+def test_handles_are_cut_to_the_new_ranges() -> None:
+    one, two = redistribute_keyed(written(3, 10), 2, 10)
+    assert [handle.key_group_range for handle in one] == [KeyGroupRange(0, 3), KeyGroupRange(4, 4)]
+    assert [handle.key_group_range for handle in two] == [KeyGroupRange(5, 6), KeyGroupRange(7, 9)]
+    assert one[1] == KeyGroupsStateHandle(KeyGroupRange(4, 4), (40,), file("1"))
+
+
+def test_handle_without_a_common_key_group_is_not_given() -> None:
+    assert intersection_of(keyed_handle(KeyGroupRange(0, 4)), KeyGroupRange(5, 9)) is None
+    assert intersection_of(INCREMENTAL, KeyGroupRange(5, 9)) is None
+
+
+def test_incremental_state_is_given_whole_to_all_that_have_a_common_key_group() -> None:
+    assert intersection_of(INCREMENTAL, KeyGroupRange(4, 9)) is INCREMENTAL
+    assert redistribute_keyed([(INCREMENTAL,), ()], 3, 10) == ((INCREMENTAL,), (INCREMENTAL,), ())
+
+
+def test_subtask_without_state_gives_nothing() -> None:
+    old = written(2, 10)
+    assert redistribute_keyed([old[0], ()], 10, 10)[5:] == ((),) * 5
+
+
+def test_offsets_that_do_not_fit_the_range_are_refused() -> None:
+    broken = KeyGroupsStateHandle(KeyGroupRange(0, 9), (0, 1), file("x"))
+    with pytest.raises(InvalidConfigurationError, match="10 key groups, found 2"):
+        redistribute_keyed([(broken,)], 2, 10)
+
+
+@given(sizes)
+def test_every_key_group_goes_to_its_owner_and_to_nobody_else(given_sizes: tuple[int, int, int]) -> None:
+    old, new, groups = given_sizes
+    dealt = redistribute_keyed(written(old, groups), new, groups)
+    for own, handles in zip(key_group_ranges(new, groups), dealt, strict=True):
+        assert [group for group, _, _ in places(handles)] == list(own)
+
+
+@given(sizes)
+def test_there_and_back_every_key_group_is_where_it_was(given_sizes: tuple[int, int, int]) -> None:
+    old, new, groups = given_sizes
+    before = written(old, groups)
+    after = redistribute_keyed(redistribute_keyed(before, new, groups), old, groups)
+    assert [places(handles) for handles in after] == [places(handles) for handles in before]

@@ -1,0 +1,259 @@
+"""Taking and disposing of savepoints by command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus
+from airflow_provider_statecheck.cli import savepoint_commands
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from tests.unit.cli.conftest import Outcome
+from tests.unit.written_stage import JOB, WrittenStage, local_path
+
+COMMANDS = "airflow_provider_statecheck.cli.savepoint_commands"
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let time pass in steps of its own while a command waits."""
+    times = iter(range(10**6))
+    monkeypatch.setattr(f"{COMMANDS}.time.monotonic", lambda: float(next(times)))
+    monkeypatch.setattr(f"{COMMANDS}.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def finished(stage: WrittenStage) -> WrittenStage:
+    """Return a job that has a checkpoint with a snapshot and does not run."""
+    attempt = stage.attempt()
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FINISHED)
+    return stage
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    return json.loads(outcome.out)  # type: ignore[no-any-return]
+
+
+def savepoints(stage: WrittenStage) -> list[CheckpointRecord]:
+    return [c for c in stage.coordinator.describe(job_id_of(JOB)).checkpoints if c.properties.is_savepoint]
+
+
+def taken(stage: WrittenStage, run: Run) -> str:
+    [row] = rows(run("savepoint", JOB, "--output", "json"))
+    return str(row["pointer"])
+
+
+def test_a_savepoint_of_a_finished_job_is_taken_at_once(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
+    outcome = run("savepoint", JOB, "--output", "json")
+    [row] = rows(outcome)
+    assert (outcome.status, row["operator"], row["status"]) == (0, "aggregate", "completed")
+    assert row["pointer"].startswith(f"file://{tmp_path}/savepoints/savepoint-")
+    names = finished.storage.list_files(row["pointer"])
+    assert {"_metadata"} < set(names)
+    assert len([n for n in names if n.endswith(".parquet")]) == 2
+
+
+def test_a_target_comes_before_the_configured_directory(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
+    [row] = rows(run("savepoint", JOB, "--target", f"file://{tmp_path}/mine", "--output", "json"))
+    assert row["pointer"].startswith(f"file://{tmp_path}/mine/savepoint-")
+
+
+def test_each_operator_gets_a_savepoint_of_its_own(finished: WrittenStage, run: Run) -> None:
+    other = finished.attempt(uid="customers")
+    finished.take(other)
+    other.finish(AttemptStatus.FINISHED)
+    found = rows(run("savepoint", JOB, "--output", "json"))
+    assert sorted(row["operator"] for row in found) == ["aggregate", "customers"]
+    [one] = rows(run("savepoint", JOB, "--uid", "customers", "--output", "json"))
+    assert one["operator"] == "customers"
+
+
+def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(finished: WrittenStage, run: Run) -> None:
+    outcome = run("savepoint", JOB, "--uid", "custmers")
+    assert (outcome.status, "only aggregate" in outcome.err) == (2, True)
+
+
+def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:
+    stage.attempt().finish(AttemptStatus.FAILED)
+    outcome = run("savepoint", JOB, "--output", "json")
+    assert outcome.status == 1
+    assert "no completed checkpoint" in rows(outcome)[0]["failure"]
+
+
+def test_a_savepoint_without_a_place_names_the_setting(
+    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savepoint_commands, "configured_savepoint_dir", lambda: None)
+    outcome = run("savepoint", JOB, "--output", "json")
+    assert outcome.status == 1
+    assert "savepoint_dir" in rows(outcome)[0]["failure"]
+
+
+def test_a_running_stage_is_asked_and_waited_for(
+    stage: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = stage.attempt(num_retained=1)
+    monkeypatch.setattr(f"{COMMANDS}.time.sleep", lambda seconds: stage.take(attempt))
+    outcome = run("savepoint", JOB, "--target", f"{stage.storage.base_uri}/savepoints", "--output", "json")
+    assert (outcome.status, rows(outcome)[0]["status"]) == (0, "completed")
+
+
+def test_a_running_stage_that_reaches_no_boundary_in_time_is_told_as_open(stage: WrittenStage, run: Run) -> None:
+    stage.attempt()
+    outcome = run("savepoint", JOB, "--timeout", "5", "--output", "json")
+    assert (outcome.status, rows(outcome)[0]["status"]) == (1, "queued")
+    assert "next boundary" in outcome.err
+
+
+def test_a_running_stage_need_not_be_waited_for(stage: WrittenStage, run: Run) -> None:
+    stage.attempt()
+    assert run("savepoint", JOB, "--no-wait").status == 0
+
+
+@pytest.mark.parametrize(("stop", "kind"), [("suspend", "savepoint_suspend"), ("terminate", "savepoint_terminate")])
+def test_stopping_is_asked_of_the_stage(stage: WrittenStage, run: Run, stop: str, kind: str) -> None:
+    stage.attempt()
+    run("savepoint", JOB, "--no-wait", "--stop", stop)
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert request.properties.snapshot_type == kind
+
+
+def test_a_savepoint_is_of_the_generation_that_a_retry_would_restore(finished: WrittenStage, run: Run) -> None:
+    owner = make_owner(clear_marker="4/1")
+    finished.attempt(owner=owner).finish(AttemptStatus.FAILED)
+    outcome = run("savepoint", JOB, "--output", "json")
+    assert "no completed checkpoint" in rows(outcome)[0]["failure"]
+    assert finished.attempt(owner=owner).grant.is_restore is False
+
+
+def test_a_place_that_is_none_is_refused_before_anything_is_asked(finished: WrittenStage, run: Run) -> None:
+    assert run("savepoint", JOB, "--target", "s3x:/sp").status == 2
+    assert finished.coordinator.describe(job_id_of(JOB)).requests == ()
+
+
+def test_garbage_collection_takes_the_savepoints_that_wait(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    run("savepoint", JOB, "--no-wait")
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert request.status is RequestStatus.FAILED  # the stage was configured with no place
+    attempt = stage.attempt()
+    run("savepoint", JOB, "--no-wait")
+    attempt.finish(AttemptStatus.FAILED)
+    assert run("gc", JOB, "--dry-run").status == 0
+    assert len(savepoints(stage)) == 1
+    assert run("gc", JOB).status == 0
+    assert [c.status.value for c in savepoints(stage)] == ["aborted", "completed"]
+
+
+def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished: WrittenStage, run: Run) -> None:
+    operator = finished.coordinator.describe(job_id_of(JOB)).operators[0]
+    asked = finished.savepoints.request(
+        RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key())
+    )
+    finished.savepoints.begin(
+        BeginSavepoint(job_id=operator.job_id, request_key=asked.request_key, location="memory://dead/savepoint-1")
+    )
+    run("gc", JOB)
+    assert [c.status.value for c in savepoints(finished)] == ["pending"]
+    finished.clock.advance(25 * 3600)
+    run("gc", JOB)
+    assert [c.status.value for c in savepoints(finished)] == ["aborted", "completed"]
+
+
+def test_a_broken_storage_fails_the_savepoint_and_leaves_the_checkpoint(
+    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    before = finished.files()
+    monkeypatch.setattr(CheckpointStorage, "copy_file", fail)
+    outcome = run("savepoint", JOB, "--output", "json")
+    assert (outcome.status, rows(outcome)[0]["failure"]) == (1, "the disk is full")
+    assert finished.files() == before
+
+
+def test_a_disposed_savepoint_is_gone_with_its_row_confirmed(finished: WrittenStage, run: Run) -> None:
+    pointer = taken(finished, run)
+    outcome = run("dispose", pointer)
+    assert (outcome.status, "deleted" in outcome.err) == (0, True)
+    assert not local_path(pointer).exists()
+    [row] = savepoints(finished)
+    assert (row.status.value, row.awaits_discard) == ("disposed", False)
+
+
+def test_a_dry_run_of_dispose_deletes_nothing(finished: WrittenStage, run: Run) -> None:
+    pointer = taken(finished, run)
+    assert "would be deleted" in run("dispose", pointer, "--dry-run").err
+    assert (local_path(pointer) / "_metadata").exists()
+
+
+def test_a_savepoint_is_disposed_without_its_job(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
+    pointer = taken(finished, run)
+    assert run("prune", JOB, "--yes").status == 0
+    assert local_path(pointer).exists()
+    assert run("dispose", pointer).status == 0
+    assert not local_path(pointer).exists()
+
+
+def test_a_savepoint_is_disposed_when_its_state_is_gone_already(finished: WrittenStage, run: Run) -> None:
+    pointer = taken(finished, run)
+    finished.storage.delete_directory(f"{pointer}/shared")
+    assert run("dispose", pointer).status == 0
+    assert not local_path(pointer).exists()
+
+
+def test_a_dispose_that_was_cut_short_goes_on(
+    finished: WrittenStage, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("away")
+
+    pointer = taken(finished, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStorage, "delete_directory", fail)
+        assert run("dispose", pointer).status == 3
+    assert not (local_path(pointer) / "_metadata").exists()
+    assert run("dispose", pointer).status == 0
+    assert not local_path(pointer).exists()
+
+
+def test_an_unknown_savepoint_is_not_found(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
+    outcome = run("dispose", f"file://{tmp_path}/savepoint-000000-000000000000")
+    assert (outcome.status, "found nothing there" in outcome.err) == (2, True)
+
+
+def test_a_checkpoint_of_a_job_is_not_disposed(finished: WrittenStage, run: Run) -> None:
+    before = finished.files()
+    pointer = finished.coordinator.describe(job_id_of(JOB)).checkpoints[0].location
+    assert run("dispose", pointer).status == 2
+    assert finished.files() == before
+
+
+def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -> None:
+    pointer = taken(finished, run)
+    source = RestoreSource(
+        pointer=pointer, metadata_uri="", metadata_size=0, metadata_sha256="", mode=RestoreMode.CLAIM
+    )
+    finished.coordinator.register(make_registration(job_name="heir", restore_from=source))
+    outcome = run("dispose", pointer)
+    assert (outcome.status, "claimed" in outcome.err) == (1, True)
+    assert local_path(pointer).exists()
+
+
+def test_the_listing_tells_savepoints_from_checkpoints(finished: WrittenStage, run: Run) -> None:
+    taken(finished, run)
+    assert [row["kind"] for row in rows(run("checkpoints", JOB, "--output", "json"))] == ["checkpoint", "savepoint"]

@@ -1,0 +1,158 @@
+"""Telling by command what was counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.testing.messages import make_acknowledgement
+from tests.unit.cli.conftest import Outcome
+from tests.unit.written_stage import JOB, WrittenStage
+
+Run = Callable[..., Outcome]
+
+
+def rows(outcome: Outcome) -> list[dict[str, Any]]:
+    return json.loads(outcome.out)  # type: ignore[no-any-return]
+
+
+def trigger(stage: WrittenStage, attempt: StageAttempt) -> int:
+    message = TriggerCheckpoint(attempt=attempt.grant.attempt, request_key=new_key())
+    return stage.coordinator.trigger(message).checkpoint_id
+
+
+def fail(stage: WrittenStage, attempt: StageAttempt) -> None:
+    message = DeclineCheckpoint(
+        attempt=attempt.grant.attempt,
+        checkpoint_id=trigger(stage, attempt),
+        reason=CheckpointFailureReason.IO_EXCEPTION,
+        message="disk full",
+    )
+    stage.coordinator.decline(message)
+
+
+@pytest.fixture
+def counted(stage: WrittenStage) -> WrittenStage:
+    """Return a job with completed checkpoints, a failed one and one in progress."""
+    attempt = stage.attempt()
+    for size in (1024, 3072):
+        checkpoint_id = trigger(stage, attempt)
+        stage.clock.advance(2)
+        sizes = {"state_size_bytes": size, "full_size_bytes": 2 * size}
+        stage.coordinator.acknowledge(make_acknowledgement(attempt.grant.attempt, checkpoint_id, **sizes))
+    fail(stage, attempt)
+    trigger(stage, attempt)
+    return stage
+
+
+def test_stats_tell_counts_summaries_and_the_latest_of_each_operator(counted: WrittenStage, run: Run) -> None:
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    pointers = (row.pop("latest_completed")[-6:], row.pop("latest_failed")[-6:])
+    assert pointers == ("/chk-2", "/chk-3")
+    assert row == {
+        "operator": "aggregate",
+        "total": 4,
+        "in_progress": 1,
+        "completed": 2,
+        "failed": 1,
+        "restored": 0,
+        "savepoints": 0,
+        "average_new_bytes": 2048,
+        "largest_new_bytes": 3072,
+        "largest_bytes": 6144,
+        "average_seconds": 2.0,
+        "p95_seconds": 2.0,
+        "longest_seconds": 2.0,
+        "to_discard": 2,
+        "failure": "io_exception: disk full",
+        "failures": ["io_exception: 1"],
+    }
+
+
+def test_stats_of_an_operator_without_checkpoints_are_empty(stage: WrittenStage, run: Run) -> None:
+    stage.attempt()
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    assert (row["total"], row["average_seconds"], row["latest_failed"], row["failures"]) == (0, None, None, [])
+
+
+def test_stats_can_be_those_of_one_operator(counted: WrittenStage, run: Run) -> None:
+    counted.attempt(uid="customers")
+    assert [row["operator"] for row in rows(run("stats", JOB, "-o", "json"))] == ["aggregate", "customers"]
+    assert [row["operator"] for row in rows(run("stats", JOB, "--uid", "customers", "-o", "json"))] == ["customers"]
+
+
+def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(counted: WrittenStage, run: Run) -> None:
+    outcome = run("stats", JOB, "--uid", "custmers")
+    assert (outcome.status, "only aggregate" in outcome.err) == (2, True)
+
+
+def test_an_unknown_job_is_wrong_usage(counted: WrittenStage, run: Run) -> None:
+    assert run("stats", "nothing").status == 2
+
+
+def test_the_history_tells_each_checkpoint_with_its_owner_and_whether_it_may_go(
+    counted: WrittenStage, run: Run
+) -> None:
+    found = rows(run("stats", JOB, "--history", "--output", "json"))
+    told = [(row["checkpoint"], row["status"], row["owner"], row["safe_to_delete"]) for row in found]
+    assert told == [
+        (4, "pending", "job", False),
+        (3, "aborted", "job", True),
+        (2, "completed", "job", False),
+        (1, "subsumed", "job", True),
+    ]
+    assert (found[0]["seconds"], found[2]["seconds"]) == (None, 2.0)
+    assert (found[1]["failure"], found[1]["pointer"][-6:]) == ("io_exception: disk full", "/chk-3")
+
+
+def test_a_late_acknowledgement_is_told_with_the_failure(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    checkpoint_id = trigger(stage, attempt)
+    stage.clock.advance(700)
+    stage.coordinator.acknowledge(make_acknowledgement(attempt.grant.attempt, checkpoint_id))
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    assert row["failure"].startswith("checkpoint_expired: ")
+    assert row["failure"].endswith(" (acknowledged after 700.0 s)")
+
+
+def test_the_history_outlives_the_rows(counted: WrittenStage, run: Run) -> None:
+    [operator] = counted.coordinator.describe(counted.coordinator.jobs()[0].job_id).operators
+    with counted.store.transaction(operator.job_id) as tx:  # type: ignore[union-attr]
+        tx.remove_checkpoints((1, 3))
+    found = rows(run("stats", JOB, "--history", "--output", "json"))
+    assert [(row["checkpoint"], row["status"], row["owner"]) for row in found] == [
+        (4, "pending", "job"),
+        (3, "aborted", None),
+        (2, "completed", "job"),
+        (1, "completed", None),
+    ]
+
+
+def test_people_get_a_line_for_each_number_with_its_unit(counted: WrittenStage, run: Run) -> None:
+    lines = [line.split() for line in run("stats", JOB, "--output", "plain").out.splitlines()]
+    assert ["aggregate", "completed", "2"] in lines
+    assert ["aggregate", "average_new_bytes", "2.0", "KiB"] in lines
+    assert ["aggregate", "longest_seconds", "2.0"] in lines
+    assert ["aggregate", "failures", "io_exception:", "1"] in lines
+
+
+def test_people_get_nothing_where_nothing_was_counted(stage: WrittenStage, run: Run) -> None:
+    stage.attempt()
+    lines = [line.split() for line in run("stats", JOB, "--output", "plain").out.splitlines()]
+    assert ["aggregate", "largest_bytes"] in lines
+
+
+def test_an_attempt_that_ended_leaves_nothing_in_progress(counted: WrittenStage, run: Run) -> None:
+    again = counted.attempt()
+    again.finish(AttemptStatus.FAILED)
+    [row] = rows(run("stats", JOB, "--output", "json"))
+    assert (row["in_progress"], row["failed"]) == (0, 2)
+    assert row["failures"] == ["io_exception: 1", "job_failover_region: 1"]

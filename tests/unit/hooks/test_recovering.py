@@ -1,0 +1,319 @@
+"""Rows made anew from what is left on storage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CommitStateUnknownError,
+    SnapshotClaimedError,
+    StorageError,
+)
+from airflow_provider_statecheck.hooks.collecting import collect_job
+from airflow_provider_statecheck.hooks.disposing import dispose
+from airflow_provider_statecheck.hooks.recovering import RecoveredJob, Recoveries
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.written_stage import JOB, WrittenStage, local_path
+
+LARGE_STATE = ["an item that is finished"] * 2000
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    engines = []
+
+    def make() -> Any:
+        if request.param == "memory":
+            return InMemoryJobStore(ManualClock())
+        engines.append(open_engine(f"sqlite:///{tmp_path}/{new_key()}.db"))
+        return SqlJobStore(engines[-1], ManualClock())
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, new_store: Any) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), store=new_store())
+
+
+@pytest.fixture
+def lost(stage: WrittenStage, new_store: Any) -> WrittenStage:
+    """The same bytes without a row."""
+    return WrittenStage(stage.storage, store=new_store())
+
+
+def recover(stage: WrittenStage, job: str | None = None, **options: Any) -> list[RecoveredJob]:
+    opener = options.pop("opener", CheckpointStorage.open)
+    assert stage.store is not None
+    return Recoveries(JobRecovery(stage.store), opener, **options).recover(stage.storage.base_uri, job)
+
+
+def collect(stage: WrittenStage, job: str = JOB) -> Any:
+    return collect_job(stage.maintenance, job_id_of(job), CheckpointStorage.open)
+
+
+def worked(stage: WrittenStage, **changes: Any) -> None:
+    """Complete checkpoints with a snapshot each and state in a file."""
+    attempt = stage.attempt(num_retained=2, **changes)
+    for i in range(3):
+        stage.take(attempt, stage.snapshot(attempt, f"step {i}"), state=[*LARGE_STATE, i])
+    attempt.finish(AttemptStatus.FAILED)
+
+
+@pytest.mark.parametrize("run", ["same", "other"])
+def test_a_stage_goes_on_from_its_newest_checkpoint_with_nothing_computed_twice(stage, lost, run):
+    worked(stage)
+    (done,) = recover(lost)
+    assert (done.job, done.is_recovered, done.operators, done.problems) == (JOB, True, ("aggregate",), ())
+    owner = make_owner() if run == "same" else make_owner(run_key="2026-01-09", run_id="a new run")
+    before, after = stage.attempt(owner=owner).restore(), lost.attempt(owner=owner).restore()
+    assert before is not None
+    assert after is not None
+    assert (after.document, after.state, after.manifests) == (before.document, before.state, before.manifests)
+
+
+def test_the_next_attempt_and_checkpoint_have_higher_numbers_than_any_that_wrote(stage, lost):
+    worked(stage)
+    dead = stage.attempt()
+    stage.snapshot(dead, "orphan")
+    stage.storage.write_bytes(f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-9/7-{'0' * 32}", b"half")
+    recover(lost)
+    attempt = lost.attempt()
+    assert attempt.grant.attempt.epoch == 8
+    attempt.restore()
+    assert lost.take(attempt).checkpoint_id == 10
+
+
+def test_a_collection_after_it_deletes_nothing_that_a_recovered_row_names(stage, lost):
+    worked(stage)
+    orphan = stage.attempt()
+    stage.snapshot(orphan, "orphan")
+    recover(lost)
+    collect(lost)
+    assert not any(d.startswith("orphan") for d in lost.directories())
+    assert lost.attempt().restore() is not None
+
+
+def test_a_corrupt_checkpoint_is_told_and_left_and_an_older_one_used(stage, lost):
+    worked(stage)
+    path = local_path(f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-3/_metadata")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    (done,) = recover(lost)
+    assert [u.rpartition("/")[2] for u in done.checkpoints] == ["chk-1", "chk-2"]
+    assert "chk-3" in done.problems[0]
+    collect(lost)
+    assert path.exists()
+    restored = lost.attempt().restore()
+    assert restored is not None
+    assert restored.checkpoint.checkpoint_id == 2
+
+
+def test_a_checkpoint_whose_snapshot_lost_a_file_is_not_restored(stage, lost):
+    worked(stage)
+    next(local_path(stage.storage.base_uri).glob("*/shared/*/step_2-*/*/data/part-0.parquet")).unlink()
+    (done,) = recover(lost)
+    assert len(done.checkpoints) == 2
+    assert "part-0.parquet" in " ".join(done.problems)
+
+
+def test_only_the_newest_generation_is_restored(stage, lost):
+    worked(stage)
+    again = make_owner(run_id="a new run under the old date")
+    attempt = stage.attempt(owner=again)
+    assert not attempt.grant.is_restore
+    stage.take(attempt, stage.snapshot(attempt, "anew"))
+    (done,) = recover(lost)
+    assert [u.rpartition("/")[2] for u in done.checkpoints] == ["chk-4"]
+
+
+def test_an_operator_with_nothing_to_restore_is_told_and_starts_afresh_above_the_old_epochs(stage, lost):
+    worked(stage)
+    for path in local_path(stage.storage.base_uri).glob("*/shared/*/*/*/_manifest"):
+        path.unlink()
+    (done,) = recover(lost)
+    assert "operator 'aggregate' has nothing that can be restored" in done.problems
+    attempt = lost.attempt()
+    assert (attempt.grant.attempt.epoch, attempt.grant.is_restore) == (2, False)
+    assert lost.take(attempt).checkpoint_id == 4
+
+
+def test_a_job_with_rows_is_refused(stage, lost):
+    worked(stage)
+    assert recover(lost)[0].is_recovered
+    before = lost.maintenance.describe(job_id_of(JOB))
+    (again,) = recover(lost)
+    assert (again.is_recovered, again.problems) == (False, ("it has rows, which are kept as they are",))
+    assert lost.maintenance.describe(job_id_of(JOB)) == replace(before)
+
+
+def test_a_job_that_registered_while_it_was_looked_at_is_refused(stage, lost, monkeypatch):
+    worked(stage)
+    lost.attempt()
+    monkeypatch.setattr(JobRecovery, "is_known", lambda *_: False)
+    (done,) = recover(lost)
+    assert not done.is_recovered
+    assert "no rows" in done.problems[0]
+
+
+def test_a_dry_run_tells_the_same_and_makes_nothing(stage, lost):
+    worked(stage)
+    told = recover(lost, dry_run=True)
+    assert lost.maintenance.jobs() == ()
+    assert told == recover(lost)
+
+
+def test_only_the_job_that_is_named_is_recovered(stage, lost):
+    worked(stage)
+    stage.run("other")
+    assert [done.job for done in recover(lost, JOB)] == [JOB]
+    assert [done.job for done in recover(lost, job_id_of("other"))] == ["other"]
+    with pytest.raises(CheckpointNotFoundError, match="nothing of it"):
+        recover(lost, "a third")
+
+
+def test_savepoints_in_a_directory_are_known_again(stage, lost, tmp_path):
+    attempt = stage.attempt()
+    target = f"file://{tmp_path}/savepoints"
+    ref = attempt.grant.attempt
+    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
+    stage.savepoints.request(ask)
+    stage.take(attempt, stage.snapshot(attempt, "raw"))
+    (done,) = recover(lost, savepoints=target)
+    assert len(done.savepoints) == 1
+    rows = lost.maintenance.describe(job_id_of(JOB)).checkpoints
+    assert [c.properties.is_savepoint for c in rows] == [False, True]
+    collect(lost)
+    assert stage.storage.list_files(done.savepoints[0])
+    restored = lost.attempt().restore()
+    assert restored is not None
+    assert restored.checkpoint.checkpoint_id == 1
+
+
+def test_a_recovered_savepoint_without_checkpoints_does_not_keep_the_job_from_starting(stage, lost, tmp_path):
+    test_savepoints_in_a_directory_are_known_again(stage, WrittenStage(stage.storage), tmp_path)
+    for path in local_path(stage.storage.base_uri).glob("*/chk-*/_metadata"):
+        path.unlink()
+    (done,) = recover(lost, savepoints=f"file://{tmp_path}/savepoints")
+    assert "nothing that can be restored" in done.problems[-1]
+    attempt = lost.attempt()
+    assert not attempt.grant.is_restore
+    assert lost.take(attempt).checkpoint_id == 3
+
+
+def test_metadata_in_the_directory_of_another_checkpoint_is_told(stage, lost):
+    worked(stage)
+    root = f"{stage.storage.base_uri}/{job_id_of(JOB)}"
+    stage.storage.write_bytes(f"{root}/chk-7/_metadata", stage.storage.read_bytes(f"{root}/chk-3/_metadata"))
+    (done,) = recover(lost)
+    assert "chk-7, found snapshot 3" in done.problems[0]
+    assert [u.rpartition("/")[2] for u in done.checkpoints] == ["chk-1", "chk-2", "chk-3"]
+
+
+def test_a_job_without_any_readable_metadata_is_told(stage, lost):
+    stage.storage.write_bytes(f"{stage.storage.base_uri}/{'a' * 32}/chk-1/_metadata", b"damaged")
+    (done,) = recover(lost)
+    assert (done.job, done.is_recovered) == (None, False)
+    assert "nobody knows its name" in done.problems[-1]
+    assert lost.maintenance.jobs() == ()
+
+
+def test_an_absurd_checkpoint_id_is_refused_and_other_jobs_are_recovered(stage, lost):
+    worked(stage)
+    stage.run("other")
+    stage.storage.write_bytes(f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-99999999999/1-{'0' * 32}", b"")
+    done = {each.job: each for each in recover(lost)}
+    assert (done[JOB].is_recovered, done["other"].is_recovered) == (False, True)
+
+
+def test_a_job_that_was_removed_keeps_its_higher_epoch(stage, lost):
+    worked(stage)
+    with lost.store.transaction(job_id_of(JOB), create_as=JOB) as tx:
+        operator = stage.maintenance.describe(job_id_of(JOB)).operators[0]
+        tx.save_operator(replace(operator, epoch=40))
+    recover(lost)
+    assert lost.attempt().grant.attempt.epoch == 41
+
+
+@pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+def test_a_recovery_that_fails_at_any_read_is_made_good_by_the_next(stage, new_store, mode):
+    worked(stage)
+    stage.run("other")
+    plan = FaultPlan()
+
+    def opener(base: str) -> Any:
+        return faulty_storage(CheckpointStorage.open(base), plan)
+
+    recover(WrittenStage(stage.storage, store=new_store()), opener=opener)
+    for point in range(1, len(plan.calls) + 1):
+        plan = FaultPlan(point, mode)
+        again = WrittenStage(stage.storage, store=new_store())
+        with pytest.raises(StorageError):
+            recover(again, opener=opener)
+        recover(again)
+        restored = again.attempt().restore()
+        assert restored is not None
+        assert restored.checkpoint.checkpoint_id == 3
+        assert len(again.maintenance.jobs()) == 2
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_commit_of_unknown_outcome_is_made_good_by_the_next_call(stage, lost, monkeypatch, is_committed):
+    worked(stage)
+    honest = JobRecovery.recover
+
+    def unknown(self: JobRecovery, request: Any) -> None:
+        if is_committed:
+            honest(self, request)
+        raise CommitStateUnknownError("The reply was lost.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobRecovery, "recover", unknown)
+        with pytest.raises(CommitStateUnknownError):
+            recover(lost)
+    recover(lost)
+    assert len(lost.maintenance.describe(job_id_of(JOB)).checkpoints) == 3
+
+
+def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, tmp_path):
+    target = f"file://{tmp_path}/savepoints"
+    attempt = stage.attempt("giver")
+    ref = attempt.grant.attempt
+    ask = RequestSavepoint(job_id=ref.job_id, operator_id=ref.operator_id, request_key=new_key(), target=target)
+    stage.savepoints.request(ask)
+    stage.take(attempt, stage.snapshot(attempt, "raw"))
+    (pointer,) = [c.location for c in stage.maintenance.describe(ref.job_id).checkpoints if c.properties.is_savepoint]
+    source = find_source(
+        stage.storage,
+        pointer,
+        uid="aggregate",
+        mode=RestoreMode.CLAIM,
+        renamed_uids={},
+        allow_non_restored_state=False,
+    )
+    heir = stage.attempt(restore_from=source)
+    restored = heir.restore()
+    assert restored is not None
+    stage.take(heir, *restored.document.snapshots)
+    recover(lost, JOB)
+    with pytest.raises(SnapshotClaimedError):
+        dispose(lost.savepoints, lost.maintenance, CheckpointStorage.open, pointer)
+    assert lost.attempt().restore() is not None

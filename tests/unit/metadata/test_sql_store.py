@@ -1,0 +1,160 @@
+"""What a transition writes, reads and leaves behind on its connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.exceptions import CommitStateUnknownError, CoordinatorError
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_engine(f"sqlite:///{tmp_path}/state.db")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def store(engine: Engine) -> SqlJobStore:
+    return SqlJobStore(engine)
+
+
+@pytest.fixture
+def attempt(store: SqlJobStore) -> AttemptRef:
+    return AttemptCoordinator(store).register(make_registration()).attempt
+
+
+@pytest.fixture
+def statements(engine: Engine) -> list[str]:
+    found: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        found.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    return found
+
+
+def test_operator_comes_with_its_newest_attempt_in_one_statement(
+    store: SqlJobStore, attempt: AttemptRef, statements: list[str]
+) -> None:
+    with store.transaction(attempt.job_id) as tx:
+        statements.clear()
+        operator = tx.operator(attempt.operator_id)
+        newest = tx.attempt(attempt.operator_id, attempt.epoch)
+    assert operator is not None
+    assert newest is not None
+    assert (operator.epoch, newest.epoch, newest.status) == (1, 1, AttemptStatus.RUNNING)
+    assert len(statements) == 1
+
+
+def test_operator_whose_attempts_were_removed_is_found_without_one(store: SqlJobStore, attempt: AttemptRef) -> None:
+    with store.transaction(attempt.job_id) as tx:
+        tx.remove_attempts((attempt,))
+        assert tx.operator(attempt.operator_id) is not None
+        assert tx.attempt(attempt.operator_id, attempt.epoch) is None
+
+
+def test_earlier_attempt_is_read_by_its_own_epoch(store: SqlJobStore, attempt: AttemptRef) -> None:
+    AttemptCoordinator(store).register(make_registration())
+    with store.transaction(attempt.job_id) as tx:
+        operator = tx.operator(attempt.operator_id)
+        earlier = tx.attempt(attempt.operator_id, attempt.epoch)
+    assert operator is not None
+    assert earlier is not None
+    assert (operator.epoch, earlier.epoch, earlier.status) == (2, 1, AttemptStatus.FENCED)
+
+
+def test_transition_reads_what_it_wrote(store: SqlJobStore, attempt: AttemptRef) -> None:
+    complete_checkpoint(AttemptCoordinator(store), attempt)
+    with store.transaction(attempt.job_id) as tx:
+        [known] = tx.open_checkpoints(attempt.operator_id)
+        tx.update_checkpoint(replace(known, unusable_reason="torn"), expected=CheckpointStatus.COMPLETED)
+        tx.add_checkpoint(replace(known, checkpoint_id=7, request_key=new_key()))
+        found = [(row.checkpoint_id, row.unusable_reason) for row in tx.open_checkpoints(attempt.operator_id)]
+        kept = [(row.checkpoint_id, row.unusable_reason) for row in tx.view().checkpoints]
+    assert found == kept == [(1, "torn"), (7, None)]
+
+
+def test_removed_rows_are_forgotten(store: SqlJobStore, attempt: AttemptRef) -> None:
+    complete_checkpoint(AttemptCoordinator(store), attempt)
+    with store.transaction(attempt.job_id) as tx:
+        assert len(tx.open_checkpoints(attempt.operator_id)) == 1
+        tx.remove_checkpoints((1,))
+        assert tx.checkpoint(1) is None
+        assert tx.open_checkpoints(attempt.operator_id) == []
+
+
+def test_only_columns_that_changed_are_written(store: SqlJobStore, attempt: AttemptRef, statements: list[str]) -> None:
+    complete_checkpoint(AttemptCoordinator(store), attempt)
+    with store.transaction(attempt.job_id) as tx:
+        known = tx.checkpoint(1)
+        assert known is not None
+        statements.clear()
+        tx.update_checkpoint(replace(known, unusable_reason="torn"), expected=CheckpointStatus.COMPLETED)
+    [written] = statements
+    assert written.startswith("UPDATE statecheck_checkpoint SET status=?, unusable_reason=? WHERE")
+
+
+def test_saving_a_known_row_unchanged_writes_nothing(
+    store: SqlJobStore, attempt: AttemptRef, statements: list[str]
+) -> None:
+    with store.transaction(attempt.job_id) as tx:
+        operator = tx.operator(attempt.operator_id)
+        assert operator is not None
+        statements.clear()
+        tx.save_operator(operator)
+    assert statements == []
+
+
+def test_row_that_was_not_read_is_replaced_whole(store: SqlJobStore, attempt: AttemptRef) -> None:
+    with store.transaction(attempt.job_id) as tx:
+        known = tx.attempt(attempt.operator_id, attempt.epoch)
+        assert known is not None
+    ended_at = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(microseconds=1)
+    ended = replace(known, status=AttemptStatus.FAILED, ended_at=ended_at, message="disk full")
+    with store.transaction(attempt.job_id) as tx:
+        tx.save_attempt(ended)
+    assert store.describe(attempt.job_id).attempts == (ended,)
+
+
+def test_update_of_a_checkpoint_that_another_writer_changed_is_refused(store: SqlJobStore, attempt: AttemptRef) -> None:
+    AttemptCoordinator(store).trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+    [known] = store.describe(attempt.job_id).checkpoints
+    aborted = replace(known, status=CheckpointStatus.ABORTED)
+    with pytest.raises(CoordinatorError, match="another writer"), store.transaction(attempt.job_id) as tx:
+        tx.update_checkpoint(aborted, expected=CheckpointStatus.COMPLETED)
+    assert store.describe(attempt.job_id).checkpoints[0].status is CheckpointStatus.PENDING
+
+
+def test_failed_commit_leaves_the_outcome_unknown_and_no_transaction_open(
+    store: SqlJobStore, attempt: AttemptRef, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(connection: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.dialect, "do_commit", fail)
+        with pytest.raises(CommitStateUnknownError), store.transaction(attempt.job_id) as tx:
+            tx.draw_checkpoint_id()
+    pooled = engine.raw_connection()
+    assert not pooled.dbapi_connection.in_transaction  # type: ignore[union-attr]
+    pooled.close()
+    with store.transaction(attempt.job_id) as tx:
+        assert tx.draw_checkpoint_id() == 1

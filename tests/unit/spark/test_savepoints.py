@@ -1,0 +1,357 @@
+"""Savepoints of a stage as its driver lives them, without Spark."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus
+from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorUnavailableError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    SnapshotClaimedError,
+    StoppedWithSavepointError,
+)
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.snapshots.live import StageSnapshots
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.restore_sources import find_source
+from tests.unit.written_stage import JOB, WrittenStage, local_path
+
+LARGE_STATE = ["an item that is finished"] * 2000
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/savepoints"
+
+
+def ask(stage: WrittenStage, target: str | None, **changes: Any) -> str:
+    assert stage.store is not None
+    operator = stage.coordinator.describe(job_id_of(JOB)).operators[0]
+    values = {"job_id": operator.job_id, "operator_id": operator.operator_id, "request_key": new_key()}
+    return JobSavepoints(stage.store).request(RequestSavepoint(**values | {"target": target} | changes)).request_key
+
+
+def savepoints_of(stage: WrittenStage) -> list[CheckpointRecord]:
+    rows = stage.coordinator.describe(job_id_of(JOB)).checkpoints
+    return [c for c in rows if c.properties.is_savepoint and c.status is CheckpointStatus.COMPLETED]
+
+
+def statuses(stage: WrittenStage) -> list[RequestStatus]:
+    return [r.status for r in stage.coordinator.describe(job_id_of(JOB)).requests]
+
+
+def saved(stage: WrittenStage, target: str, state: Any = None) -> CheckpointRecord:
+    """Let a stage run, take a savepoint and finish."""
+    attempt = stage.attempt()
+    ask(stage, target)
+    stage.take(attempt, stage.snapshot(attempt, "orders"), state=state)
+    attempt.finish(AttemptStatus.FINISHED)
+    return savepoints_of(stage)[0]
+
+
+def source(stage: WrittenStage, pointer: str, **changes: Any) -> RestoreSource | None:
+    values: dict[str, Any] = {
+        "uid": "aggregate",
+        "mode": RestoreMode.NO_CLAIM,
+        "renamed_uids": {},
+        "allow_non_restored_state": False,
+    }
+    return find_source(stage.storage, pointer, **values | changes)
+
+
+def begin_from(
+    stage: WrittenStage, pointer: str, job: str = "heir", **changes: Any
+) -> tuple[StageAttempt, RestoredStage]:
+    attempt = stage.attempt(job, restore_from=source(stage, pointer, **changes))
+    restored = attempt.restore()
+    assert restored is not None
+    return attempt, restored
+
+
+def test_a_running_stage_takes_a_savepoint_at_its_next_checkpoint(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    assert savepoint.location.startswith(f"{target}/savepoint-{job_id_of(JOB)[:6]}-")
+    assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+def test_a_request_that_comes_after_the_last_checkpoint_is_served_at_the_end(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    ask(stage, target)
+    attempt.finish(AttemptStatus.FINISHED)
+    assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+def test_a_stage_that_fails_leaves_the_request_to_its_retry(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    ask(stage, target)
+    attempt.finish(AttemptStatus.FAILED)
+    assert statuses(stage) == [RequestStatus.QUEUED]
+    retry = stage.attempt()
+    assert retry.restore() is not None
+    stage.take(retry)
+    assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+@pytest.mark.parametrize("state", [[], LARGE_STATE], ids=["inline state", "state in a file"])
+def test_a_savepoint_holds_all_that_it_needs(stage: WrittenStage, target: str, state: list[str]) -> None:
+    savepoint = saved(stage, target, state)
+    shutil.rmtree(local_path(stage.storage.base_uri))
+    _, restored = begin_from(stage, savepoint.location)
+    assert restored.state == {"done": state}
+    assert [h.name for h in restored.document.snapshots] == ["orders"]
+    assert all(h.uri.startswith(savepoint.location) for h in restored.document.snapshots)
+
+
+@pytest.mark.parametrize("state", [[], LARGE_STATE], ids=["inline state", "state in a file"])
+@pytest.mark.parametrize("name", ["moved as a whole", "savepoint-aaaaaa-bbbbbbbbbbbb"])
+def test_a_savepoint_that_was_moved_restores(stage: WrittenStage, target: str, state: list[str], name: str) -> None:
+    savepoint = saved(stage, target, state)
+    moved = local_path(target).parent / name
+    local_path(savepoint.location).rename(moved)
+    _, restored = begin_from(stage, f"file://{moved}")
+    assert restored.state == {"done": state}
+    assert all(h.uri.startswith(f"file://{moved}/") for h in restored.document.snapshots)
+
+
+def test_a_savepoint_outlives_the_job_and_the_snapshots_that_it_was_copied_from(
+    stage: WrittenStage, target: str
+) -> None:
+    attempt = stage.attempt()
+    ask(stage, target)
+    attempt.take_checkpoint((stage.snapshot(attempt, "first"),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    before = stage.storage.list_files(savepoints_of(stage)[0].location)
+    for name in ("second", "third"):
+        attempt.take_checkpoint((stage.snapshot(attempt, name),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    assert not any("first" in name for name in stage.directories())
+    assert stage.storage.list_files(savepoints_of(stage)[0].location) == before
+
+
+def test_a_request_without_a_place_fails_and_the_stage_goes_on(stage: WrittenStage) -> None:
+    attempt = stage.attempt()
+    ask(stage, None)
+    assert stage.take(attempt, stage.snapshot(attempt, "orders")).checkpoint_id == 1
+    [request] = stage.coordinator.describe(job_id_of(JOB)).requests
+    assert request.status is RequestStatus.FAILED
+    assert "savepoint_dir" in request.failure_message
+
+
+def test_a_savepoint_that_cannot_be_written_fails_and_the_stage_goes_on(stage: WrittenStage, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("in the way")
+    attempt = stage.attempt()
+    ask(stage, f"file://{tmp_path}/a file")
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    stage.take(attempt, stage.snapshot(attempt, "customers"))
+    assert statuses(stage) == [RequestStatus.FAILED]
+
+
+def test_a_coordinator_that_is_away_when_the_savepoint_begins_costs_nothing(
+    stage: WrittenStage, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = stage.attempt()
+    ask(stage, target)
+    honest = stage.coordinator.trigger
+
+    def trigger(request: Any) -> Any:
+        if request.serves:
+            raise CoordinatorUnavailableError("away")
+        return honest(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.coordinator, "trigger", trigger)
+        stage.take(attempt, stage.snapshot(attempt, "orders"))
+    assert statuses(stage) == [RequestStatus.QUEUED]
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+def test_stopping_with_a_savepoint_stops_the_stage_and_says_where_it_is(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND, requested_by="the night shift")
+    with pytest.raises(StoppedWithSavepointError, match="asked by the night shift") as stopped:
+        stage.take(attempt, stage.snapshot(attempt, "orders"))
+    assert stopped.value.pointer == savepoints_of(stage)[0].location
+
+
+def test_a_stage_that_was_stopped_goes_on_from_its_last_checkpoint(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    with pytest.raises(StoppedWithSavepointError):
+        stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FAILED)
+    restored = stage.attempt().restore()
+    assert restored is not None
+    assert [h.name for h in restored.document.snapshots] == ["orders"]
+
+
+def test_a_savepoint_that_fails_does_not_stop_the_stage(stage: WrittenStage) -> None:
+    attempt = stage.attempt()
+    ask(stage, None, kind=CheckpointType.SAVEPOINT_SUSPEND)
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    assert statuses(stage) == [RequestStatus.FAILED]
+
+
+def test_a_request_to_terminate_is_served_at_the_end_of_the_stage(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    ask(stage, target, kind=CheckpointType.SAVEPOINT_TERMINATE)
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    assert statuses(stage) == [RequestStatus.QUEUED]
+    attempt.finish(AttemptStatus.FINISHED)
+    assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+def test_a_checkpoint_after_an_unclaimed_savepoint_names_none_of_its_files(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    attempt, restored = begin_from(stage, savepoint.location)
+    snapshots = StageSnapshots(stage.storage, attempt.grant.attempt, restored)
+    assert snapshots.copy_borrowed() == savepoint.state_size_bytes
+    assert snapshots.copy_borrowed() == 0
+    stage.take(attempt, *snapshots.handles)
+    attempt.finish(AttemptStatus.FAILED)
+    shutil.rmtree(local_path(savepoint.location))
+    retry = stage.attempt("heir").restore()
+    assert retry is not None
+    assert [(h.name, h.rows) for h in retry.document.snapshots] == [("orders", 2000)]
+
+
+def test_a_checkpoint_after_a_claimed_savepoint_names_its_files(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    attempt, restored = begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
+    snapshots = StageSnapshots(stage.storage, attempt.grant.attempt, restored)
+    assert snapshots.copy_borrowed() == 0
+    assert all(h.uri.startswith(savepoint.location) for h in snapshots.handles)
+
+
+def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
+    stage: WrittenStage, target: str
+) -> None:
+    savepoint = saved(stage, target)
+    attempt, restored = begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
+    for handles in (restored.document.snapshots, restored.document.snapshots):
+        attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.finish(AttemptStatus.FAILED)
+    retry = stage.attempt("heir")
+    assert retry.restore() is not None
+    retry.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    retry.finish(AttemptStatus.FINISHED)
+    assert not local_path(savepoint.location).exists() or not stage.storage.list_files(savepoint.location)
+
+
+def test_a_checkpoint_of_another_job_can_be_restored_without_a_claim(stage: WrittenStage) -> None:
+    attempt = stage.attempt()
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
+    _, restored = begin_from(stage, taken.location)
+    assert [h.name for h in restored.document.snapshots] == ["orders"]
+
+
+def test_a_checkpoint_of_a_job_cannot_be_claimed(stage: WrittenStage) -> None:
+    attempt = stage.attempt()
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
+    with pytest.raises(InvalidConfigurationError, match="no_claim"):
+        source(stage, taken.location, mode=RestoreMode.CLAIM)
+
+
+def test_a_savepoint_under_another_name_cannot_be_claimed(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    moved = local_path(target).parent / "my savepoint"
+    local_path(savepoint.location).rename(moved)
+    with pytest.raises(InvalidConfigurationError, match="renamed"):
+        source(stage, f"file://{moved}", mode=RestoreMode.CLAIM)
+
+
+def test_a_savepoint_of_another_operator_is_refused_and_both_uids_are_named(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    with pytest.raises(IncompatibleCheckpointError, match=r"'aggregates'.*'aggregate'.*a similar name"):
+        source(stage, savepoint.location, uid="aggregates")
+
+
+def test_an_operator_that_was_renamed_is_restored(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    found = source(stage, savepoint.location, uid="totals", renamed_uids={"aggregate": "totals"})
+    assert found is not None
+    assert found.pointer == savepoint.location
+
+
+def test_state_of_another_operator_may_be_left_behind_on_request(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    assert source(stage, savepoint.location, uid="totals", allow_non_restored_state=True) is None
+
+
+@pytest.mark.parametrize("spelling", ["local://{}", "file:///{}", "{}/", "{}/_metadata"])
+def test_a_claim_holds_however_the_place_is_written(stage: WrittenStage, target: str, spelling: str) -> None:
+    savepoint = saved(stage, target)
+    begin_from(stage, savepoint.location, mode=RestoreMode.CLAIM)
+    path = savepoint.location.removeprefix("file://")
+    written = spelling.format(path if "://" in spelling else savepoint.location)
+    with pytest.raises(SnapshotClaimedError):
+        stage.attempt("rival", restore_from=source(stage, written, mode=RestoreMode.CLAIM))
+
+
+def test_the_place_of_a_savepoint_holds_no_secret(stage: WrittenStage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="storage_conn_id") as refused:
+        source(stage, "s3://key:hidden@bucket/savepoint-000000-000000000000")
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_damaged_savepoint_does_not_matter_to_a_retry_with_checkpoints(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    attempt, restored = begin_from(stage, savepoint.location)
+    stage.take(attempt, *restored.document.snapshots)
+    attempt.finish(AttemptStatus.FAILED)
+    (local_path(savepoint.location) / "_metadata").write_bytes(b"damaged")
+    assert stage.attempt("heir", restore_from=source(stage, savepoint.location)).restore() is not None
+    with pytest.raises(CheckpointNotFoundError, match="begin with"):
+        stage.attempt("another", restore_from=source(stage, savepoint.location))
+
+
+def test_snapshots_that_were_deleted_meanwhile_are_not_taken_for_copied(stage: WrittenStage) -> None:
+    attempt = stage.attempt()
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
+    heir, restored = begin_from(stage, taken.location)
+    shutil.rmtree(local_path(restored.document.snapshots[0].uri))
+    with pytest.raises(CheckpointNotFoundError, match="deleted"):
+        StageSnapshots(stage.storage, heir.grant.attempt, restored).copy_borrowed()
+
+
+def test_a_savepoint_that_its_owner_deleted_by_hand_holds_up_no_discard(stage: WrittenStage, target: str) -> None:
+    attempt = stage.attempt()
+    ask(stage, target)
+    for name in ("first", "second", "third"):
+        attempt.take_checkpoint((stage.snapshot(attempt, name),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
+        shutil.rmtree(local_path(savepoints_of(stage)[0].location), ignore_errors=True)
+    assert not any("first" in name for name in stage.directories())
+
+
+def test_a_savepoint_that_is_gone_is_reported_where_it_is_needed(stage: WrittenStage, target: str) -> None:
+    found = source(stage, f"{target}/savepoint-000000-000000000000")
+    with pytest.raises(CheckpointNotFoundError, match="savepoint-000000-000000000000"):
+        stage.attempt("heir", restore_from=found)
+
+
+def test_a_savepoint_whose_metadata_changed_since_it_was_read_is_not_restored(stage: WrittenStage, target: str) -> None:
+    savepoint = saved(stage, target)
+    found = source(stage, savepoint.location)
+    metadata = local_path(savepoint.location) / "_metadata"
+    metadata.write_bytes(metadata.read_bytes() + b" ")
+    with pytest.raises(Exception, match="no completed checkpoint can be read"):
+        stage.attempt("heir", restore_from=found).restore()

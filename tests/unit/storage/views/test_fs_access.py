@@ -1,0 +1,271 @@
+"""Checkpoint storage on a filesystem, for the coordinator and the tasks."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.location_reference import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.merging.keys import SubtaskKey, manager_id
+from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.views.directories import make_savepoint_directory
+from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
+from airflow_provider_statecheck.storage.views.storage_access import CheckpointStorageAccess
+from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save
+
+DEFAULT = CheckpointStorageLocationReference.default()
+
+
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def test_it_is_both_views(storage: CheckpointStorage) -> None:
+    access: CheckpointStorageAccess = make_access(storage)
+    assert access.supports_highly_available_storage
+
+
+def test_base_locations_are_made_and_may_be_there(local: CheckpointStorage) -> None:
+    for _ in range(2):
+        make_access(local).initialize_base_locations_for_checkpoint()
+    assert {p.name for p in _path(job_of(local)).iterdir()} == {"shared", "taskowned"}
+
+
+def test_base_locations_that_cannot_be_made_are_a_storage_error(local: CheckpointStorage) -> None:
+    local.write_bytes(f"{job_of(local)}/shared", b"a file")
+    with pytest.raises(StorageError, match="Expected a directory"):
+        make_access(local).initialize_base_locations_for_checkpoint()
+
+
+def test_a_directory_below_a_file_is_a_storage_error(local: CheckpointStorage) -> None:
+    local.write_bytes(job_of(local), b"a file")
+    with pytest.raises(StorageError):
+        make_access(local).initialize_base_locations_for_checkpoint()
+
+
+def test_a_checkpoint_gets_a_directory_and_the_default_reference(local: CheckpointStorage) -> None:
+    location = make_access(local).initialize_location_for_checkpoint(4)
+    assert location.location_reference == DEFAULT
+    assert _path(f"{job_of(local)}/chk-4").is_dir()
+
+
+def test_an_id_below_zero_is_refused(storage: CheckpointStorage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="at least 0"):
+        make_access(storage).initialize_location_for_checkpoint(-1)
+    assert make_access(storage).initialize_location_for_checkpoint(0).exclusive == f"{job_of(storage)}/chk-0"
+
+
+def test_exclusive_state_lies_in_the_checkpoint_and_shared_state_beside_it(storage: CheckpointStorage) -> None:
+    location = make_access(storage).initialize_location_for_checkpoint(4)
+    exclusive = save(location.create_checkpoint_state_output_stream(EXCLUSIVE), b"a")
+    shared = save(location.create_checkpoint_state_output_stream(SHARED), b"b")
+    assert exclusive.uri.startswith(f"{job_of(storage)}/chk-4/")
+    assert shared.uri.startswith(f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/")
+
+
+def test_disposing_takes_the_own_directory_only(storage: CheckpointStorage) -> None:
+    access = make_access(storage)
+    location, other = (access.initialize_location_for_checkpoint(i) for i in (4, 5))
+    save(location.create_checkpoint_state_output_stream(EXCLUSIVE), b"a")
+    location.create_metadata_output_stream().close_and_finalize_checkpoint()
+    kept = {
+        save(location.create_checkpoint_state_output_stream(SHARED), b"b").uri,
+        save(other.create_checkpoint_state_output_stream(EXCLUSIVE), b"c").uri,
+    }
+    location.dispose_on_failure()
+    location.dispose_on_failure()
+    assert files(storage) == kept
+
+
+def test_state_of_tasks_may_be_deleted_by_its_task(storage: CheckpointStorage) -> None:
+    discard_state(storage, save(make_access(storage).create_task_owned_state_stream(), b"b"))
+    assert files(storage) == set()
+
+
+def test_shared_state_may_be_deleted_once_nobody_names_it(storage: CheckpointStorage) -> None:
+    location = make_access(storage).initialize_location_for_checkpoint(4)
+    storage.delete_file(save(location.create_checkpoint_state_output_stream(SHARED), b"b").uri)
+    assert files(storage) == set()
+
+
+class TestSavepoints:
+    def test_everything_lies_in_one_directory(self, storage: CheckpointStorage) -> None:
+        target = f"{storage.base_uri}/savepoints"
+        location = make_access(storage).initialize_location_for_savepoint(4, target)
+        for scope in (EXCLUSIVE, SHARED):
+            save(location.create_checkpoint_state_output_stream(scope), b"a")
+        location.create_metadata_output_stream().close_and_finalize_checkpoint()
+        assert location.taskowned == location.exclusive
+        assert {uri.rpartition("/")[0] for uri in files(storage)} == {location.exclusive}
+        name = location.exclusive.removeprefix(f"{target}/")
+        assert re.fullmatch(rf"savepoint-{ATTEMPT.job_id[:6]}-[0-9a-f]{{12}}", name)
+
+    def test_an_explicit_target_beats_the_default(self, storage: CheckpointStorage) -> None:
+        access = make_access(storage, savepoint_dir=f"{storage.base_uri}/default/")
+        explicit = access.initialize_location_for_savepoint(1, f"{storage.base_uri}/explicit")
+        assert explicit.exclusive.startswith(f"{storage.base_uri}/explicit/savepoint-")
+        default = access.initialize_location_for_savepoint(1)
+        assert default.exclusive.startswith(f"{storage.base_uri}/default/savepoint-")
+        assert access.has_default_savepoint_location
+
+    def test_neither_target_nor_default_is_refused(self, storage: CheckpointStorage) -> None:
+        access = make_access(storage)
+        assert not access.has_default_savepoint_location
+        with pytest.raises(InvalidConfigurationError, match="target"):
+            access.initialize_location_for_savepoint(1)
+
+    def test_a_task_finds_it_by_its_reference(self, storage: CheckpointStorage, local: CheckpointStorage) -> None:
+        location = make_access(storage).initialize_location_for_savepoint(4, f"{local.base_uri}/savepoints")
+        streams = make_access(storage).resolve_checkpoint_storage_location(4, location.location_reference)
+        for scope in (EXCLUSIVE, SHARED):
+            handle = save(streams.create_checkpoint_state_output_stream(scope), b"a")
+            assert handle.uri.startswith(f"{location.exclusive}/")
+            assert read_state(storage, handle) == b"a"
+
+    def test_disposing_takes_its_directory(self, storage: CheckpointStorage) -> None:
+        location = make_access(storage).initialize_location_for_savepoint(4, f"{storage.base_uri}-savepoints")
+        save(location.create_checkpoint_state_output_stream(SHARED), b"a")
+        location.dispose_on_failure()
+        assert not storage.exists(location.exclusive)
+
+    def test_a_taken_directory_is_left_alone_and_another_name_tried(self, storage: CheckpointStorage) -> None:
+        taken, free = (f"{storage.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")
+        storage.write_bytes(f"{taken}/_metadata", b"other")
+        names = iter([taken] * 9 + [free])
+        assert make_savepoint_directory(storage, storage.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
+
+    def test_ten_taken_names_are_an_error_that_says_the_last_cause(self, storage: CheckpointStorage) -> None:
+        taken = f"{storage.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{'a' * 12}"
+        storage.write_bytes(f"{taken}/_metadata", b"other")
+        names = iter([taken] * 11)
+        with pytest.raises(StorageError, match="10 random ones taken") as caught:
+            make_savepoint_directory(storage, storage.base_uri, ATTEMPT.job_id, lambda *_: next(names))
+        assert isinstance(caught.value.__cause__, FileExistsError)
+        assert len(list(names)) == 1
+
+    def test_an_empty_directory_is_taken_too(self, local: CheckpointStorage) -> None:
+        taken, free = (f"{local.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")
+        _path(taken).mkdir(parents=True)
+        names = iter([taken, free])
+        assert make_savepoint_directory(local, local.base_uri, ATTEMPT.job_id, lambda *_: next(names)) == free
+
+
+class TestWorkers:
+    def test_resolving_makes_no_directory(self, local: CheckpointStorage) -> None:
+        access = make_access(local)
+        streams = access.resolve_checkpoint_storage_location(4, DEFAULT)
+        streams.create_checkpoint_state_output_stream(SHARED).close()
+        access.create_task_owned_state_stream().close()
+        assert not _path(local.base_uri).exists()
+
+    def test_the_default_reference_means_the_configured_place(self, storage: CheckpointStorage) -> None:
+        streams = make_access(storage).resolve_checkpoint_storage_location(4, DEFAULT)
+        handle = save(streams.create_checkpoint_state_output_stream(EXCLUSIVE), b"a")
+        assert handle.uri.startswith(f"{job_of(storage)}/chk-4/")
+
+    @pytest.mark.parametrize("encoded", [b"\x05\x5f\x3f\x18", b"abcdefgh", b"\x05\x5f\x3f\x18\xff"])
+    def test_a_reference_that_cannot_be_decoded_is_refused(self, storage: CheckpointStorage, encoded: bytes) -> None:
+        with pytest.raises(InvalidConfigurationError, match="location reference"):
+            make_access(storage).resolve_checkpoint_storage_location(1, CheckpointStorageLocationReference(encoded))
+
+    def test_a_reference_to_no_uri_is_refused(self, storage: CheckpointStorage) -> None:
+        reference = CheckpointStorageLocationReference.of_path("somewhere")
+        with pytest.raises(InvalidConfigurationError, match="absolute URI"):
+            make_access(storage).resolve_checkpoint_storage_location(1, reference)
+
+    def test_state_of_tasks_lies_with_tasks_and_small_one_in_its_handle(self, storage: CheckpointStorage) -> None:
+        large = save(make_access(storage).create_task_owned_state_stream(), b"a")
+        assert isinstance(large, FileStateHandle)
+        assert large.uri.startswith(f"{job_of(storage)}/taskowned/{ATTEMPT.operator_id}/")
+        small = save(make_access(storage, inline_threshold=10).create_task_owned_state_stream(), b"a")
+        assert isinstance(small, ByteStreamStateHandle)
+
+
+class TestWithoutSubdirectory:
+    def test_checkpoints_lie_right_below_the_base(self, storage: CheckpointStorage) -> None:
+        access = make_access(storage, create_subdir=False)
+        access.initialize_base_locations_for_checkpoint()
+        assert access.initialize_location_for_checkpoint(1).exclusive == f"{storage.base_uri}/chk-1"
+
+    def test_a_directory_that_is_not_empty_is_refused(self, storage: CheckpointStorage) -> None:
+        storage.write_bytes(f"{storage.base_uri}/x/y", b"other")
+        with pytest.raises(InvalidConfigurationError, match="to be empty"):
+            make_access(storage, create_subdir=False).initialize_base_locations_for_checkpoint()
+
+    def test_the_same_job_may_come_again(self, storage: CheckpointStorage) -> None:
+        for _ in range(2):
+            access = make_access(storage, create_subdir=False)
+            access.initialize_base_locations_for_checkpoint()
+            save(access.create_task_owned_state_stream(), b"a")
+
+    def test_another_job_is_refused(self, storage: CheckpointStorage) -> None:
+        make_access(storage, create_subdir=False).initialize_base_locations_for_checkpoint()
+        other = AttemptRef(job_id=JobId("f" * 32), operator_id=ATTEMPT.operator_id, epoch=3)
+        with pytest.raises(InvalidConfigurationError, match="that of another"):
+            FsCheckpointStorageAccess(storage, other, create_subdir=False).initialize_base_locations_for_checkpoint()
+
+
+def test_writing_in_the_name_of_another_epoch_is_refused(storage: CheckpointStorage) -> None:
+    with pytest.raises(InvalidConfigurationError, match="epoch 3, found 4"):
+        FsCheckpointStorageAccess(storage, ATTEMPT, writing=StateWriting(epoch=4))
+
+
+def test_state_is_written_as_the_attempt_where_nothing_is_said(storage: CheckpointStorage) -> None:
+    stream = FsCheckpointStorageAccess(storage, ATTEMPT).create_task_owned_state_stream()
+    assert save(stream, b"x" * 20481).uri.rpartition("/")[2].startswith("3-")
+
+
+@dataclass
+class _Environment:
+    subtask: SubtaskKey = field(
+        default_factory=lambda: SubtaskKey(
+            job_id=ATTEMPT.job_id, operator_id=ATTEMPT.operator_id, subtask_index=0, parallelism=2
+        )
+    )
+
+
+class TestMerging:
+    def test_without_a_manager_nothing_is_merged(self, storage: CheckpointStorage) -> None:
+        access = make_access(storage)
+        assert access.to_file_merging_storage(None, _Environment()) is access
+
+    def test_streams_of_the_configured_place_are_merged(self, storage: CheckpointStorage) -> None:
+        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
+        merging = make_access(storage).to_file_merging_storage(manager, _Environment())
+        streams = merging.resolve_checkpoint_storage_location(1, DEFAULT)
+        handles = [save(streams.create_checkpoint_state_output_stream(SHARED), data) for data in (b"a", b"bc")]
+        manager.make_durable(_Environment().subtask, 1)
+        assert {handle.uri for handle in handles} == files(storage)
+        assert handles[0].uri.startswith(f"{job_of(storage)}/shared/{ATTEMPT.operator_id}/")
+        assert [read_state(storage, handle) for handle in handles] == [b"a", b"bc"]
+
+    def test_savepoints_and_state_of_tasks_are_not_merged(self, storage: CheckpointStorage) -> None:
+        access = make_access(storage)
+        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
+        merging = access.to_file_merging_storage(manager, _Environment())
+        savepoint = access.initialize_location_for_savepoint(2, f"{storage.base_uri}/savepoints")
+        streams = merging.resolve_checkpoint_storage_location(2, savepoint.location_reference)
+        assert isinstance(save(streams.create_checkpoint_state_output_stream(SHARED), b"a"), FileStateHandle)
+        assert isinstance(save(merging.create_task_owned_state_stream(), b"a"), FileStateHandle)
+
+    def test_a_manager_of_other_directories_is_refused(self, storage: CheckpointStorage) -> None:
+        manager = FileMergingSnapshotManager(manager_id(ATTEMPT.job_id, "1"), ATTEMPT.epoch)
+        make_access(storage).to_file_merging_storage(manager, _Environment())
+        with pytest.raises(InvalidConfigurationError, match="directories of the first call"):
+            make_access(storage, create_subdir=False).to_file_merging_storage(manager, _Environment())
+
+
+def test_settings_of_writing_travel_to_other_processes() -> None:
+    writing = StateWriting(epoch=1, inline_threshold=7)
+    assert pickle.loads(pickle.dumps(writing)) == writing
