@@ -54,9 +54,9 @@ class TestStateWithoutOperator:
 
     def test_rename_to_an_operator_that_is_not_there_is_told(self) -> None:
         with pytest.raises(
-            IncompatibleCheckpointError, match=r"'features' renamed to 'featurs'.*nearest are 'feature'"
+            IncompatibleCheckpointError, match=r"'features' renamed to 'feature_'.*nearest are 'feature'"
         ):
-            validate_states([make_target("feature")], [self.STATES[0]], renamed_uids={"features": "featurs"})
+            validate_states([make_target("feature")], [self.STATES[0]], renamed_uids={"features": "feature_"})
 
 
 class TestMaxParallelism:
