@@ -347,6 +347,8 @@ def _close(tx: JobTransaction, attempt: AttemptRecord) -> None:
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:
+    # A store of completed checkpoints that finds a handle wants to read what it points to.
+    tx.remove_state_handles()
     for operator in view.operators:
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):

@@ -148,6 +148,10 @@ class JobTransaction(Protocol):
         """Remove the rows of attempts and of the tokens that mean them."""
         ...
 
+    def remove_state_handles(self) -> None:
+        """Remove every state handle of the job and its locks; what they point to is an orphan then."""
+        ...
+
     def remove_job(self) -> None:
         """
         Remove every attempt, checkpoint, request, statistic and token of the job; nothing may follow in this transition.

@@ -221,8 +221,14 @@ class SqlJobTransaction:
             for model in (models.Token, models.Attempt):
                 self._remove(model, operator_id=attempt.operator_id, epoch=attempt.epoch)
 
+    def remove_state_handles(self) -> None:
+        """Remove every state handle of the job and its locks."""
+        for model in (models.StateHandleLock, models.StateHandleRow):
+            self._remove(model)
+
     def remove_job(self) -> None:
         """Remove all of the job but what counts and what it claimed."""
+        self.remove_state_handles()
         for model in (
             models.Token,
             models.Acknowledgement,
@@ -230,8 +236,6 @@ class SqlJobTransaction:
             models.Statistics,
             models.Checkpoint,
             models.Attempt,
-            models.StateHandleLock,
-            models.StateHandleRow,
         ):
             self._remove(model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
@@ -20,6 +21,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
 from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.uris import normalise_base
+from airflow_provider_statecheck.storage.views.inline_budget import DEFAULT_INLINE_BUDGET, spill_above_budget
 
 _DIGEST = 32
 
@@ -34,15 +36,23 @@ class SnapshotFiles:
     :param job_id: The job.
     :param job_name: Its name, for people.
     :param savepoint_dir: Where savepoints go that are asked for without a target.
+    :param inline_budget: How many bytes of state may travel in the metadata of one checkpoint.
     """
 
     def __init__(
-        self, storage: CheckpointStorage, job_id: JobId, job_name: str, savepoint_dir: str | None = None
+        self,
+        storage: CheckpointStorage,
+        job_id: JobId,
+        job_name: str,
+        savepoint_dir: str | None = None,
+        *,
+        inline_budget: int = DEFAULT_INLINE_BUDGET,
     ) -> None:
         self._storage = storage
         self._job_id = job_id
         self._job_name = job_name
         self._savepoint_dir = savepoint_dir
+        self._inline_budget = inline_budget
 
     @property
     def has_default_savepoint_location(self) -> bool:
@@ -95,12 +105,12 @@ class SnapshotFiles:
 
     def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
         """
-        Write the metadata of a checkpoint.
+        Write the metadata of a checkpoint; state above the inline budget goes to files beside it.
 
         :raises StorageError: if that fails, or other bytes are there.
         """
         uri = f"{checkpoint.location}/{METADATA_FILE}"
-        return self._write(uri, encode_metadata(self._document(checkpoint, content), uri=uri))
+        return self._write(uri, encode_metadata(self._document(checkpoint, self._spilled(checkpoint, content)), uri=uri))
 
     def read(self, file: StoredFile) -> SnapshotContent:
         """
@@ -162,6 +172,16 @@ class SnapshotFiles:
     def _write(self, uri: str, data: bytes) -> StoredFile:
         self._storage.write_bytes(uri, data)
         return StoredFile(uri=uri, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def _spilled(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> SnapshotContent:
+        states = spill_above_budget(
+            content.operator_states,
+            self._storage,
+            directory=checkpoint.location,
+            epoch=checkpoint.epoch,
+            budget=self._inline_budget,
+        )
+        return replace(content, operator_states=states)
 
     def _document(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> CheckpointDocument:
         return CheckpointDocument(

@@ -84,7 +84,11 @@ class InMemoryHandleRows:
         self._job_id = job_id
         self._found: dict[str, HandleRow] = {}
         self._locks: _Locks = {}
-        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()])
+        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()], self._clear)
+
+    def _clear(self) -> None:
+        self._found.clear()
+        self._locks.clear()
 
     @contextmanager
     def transaction(self) -> Iterator[InMemoryHandleTransaction]:

@@ -27,6 +27,9 @@ from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 
+_Handles = tuple[Callable[[], list[bytes]], Callable[[], None]]
+"""Gives the encoded pointers of some state handles, and removes them."""
+
 
 @dataclass
 class _Rows:
@@ -59,6 +62,7 @@ class InMemoryJobTransaction:
     def __init__(self, rows: _Rows, other_claims: dict[str, ClaimRecord]) -> None:
         self._rows = rows
         self._other_claims = other_claims
+        self.removes_state_handles = False
 
     @property
     def now(self) -> datetime:
@@ -191,8 +195,13 @@ class InMemoryJobTransaction:
         for attempt in attempts:
             self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
 
+    def remove_state_handles(self) -> None:
+        """Remove every state handle of the job and its locks, at the commit."""
+        self.removes_state_handles = True
+
     def remove_job(self) -> None:
         """Remove all of the job but what counts and what it claimed."""
+        self.remove_state_handles()
         rows = self._rows
         for table in (rows.attempts, rows.checkpoints, rows.acknowledgements, rows.requests, rows.statistics):
             table.clear()
@@ -209,7 +218,7 @@ class InMemoryJobStore:
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._jobs: dict[JobId, _Rows] = {}
-        self._handles: dict[JobId, tuple[Callable[[], list[bytes]], ...]] = {}
+        self._handles: dict[JobId, tuple[_Handles, ...]] = {}
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
@@ -219,22 +228,26 @@ class InMemoryJobStore:
             now = max(self._clock.now(), rows.job.seen_at)
             rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
             claims = {pointer: claim for other in self._jobs.values() for pointer, claim in other.claims.items()}
-            yield InMemoryJobTransaction(rows, claims)
+            transaction = InMemoryJobTransaction(rows, claims)
+            yield transaction
             self._jobs[job_id] = rows
+            for _, clear in self._handles.get(job_id, ()) if transaction.removes_state_handles else ():
+                clear()
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return who claimed a snapshot, of whatever job."""
         with self._lock:
             return next((rows.claims[pointer] for rows in self._jobs.values() if pointer in rows.claims), None)
 
-    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]]) -> None:
+    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]], clear: Callable[[], None]) -> None:
         """
-        Let a view of a job tell of its state handles.
+        Let a view of a job tell of its state handles, and a transition remove them.
 
         :param handles: Gives their encoded pointers.
+        :param clear: Removes them.
         """
         with self._lock:
-            self._handles[job_id] = (*self._handles.get(job_id, ()), handles)
+            self._handles[job_id] = (*self._handles.get(job_id, ()), (handles, clear))
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
@@ -246,7 +259,7 @@ class InMemoryJobStore:
         """Return all rows of a job."""
         with self._lock:
             view = self._known(job_id).view(self._clock.now())
-            handles = [handle for read in self._handles.get(job_id, ()) for handle in read()]
+            handles = [handle for read, _ in self._handles.get(job_id, ()) for handle in read()]
         return replace(view, handle_uris=uris_of(handles))
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.coordination.discard_plan import pri
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
+from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.run_end import ended_attempts
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
@@ -104,6 +104,21 @@ class MaintenanceOfAligned:
         job.lead()
         files = restored_files(job)
         assert any("/chk-1/" in uri for uri in files)
+
+    def test_a_leader_that_comes_after_the_job_was_retired_starts_afresh(self, job: AlignedJob) -> None:
+        coordinator = job.coordinator()
+        taken = take(job, coordinator)
+        job.pass_time(5 * DAY)
+        gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
+        gateway.close_abandoned(JOB)
+        job.pass_time(2 * DAY)
+        assert gateway.retire(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        collect_job(gateway, JOB, CheckpointStorage.open)
+        assert job.directories() == set()
+        job.lead()
+        later = job.coordinator()
+        assert not later.restore_latest_checkpointed_state(job.tasks, False)
+        assert take(job, later) > taken
 
     def test_a_checkpoint_that_is_finalized_keeps_what_it_may_name(self, job: AlignedJob) -> None:
         idle = with_idle_operator(job)
