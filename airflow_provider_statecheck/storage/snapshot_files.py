@@ -110,7 +110,9 @@ class SnapshotFiles:
         :raises StorageError: if that fails, or other bytes are there.
         """
         uri = f"{checkpoint.location}/{METADATA_FILE}"
-        return self._write(uri, encode_metadata(self._document(checkpoint, self._spilled(checkpoint, content)), uri=uri))
+        return self._write(
+            uri, encode_metadata(self._document(checkpoint, self._spilled(checkpoint, content)), uri=uri)
+        )
 
     def read(self, file: StoredFile) -> SnapshotContent:
         """
