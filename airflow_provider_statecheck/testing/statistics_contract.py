@@ -295,9 +295,9 @@ class StatisticsContract:
         self.complete(coordinator, attempt)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         savepoints = JobSavepoints(store)
-        for failure in (None, "the disk is full"):
+        for place, failure in ((PLACE, None), (f"{PLACE[:-1]}2", "the disk is full")):
             asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
-            begun = savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=PLACE))
+            begun = savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=place))
             assert tracker.create_snapshot().savepoints.in_progress == 1
             end = EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, state_size_bytes=9, failure=failure)
             savepoints.end(end)
