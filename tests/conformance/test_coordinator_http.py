@@ -69,6 +69,7 @@ class TestOverHttp(HttpContract):
     pass
 
 
+@pytest.mark.soak
 class TestOverHttpWithAServerKilledBeforeEachFirstReply(HttpContract):
     loses_replies = True
 

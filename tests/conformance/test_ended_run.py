@@ -44,6 +44,7 @@ class Run(Base):
 class EndedRunContract:
     @pytest.fixture
     def store(self, engine: Engine) -> SqlJobStore:
+        Base.metadata.drop_all(engine)
         Base.metadata.create_all(engine)
         return SqlJobStore(engine)
 

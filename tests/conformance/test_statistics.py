@@ -23,6 +23,11 @@ class SqlContract(StatisticsContract):
     def store(self, engine: Engine, clock: ManualClock) -> SqlJobStore:
         return SqlJobStore(engine, clock)
 
+    # Its hundreds of checkpoints are quick in memory only.
+    test_the_row_stays_small_whatever_is_told = pytest.mark.soak(
+        StatisticsContract.test_the_row_stays_small_whatever_is_told
+    )
+
 
 class TestSqlite(OnSqlite, SqlContract): ...
 

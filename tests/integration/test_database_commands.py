@@ -196,6 +196,7 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
     assert not airflow.keeps_its_own()
 
 
+@pytest.mark.soak
 def test_reset_drops_rows_and_leaves_tables_to_work_with(airflow: Airflow) -> None:
     airflow.run("db", "migrate", "--use-migration-files")
     assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD), "the files make what the models say"

@@ -82,7 +82,7 @@ def stopped(pipeline: Pipeline) -> Path:
     return pipeline.savepoint()
 
 
-@pytest.mark.parametrize("claim_mode", ["no_claim", "claim"])
+@pytest.mark.parametrize("claim_mode", [pytest.param("no_claim", marks=pytest.mark.soak), "claim"])
 def test_a_job_that_begins_from_a_savepoint_computes_only_what_is_left(pipeline: Pipeline, claim_mode: str) -> None:
     savepoint = stopped(pipeline).as_uri()
     found = pipeline.run("heir", run="of another day", from_savepoint=savepoint, claim_mode=claim_mode)
@@ -90,6 +90,7 @@ def test_a_job_that_begins_from_a_savepoint_computes_only_what_is_left(pipeline:
     assert pipeline.computed == ["tuesday", "wednesday"]
 
 
+@pytest.mark.soak
 def test_a_stage_that_was_stopped_goes_on_when_it_is_started_again(pipeline: Pipeline) -> None:
     stopped(pipeline)
     assert pipeline.run("first") == [0, 1, 2, 3, 4, 3]
@@ -116,6 +117,7 @@ def test_an_unclaimed_savepoint_may_be_deleted_after_the_first_checkpoint(pipeli
     assert pipeline.computed == ["wednesday", "thursday", "friday"]
 
 
+@pytest.mark.soak
 def test_a_later_run_of_that_job_computes_its_snapshots_anew(pipeline: Pipeline) -> None:
     pipeline.run("heir", run="of another day", from_savepoint=stopped(pipeline).as_uri())
     pipeline.run("heir", run="of the day after")

@@ -13,6 +13,7 @@ from tests.submit.conftest import Pipeline
 from tests.submit.traces import is_shown_nowhere, token_of_driver
 
 
+@pytest.mark.soak
 def test_driver_goes_on_after_its_task_died_and_the_retry_adopts_it(pipeline, cluster) -> None:
     stage: Pipeline = pipeline("cluster", "wait")
     task = _start_and_remember_driver(stage)
