@@ -178,6 +178,7 @@ def test_the_stage_leaves_what_these_tests_damage(stage):
         "iterations",
         "auto",
         "writes",
+        "run",
         "costs",
     }
 
