@@ -45,4 +45,5 @@ def _tree(kind: type[StateCheckError]) -> Iterator[type[StateCheckError]]:
         yield from _tree(child)
 
 
-_CLASSES = {kind.code: kind for kind in _tree(StateCheckError)}
+# A class without a code of its own, wherever it is, arrives as the one whose code it has.
+_CLASSES = {kind.code: kind for kind in _tree(StateCheckError) if "code" in vars(kind)}

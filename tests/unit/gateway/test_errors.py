@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck import exceptions
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.gateway import errors
 from airflow_provider_statecheck.gateway.errors import decode_error, encode_error
 
@@ -36,6 +37,15 @@ def test_every_error_keeps_class_text_and_facts(kind: type[StateCheckError]) -> 
     assert str(arrived) == "Expected a, found b."
     assert vars(arrived) == {"epoch": 3, "uid": "x", "ratio": 0.5, "flag": True, "nothing": None}
     assert arrived.retryable == kind.retryable
+
+
+def test_a_class_without_a_code_of_its_own_arrives_as_its_parent() -> None:
+    # Another module has such a class, and whether it was imported before must make no difference.
+    CheckpointConfig.from_mapping({})
+    assert type(_travel(InvalidConfigurationError("Expected a, found b."))) is InvalidConfigurationError
+    with pytest.raises(InvalidConfigurationError) as refused:
+        CheckpointConfig.from_mapping({"execution.checkpointing.timeout": "1 ms"})
+    assert type(_travel(refused.value)) is InvalidConfigurationError
 
 
 def test_codes_are_told_apart() -> None:
