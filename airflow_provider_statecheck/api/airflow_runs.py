@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.outcomes import executing
 

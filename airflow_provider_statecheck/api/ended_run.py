@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 

@@ -51,8 +51,9 @@ from airflow_provider_statecheck.checkpoint.coordination.trigger_kind import Tri
 from airflow_provider_statecheck.checkpoint.coordination.triggering import Triggering, failure_of
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, JobStatus
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.store import JobStore

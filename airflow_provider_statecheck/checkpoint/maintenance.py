@@ -17,9 +17,9 @@ from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.pruning import (
     ForgettableRows,
     forgettable_rows,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus as JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

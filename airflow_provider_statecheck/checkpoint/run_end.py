@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.pruning import owners_of_run
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,

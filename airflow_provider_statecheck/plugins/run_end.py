@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.listeners import hookimpl
 
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 
 log = logging.getLogger(__name__)
 

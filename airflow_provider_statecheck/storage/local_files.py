@@ -24,6 +24,17 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
         _sync(path.parent)
 
 
+def make_new_directory(path: Path) -> None:
+    """
+    Make a directory that was not there, durably, with those that it lies in.
+
+    :raises FileExistsError: if it is there.
+    """
+    _make_directory(path.parent)
+    path.mkdir()
+    _sync(path.parent)
+
+
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
     """Give a hidden sibling to be written, which becomes the file, durably, when all went well; what was there is replaced."""

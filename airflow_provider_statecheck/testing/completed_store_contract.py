@@ -30,11 +30,11 @@ from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
 from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
-    JobStatus,
 )
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,

@@ -16,7 +16,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.coordination.id_counter import JobIDCounter
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

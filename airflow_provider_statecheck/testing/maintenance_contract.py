@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -23,7 +24,6 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
-    JobStatus,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus, OnClear
 from airflow_provider_statecheck.checkpoint.store import JobStore

@@ -14,8 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from airflow_provider_statecheck.api.ended_run import settle_ended_run
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore

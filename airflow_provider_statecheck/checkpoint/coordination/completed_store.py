@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint im
 from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.coordination.subsumption import subsumable
 from airflow_provider_statecheck.checkpoint.handles.state_handles import RetrievableStateHandle, StateHandleStore
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint im
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.coordination.parts import CoordinatorParts
 from airflow_provider_statecheck.checkpoint.coordination.snapshot_contents import contents, merged
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import StateCheckError

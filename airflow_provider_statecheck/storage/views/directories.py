@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.storage import local_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 
@@ -83,29 +83,11 @@ def _make(storage: CheckpointStorage, uri: str) -> None:
             raise FileExistsError(uri)
         return
     try:
-        _make_local(Path(uri.partition("://")[2]))
+        local_files.make_new_directory(Path(uri.partition("://")[2]))
     except FileExistsError:
         raise
     except OSError as error:
         raise StorageError(f"The directory {redact(uri)} cannot be made: {error}", uri=redact(uri)) from error
-
-
-def _make_local(path: Path) -> None:
-    missing = [p for p in path.parents if not p.exists()]
-    for parent in reversed(missing):
-        parent.mkdir(exist_ok=True)
-    path.mkdir()
-    # A durable file in a directory that a power failure takes away is not durable.
-    for made in (*reversed(missing), path):
-        _sync(made.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_local(uri: str) -> bool:

@@ -8,9 +8,9 @@ import pytest
 
 from airflow_provider_statecheck.api.tokens import TASK_LIFETIME
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
