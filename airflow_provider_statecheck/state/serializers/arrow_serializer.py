@@ -1,0 +1,167 @@
+"""Values whose column is of a plain Arrow type: numbers, texts, bytes, decimals, dates and times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import cached_property
+from types import NoneType
+from typing import Any, NoReturn
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.arrow_types import decode_type, encode_type
+from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
+from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, after_migration, incompatible
+from airflow_provider_statecheck.state.serializers.serializer import Compatibility
+from airflow_provider_statecheck.state.serializers.widening import is_widening
+
+_PYTHON_BITS = 64
+"""Of a float."""
+
+
+class ArrowSerializer(AbstractSerializer[Any]):
+    """
+    Values of one Python type as a column that holds each of them exactly.
+
+    :param arrow_type: Not a nested one.
+    :raises UnsupportedStateError: for one that Python has no exact values for.
+    """
+
+    class_id = "arrow"
+
+    def __init__(self, arrow_type: Any) -> None:
+        self._name = encode_type(arrow_type)
+        self._arrow_type = arrow_type
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return the Arrow type of the column."""
+        return self._arrow_type
+
+    def to_arrow(self, values: Sequence[Any]) -> Any:
+        """
+        Return an Arrow array of values, null where there is ``None``.
+
+        :raises UnsupportedStateError: for a value that the column cannot hold exactly, naming it.
+        """
+        import pyarrow as pa
+
+        if not self._python_types.issuperset(map(type, values)):
+            values = self._without_numpy(values)
+        self._require_zones(values)
+        try:
+            array = pa.array(values, self._arrow_type)
+        except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as error:
+            self._refuse_first_of(values, error)
+        self._require_exact(values, array)
+        return array
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        """Return the values of an array."""
+        found: list[Any] = array.to_pylist()
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """Return the name of the Arrow type."""
+        return {"type": self._name}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        old, name = decode_type(config["type"]), self._name
+        if old == self._arrow_type:
+            return AS_IS
+        if not is_widening(old, self._arrow_type):
+            return incompatible(f"was {config['type']}, is now {name}, which does not hold all values of the former")
+        return after_migration(f"{config['type']} becomes {name}", lambda array: array.cast(self._arrow_type))
+
+    @cached_property
+    def _python_types(self) -> frozenset[type]:
+        return frozenset((NoneType, *_python_types(self._arrow_type)))
+
+    @cached_property
+    def _has_zone(self) -> bool | None:
+        import pyarrow.types as pat
+
+        return self._arrow_type.tz is not None if pat.is_timestamp(self._arrow_type) else None
+
+    @cached_property
+    def _may_have_zone(self) -> bool:
+        import pyarrow.types as pat
+
+        return bool(pat.is_timestamp(self._arrow_type) or pat.is_time(self._arrow_type))
+
+    @cached_property
+    def _may_round(self) -> bool:
+        """Arrow rounds without a word to fewer bits, and to coarser units of time."""
+        import pyarrow.types as pat
+
+        if pat.is_floating(self._arrow_type):
+            return bool(self._arrow_type.bit_width < _PYTHON_BITS)
+        return bool(getattr(self._arrow_type, "unit", "us") != "us" and not pat.is_date(self._arrow_type))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_name": self._name, "_arrow_type": self._arrow_type}
+
+    def _without_numpy(self, values: Sequence[Any]) -> list[Any]:
+        plain = [value.item() if type(value).__module__ == "numpy" else value for value in values]
+        for value in plain:
+            if type(value) not in self._python_types:
+                self._refuse(value)
+        return plain
+
+    def _require_zones(self, values: Sequence[Any]) -> None:
+        if not self._may_have_zone:
+            return
+        for value in values:
+            if value is not None and (value.tzinfo is not None) != bool(self._has_zone):
+                self._refuse(value)
+
+    def _require_exact(self, values: Sequence[Any], array: Any) -> None:
+        if array.null_count and array.null_count != sum(value is None for value in values):
+            self._refuse(next(v for v, kept in zip(values, array, strict=True) if v is not None and not kept.is_valid))
+        if self._may_round:
+            for value, kept in zip(values, array.to_pylist(), strict=True):
+                if value != kept and value == value:
+                    self._refuse(value)
+
+    def _refuse_first_of(self, values: Sequence[Any], error: Exception) -> NoReturn:
+        import pyarrow as pa
+
+        for value in values:
+            try:
+                pa.array([value], self._arrow_type)
+            except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as cause:
+                self._refuse(value, cause)
+        raise UnsupportedStateError(f"Expected values of {self._expected}, found others: {error}") from error
+
+    def _refuse(self, value: Any, cause: Exception | None = None) -> NoReturn:
+        detail = f" ({cause})" if cause else ""
+        kind = type(value)
+        raise UnsupportedStateError(
+            f"Expected {self._expected}, found {kind.__module__}.{kind.__qualname__} {value!r:.100}{detail}; convert it, or "
+            f"declare another type."
+        ) from cause
+
+    @property
+    def _expected(self) -> str:
+        names = " or ".join(kind.__name__ for kind in _python_types(self._arrow_type))
+        zone = {None: "", True: " with a time zone", False: " without a time zone"}[self._has_zone]
+        return f"{names}{zone} that {self._name} holds exactly"
+
+
+def _python_types(arrow_type: Any) -> tuple[type, ...]:
+    import pyarrow.types as pat
+
+    checks: tuple[tuple[Any, tuple[type, ...]], ...] = (
+        (pat.is_boolean, (bool,)),
+        (pat.is_integer, (int,)),
+        (pat.is_floating, (float, int)),
+        (pat.is_decimal, (Decimal,)),
+        (lambda t: pat.is_string(t) or pat.is_large_string(t), (str,)),
+        (lambda t: pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t), (bytes,)),
+        (pat.is_date, (date,)),
+        (pat.is_timestamp, (datetime,)),
+        (pat.is_time, (time,)),
+        (pat.is_duration, (timedelta,)),
+    )
+    return next((types for check, types in checks if check(arrow_type)), ())

@@ -1,0 +1,107 @@
+"""Lists, tuples of any length, sets and frozen sets as Arrow lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from types import NoneType
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
+from airflow_provider_statecheck.state.serializers.compatibility import (
+    incompatible,
+    kept_distinct,
+    migrated,
+    serializer_from_now_on,
+    whole,
+)
+from airflow_provider_statecheck.state.serializers.lists import (
+    list_array,
+    nulls_of,
+    offsets_of,
+    offsets_of_array,
+    with_elements,
+)
+from airflow_provider_statecheck.state.serializers.optional import is_immutable, require_no_none, resolve_part
+from airflow_provider_statecheck.state.serializers.serializer import Compatibility, TypeSerializer
+from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
+
+COLLECTIONS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class CollectionSerializer(AbstractSerializer[Any]):
+    """
+    Collections of elements of one type.
+
+    :param collection: One of :data:`COLLECTIONS`; it stays what it was.
+    :param element: The serializer of an element.
+    """
+
+    class_id = "collection"
+
+    def __init__(self, collection: type, element: TypeSerializer[Any]) -> None:
+        self.collection = collection
+        self.element = element
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return the type of lists of elements."""
+        import pyarrow as pa
+
+        return pa.list_(self.element.arrow_type)
+
+    def to_arrow(self, values: Sequence[Any]) -> Any:
+        """
+        Return an Arrow array of lists, null where there is ``None``.
+
+        :raises UnsupportedStateError: for another collection, or an element of another type.
+        """
+        for kind in {*map(type, values)} - {self.collection, NoneType}:
+            raise UnsupportedStateError(
+                f"Expected a {self.collection.__name__}, found {kind.__module__}.{kind.__qualname__}."
+            )
+        elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
+        require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
+        return list_array(offsets_of(values), elements, nulls_of(values))
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        """Return the collections of an array; each is new and may be changed."""
+        elements = self.element.from_arrow(array.flatten())
+        lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
+        found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
+        if array.null_count:
+            return [value if valid else None for value, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
+        return found
+
+    @property
+    def is_immutable(self) -> bool:
+        """Tell whether values can be shared, as nobody can change them."""
+        return self.collection in (tuple, frozenset) and is_immutable(self.element)
+
+    def copy(self, value: Any) -> Any:
+        """Return a collection that shares nothing with another that could be changed."""
+        if value is None or self.is_immutable:
+            return value
+        return self.collection(value if is_immutable(self.element) else map(self.element.copy, value))
+
+    def config(self) -> dict[str, Any]:
+        """Return which collection it is and what its elements are."""
+        return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        name = self.collection.__name__
+        if config["collection"] != name:
+            return incompatible(f"was a {config['collection']}, is now a {name}")
+        element = resolve_part(self.element, decode_snapshot(config["element"]))
+        if self.collection in (set, frozenset):
+            element = kept_distinct(element, f"elements of a {name}")
+        return whole(
+            [(f"element of the {name}", element)],
+            lambda: CollectionSerializer(self.collection, serializer_from_now_on(element, self.element)),
+            lambda array: with_elements(array, migrated(element, array.flatten())),
+        )
+
+    @property
+    def _identity(self) -> Any:
+        return (self.collection, self.element)

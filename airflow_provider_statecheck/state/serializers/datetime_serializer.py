@@ -1,0 +1,102 @@
+"""Points in time as people write them down: the time on the clock, and the zone of the clock if it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from types import NoneType
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
+from airflow_provider_statecheck.state.serializers.compatibility import AS_IS
+from airflow_provider_statecheck.state.serializers.serializer import Compatibility
+
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class DatetimeSerializer(AbstractSerializer[datetime]):
+    """
+    Any ``datetime`` as a struct of its local time, its zone and its fold, so that it comes back as it was.
+
+    A column of points in time alone is that of ``pyarrow.timestamp("us", tz="UTC")``.
+    """
+
+    class_id = "datetime"
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return a struct: the time on the clock, the zone or null, and whether it is the second of two equal times."""
+        import pyarrow as pa
+
+        return pa.struct([("local", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())])
+
+    def to_arrow(self, values: Sequence[datetime | None]) -> Any:
+        """
+        Return an Arrow array of values, null where there is ``None``.
+
+        :raises UnsupportedStateError: for another type, or a time zone without a name or an offset.
+        """
+        import pyarrow as pa
+
+        for kind in {*map(type, values)} - {datetime, NoneType}:
+            _refuse_type(kind)
+        clock = [v if v is None or v.tzinfo is None else v.replace(tzinfo=None) for v in values]
+        local = pa.array(clock, pa.timestamp("us"))
+        zone = pa.array([None if v is None or v.tzinfo is None else _name_of(v.tzinfo) for v in values], pa.string())
+        fold = pa.array([None if v is None else v.fold == 1 for v in values], pa.bool_())
+        return pa.StructArray.from_arrays([local, zone, fold], fields=list(self.arrow_type), mask=local.is_null())
+
+    def from_arrow(self, array: Any) -> list[datetime | None]:
+        """Return the values of an array."""
+        clock, zones, folds = array.flatten()
+        rows = zip(clock.to_numpy(zero_copy_only=False).tolist(), zones.to_pylist(), folds.to_pylist(), strict=True)
+        return [
+            local if local is None or (zone is None and not fold) else local.replace(tzinfo=_zone_of(zone), fold=fold)
+            for local, zone, fold in rows
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """Return nothing, as all are alike."""
+        return {}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        return AS_IS
+
+
+@lru_cache(maxsize=1024)
+def _name_of(zone: tzinfo) -> str:
+    if isinstance(zone, ZoneInfo) and zone.key:
+        return zone.key
+    if type(zone) is timezone:
+        return _offset_name(zone.utcoffset(None))
+    kind = type(zone)
+    raise UnsupportedStateError(
+        f"Expected the time zone of a datetime to be a datetime.timezone or a zoneinfo.ZoneInfo with a key, found "
+        f"{kind.__module__}.{kind.__qualname__}; convert it with astimezone()."
+    )
+
+
+def _offset_name(offset: timedelta) -> str:
+    sign = "-" if offset < timedelta(0) else "+"
+    minutes, rest = divmod(abs(offset), timedelta(minutes=1))
+    seconds = f":{rest // timedelta(seconds=1):02}" if rest else ""
+    fraction = f".{rest // _MICROSECOND % 1_000_000:06}" if rest % timedelta(seconds=1) else ""
+    return f"{sign}{minutes // 60:02}:{minutes % 60:02}{seconds}{fraction}"
+
+
+@lru_cache(maxsize=1024)
+def _zone_of(name: str | None) -> tzinfo | None:
+    if name is None or name == "+00:00":
+        return None if name is None else UTC
+    if name[0] not in "+-":
+        return ZoneInfo(name)
+    return datetime.strptime(name, "%z").tzinfo
+
+
+def _refuse_type(kind: type) -> None:
+    raise UnsupportedStateError(
+        f"Expected datetime.datetime, found {kind.__module__}.{kind.__qualname__}; convert it, or declare another type."
+    )

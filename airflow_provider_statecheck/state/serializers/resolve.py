@@ -1,0 +1,176 @@
+"""The serializer of a type."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from types import NoneType
+from typing import Any
+from uuid import UUID
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.arrow_resolution import serializer_of_arrow_type
+from airflow_provider_statecheck.state.serializers.collection_serializer import COLLECTIONS, CollectionSerializer
+from airflow_provider_statecheck.state.serializers.custom_serializer import CustomSerializer, SerializerAdapter
+from airflow_provider_statecheck.state.serializers.datetime_serializer import DatetimeSerializer
+from airflow_provider_statecheck.state.serializers.dict_serializer import DictSerializer
+from airflow_provider_statecheck.state.serializers.enum_serializer import EnumSerializer
+from airflow_provider_statecheck.state.serializers.optional import OptionalSerializer
+from airflow_provider_statecheck.state.serializers.record_fields import (
+    DeclaredField,
+    fields_of_dataclass,
+    fields_of_named_tuple,
+)
+from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
+from airflow_provider_statecheck.state.serializers.record_shapes import (
+    DataclassShape,
+    NamedTupleShape,
+    RecordShape,
+    TupleShape,
+)
+from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
+
+DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
+"""Of ``Decimal``: twenty digits before the point and eighteen behind; ``pyarrow.decimal128`` declares another type."""
+
+_Outer = tuple[type, ...]
+
+
+def serializer_of(type_or_serializer: Any) -> TypeSerializer[Any]:
+    """
+    Return the serializer of a type.
+
+    :param type_or_serializer: A Python type, an Arrow type, a ``TypeSerializer`` or a serializer of the user's own.
+    :raises UnsupportedStateError: for a type of which values cannot be saved so that they come back equal.
+    """
+    return _resolved(type_or_serializer, ())
+
+
+def _resolved(wanted: Any, outer: _Outer) -> TypeSerializer[Any]:
+    scalar = _scalar(wanted)
+    if scalar is not None:
+        return scalar
+    if isinstance(wanted, type) and wanted in outer:
+        raise _unsupported(
+            f"{wanted.__qualname__} within itself", "A column cannot hold records that hold their own kind."
+        )
+    generic = _generic(wanted, outer)
+    if generic is not None:
+        return generic
+    return _record(wanted, outer) if isinstance(wanted, type) else _given(wanted)
+
+
+def _scalar(wanted: Any) -> TypeSerializer[Any] | None:
+    import pyarrow as pa
+
+    if isinstance(wanted, pa.DataType):
+        return serializer_of_arrow_type(wanted)
+    make = _PLAIN.get(wanted) if isinstance(wanted, type) else None
+    if make is not None:
+        return serializer_of_arrow_type(make())
+    if wanted is datetime:
+        return DatetimeSerializer()
+    if wanted is UUID:
+        from airflow_provider_statecheck.state.serializers.uuid_serializer import UuidSerializer
+
+        return UuidSerializer()
+    return EnumSerializer(wanted) if isinstance(wanted, type) and issubclass(wanted, Enum) else None
+
+
+def _arrow(factory: str, *args: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        import pyarrow as pa
+
+        return getattr(pa, factory)(*args)
+
+    return make
+
+
+_PLAIN: dict[type, Callable[[], Any]] = {
+    bool: _arrow("bool_"),
+    int: _arrow("int64"),
+    float: _arrow("float64"),
+    str: _arrow("string"),
+    bytes: _arrow("binary"),
+    Decimal: _arrow("decimal128", DECIMAL_PRECISION, DECIMAL_SCALE),
+    date: _arrow("date32"),
+    time: _arrow("time64", "us"),
+    timedelta: _arrow("duration", "us"),
+}
+
+
+def _generic(wanted: Any, outer: _Outer) -> TypeSerializer[Any] | None:
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is typing.Annotated:
+        return _resolved(arguments[0], outer)
+    if origin in (typing.Union, types.UnionType):
+        return _optional(wanted, arguments, outer)
+    if origin is dict and len(arguments) == 2:
+        return DictSerializer(_resolved(arguments[0], outer), _resolved(arguments[1], outer))
+    if origin is tuple and arguments[-1:] != (...,):
+        return _tuple(arguments, outer)
+    if origin in COLLECTIONS.values() and arguments:
+        return CollectionSerializer(origin, _resolved(arguments[0], outer))
+    return None
+
+
+def _optional(wanted: Any, arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
+    others = [argument for argument in arguments if argument is not NoneType]
+    if len(others) != 1 or len(others) == len(arguments):
+        raise _unsupported(
+            str(wanted), "A column holds values of one type; use a record with an optional field for each."
+        )
+    return OptionalSerializer(_resolved(others[0], outer))
+
+
+def _tuple(arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
+    shape = TupleShape(len(arguments))
+    items = zip(shape.names, arguments, strict=True)
+    return RecordSerializer(shape, [RecordField(name=name, serializer=_resolved(item, outer)) for name, item in items])
+
+
+def _record(cls: type, outer: _Outer) -> TypeSerializer[Any]:
+    if dataclasses.is_dataclass(cls):
+        return _of_fields(DataclassShape(cls), fields_of_dataclass(cls), (*outer, cls))
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return _of_fields(NamedTupleShape(cls), fields_of_named_tuple(cls), (*outer, cls))
+    raise _unsupported(cls.__qualname__, _advice(cls))
+
+
+def _of_fields(shape: RecordShape, declared: list[DeclaredField], outer: _Outer) -> TypeSerializer[Any]:
+    return RecordSerializer(shape, [_field(shape, field, outer) for field in declared])
+
+
+def _field(shape: RecordShape, field: DeclaredField, outer: _Outer) -> RecordField:
+    try:
+        serializer = _resolved(field.type, outer)
+    except UnsupportedStateError as error:
+        raise UnsupportedStateError(f"In the field {field.name} of {shape.name}: {error}") from error
+    return RecordField(name=field.name, serializer=serializer, aliases=field.aliases, default=field.default)
+
+
+def _given(wanted: Any) -> TypeSerializer[Any]:
+    if hasattr(wanted, "to_arrow") and hasattr(wanted, "resolve_compatibility"):
+        found: TypeSerializer[Any] = wanted
+        return found
+    if isinstance(wanted, CustomSerializer):
+        return SerializerAdapter(wanted)
+    raise _unsupported(repr(wanted), "Give an object with serialize, deserialize, class_id and version for it.")
+
+
+def _advice(cls: type) -> str:
+    if cls in (list, tuple, set, frozenset, dict):
+        return f"Say what it holds, as in {cls.__name__}[{'str, int' if cls is dict else 'str'}]."
+    return "Use a dataclass, or give an object with serialize, deserialize, class_id and version for it."
+
+
+def _unsupported(found: str, advice: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected the type of state to be bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, an "
+        f"enumeration, a dataclass, a named tuple, an Arrow type, or a collection of these; found {found}. {advice}"
+    )

@@ -1,0 +1,136 @@
+"""Values with the time at which they were last used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from airflow_provider_statecheck.state.serializers.compatibility import (
+    after_migration,
+    migrated,
+    reconfigured,
+    require_known_version,
+)
+from airflow_provider_statecheck.state.serializers.freezing import Freezing, freezing_of
+from airflow_provider_statecheck.state.serializers.lists import nulls_of, nulls_of_array
+from airflow_provider_statecheck.state.serializers.optional import is_immutable
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Outcome,
+    SerializerSnapshot,
+    TypeSerializer,
+)
+from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
+
+CLASS_ID = "ttl"
+_VERSION = 1
+
+
+class TtlValue(NamedTuple):
+    """A value of state that expires."""
+
+    value: Any
+    last_access_ms: int
+
+
+_make = partial(tuple.__new__, TtlValue)
+
+
+class TtlSerializer:
+    """
+    A struct of a value and the time of its last use.
+
+    :param inner: The serializer of the value, which may be ``None`` in a map.
+    """
+
+    def __init__(self, inner: TypeSerializer[Any]) -> None:
+        self.inner = inner
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return the type of structs of a value and a time."""
+        import pyarrow as pa
+
+        return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
+
+    @property
+    def is_immutable(self) -> bool:
+        """Tell whether values can be shared, as nobody can change them."""
+        return is_immutable(self.inner)
+
+    def to_arrow(self, values: Sequence[TtlValue | None]) -> Any:
+        """
+        Return an Arrow array of structs, null where there is ``None``.
+
+        :raises UnsupportedStateError: for a value of another type.
+        """
+        import pyarrow as pa
+
+        inner = self.inner.to_arrow([None if value is None else value[0] for value in values])
+        times = pa.array([None if value is None else value[1] for value in values], pa.int64())
+        return _structs(inner, times, nulls_of(values))
+
+    def from_arrow(self, array: Any) -> list[TtlValue | None]:
+        """Return the values of an array; each is new and may be changed."""
+        return self._with_times(self.inner.from_arrow(array.field(0)), array)
+
+    def copy(self, value: TtlValue) -> TtlValue:
+        """Return a value that shares nothing with another that could be changed."""
+        if self.is_immutable or value.value is None:
+            return value
+        return TtlValue(self.inner.copy(value.value), value.last_access_ms)
+
+    def freezing(self) -> Freezing:
+        """Return how values are kept: as those without times are."""
+        freeze, thaw = freezing_of(self.inner)
+        if thaw is None:
+            return Freezing(self.from_arrow, None)
+        return Freezing(lambda array: self._with_times(freeze(array.field(0)), array), partial(_thawed, thaw))
+
+    def snapshot(self) -> SerializerSnapshot:
+        """Return what a later version is compared with."""
+        config = {"value": encode_snapshot(self.inner.snapshot())}
+        return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
+
+    def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
+        """Say whether values that had times before can go on; only who knows the time can give times to others."""
+        if old.class_id != CLASS_ID:
+            return Compatibility(outcome=Outcome.INCOMPATIBLE, reason="had no times of last use")
+        require_known_version(old, _VERSION)
+        return _keeping_times(self.inner.resolve_compatibility(decode_snapshot(old.config["value"])))
+
+    def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
+        found: list[TtlValue | None] = list(map(_make, zip(values, array.field(1).to_pylist(), strict=True)))
+        if array.null_count:
+            return [item if valid else None for item, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TtlSerializer) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash((CLASS_ID, self.inner))
+
+
+def _thawed(thaw: Callable[[Any], Any], kept: TtlValue) -> TtlValue:
+    return kept if kept.value is None else TtlValue(thaw(kept.value), kept.last_access_ms)
+
+
+def _keeping_times(inner: Compatibility) -> Compatibility:
+    """Return the verdict on values with times for the one on the values alone."""
+
+    def migrate(array: Any) -> Any:
+        return _structs(migrated(inner, array.field(0)), array.field(1), nulls_of_array(array))
+
+    if inner.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION:
+        return after_migration(inner.reason, migrate, merges=inner.merges)
+    if inner.serializer is not None:
+        return reconfigured(inner.reason, TtlSerializer(inner.serializer), migrate)
+    return inner
+
+
+def _structs(values: Any, times: Any, nulls: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=nulls)

@@ -1,0 +1,117 @@
+"""Values that are kept once and handed out many times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.state.serializers.freezing import freezing_of
+from airflow_provider_statecheck.state.serializers.resolve import serializer_of
+from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
+
+
+@dataclass
+class Plain:
+    a: int
+    b: str
+
+
+@dataclass
+class Counted:
+    a: int
+    made: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.made += 1
+
+
+@dataclass
+class Checked:
+    a: int
+
+    def __post_init__(self) -> None:
+        self.a += 1
+
+
+@dataclass(kw_only=True)
+class Named:
+    a: int
+
+
+@dataclass(init=False)
+class OwnConstructor:
+    a: int
+
+    def __init__(self, a: int) -> None:
+        self.a = a
+
+
+@dataclass
+class Nested:
+    a: list[int]
+
+
+class Row(NamedTuple):
+    a: list[int]
+
+
+STRUCT = pa.struct([("a", pa.int64())])
+VALUES: dict[str, tuple[Any, Any]] = {
+    "number": (int, 1),
+    "list": (list[int], [1]),
+    "dataclass": (Plain, Plain(1, "x")),
+    "constructor that counts": (Counted, Counted(1)),
+    "constructor that changes": (Checked, Checked(1)),
+    "arguments by name": (Named, Named(a=1)),
+    "constructor of its own": (OwnConstructor, OwnConstructor(1)),
+    "dataclass with a list": (Nested, Nested([1])),
+    "named tuple with a list": (Row, Row([1])),
+    "struct": (STRUCT, {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("expires", [False, True], ids=["for good", "for a time"])
+@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
+def test_each_reader_gets_a_value_of_its_own(kind: Any, value: Any, expires: bool) -> None:
+    serializer: Any = TtlSerializer(serializer_of(kind)) if expires else serializer_of(kind)
+    stored = TtlValue(value, 7) if expires else value
+    freeze, thaw = freezing_of(serializer)
+    array = serializer.to_arrow([None, stored])
+    expected = serializer.from_arrow(array)[1]
+    nothing, kept = freeze(array)
+    assert nothing is None
+    first, second = (kept, kept) if thaw is None else (thaw(kept), thaw(kept))
+    assert first == second == expected
+    assert type(first) is type(expected)
+    _change(first.value if expires else first)
+    assert second == expected
+    assert thaw is None or thaw(kept) == expected
+
+
+def test_fields_in_another_order_than_the_arguments_are_not_mixed_up() -> None:
+    serializer: Any = serializer_of(Plain)
+    turned = serializer.with_fields(serializer.fields[::-1])
+    freeze, thaw = freezing_of(turned)
+    assert thaw is not None
+    assert thaw(freeze(turned.to_arrow([Plain(1, "x")]))[0]) == Plain(1, "x")
+
+
+def test_entry_without_a_value_keeps_its_time() -> None:
+    serializer: Any = TtlSerializer(serializer_of(Plain))
+    freeze, thaw = freezing_of(serializer)
+    assert thaw is not None
+    assert thaw(freeze(serializer.to_arrow([TtlValue(None, 7)]))[0]) == TtlValue(None, 7)
+
+
+def _change(value: Any) -> None:
+    if isinstance(value, list):
+        value.append(2)
+    elif isinstance(value, dict):
+        value["a"] = 2
+    elif isinstance(value, Nested | Row):
+        value.a.append(2)
+    elif not isinstance(value, int):
+        value.a = 2

@@ -1,0 +1,201 @@
+"""Verdicts on the state of a checkpoint from its schemas alone."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.exceptions import StateMigrationError
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.evolution import Fate, Verdict, report, require_compatible, verdicts
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.serializers.resolve import serializer_of
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from tests.unit.state.serializers.record_types import Colour
+from tests.unit.state.serializers.test_custom_serializers import SketchSerializer
+from tests.unit.state.serializers.test_type_evolution import (
+    Added,
+    AddedWithoutDefault,
+    NewKey,
+    NoneReplaced,
+    Old,
+    OldKey,
+    OtherType,
+    RenamedField,
+    Reordered,
+)
+
+
+def state(
+    type_: Any, name: str = "s", kind: StateKind = StateKind.VALUE, key: Any = None, ttl: bool = False
+) -> StateSchema:
+    snapshot = type_ if isinstance(type_, SerializerSnapshot) else serializer_of(type_).snapshot()
+    keys = None if key is None else serializer_of(key).snapshot()
+    return StateSchema(name=name, kind=kind, key=keys, value=snapshot, ttl=ttl)
+
+
+def keyed(*states: StateSchema, key: Any = None) -> OperatorSchemas:
+    return OperatorSchemas(key=key, keyed=states)
+
+
+def travelled(schemas: OperatorSchemas) -> OperatorSchemas:
+    return decode_schemas(json.loads(json.dumps(encode_schemas(schemas))))
+
+
+def fate(old: StateSchema, new: StateSchema) -> Verdict:
+    (verdict,) = verdicts(travelled(keyed(old)), travelled(keyed(new)))
+    assert verdicts(OperatorSchemas(operator=(old,)), OperatorSchemas(operator=(new,)))[0].fate is verdict.fate
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (int, int, Fate.AS_IS),
+        (Old, Old, Fate.AS_IS),
+        (Old, Reordered, Fate.RECONFIGURED),
+        (Old, Added, Fate.MIGRATED),
+        (Old, RenamedField, Fate.MIGRATED),
+        (Old, NoneReplaced, Fate.MIGRATED),
+        (Old, AddedWithoutDefault, Fate.INCOMPATIBLE),
+        (Old, OtherType, Fate.INCOMPATIBLE),
+        (list[Old], list[Added], Fate.MIGRATED),
+        (pa.int32(), int, Fate.MIGRATED),
+        (int, float, Fate.INCOMPATIBLE),
+        (int, Colour, Fate.INCOMPATIBLE),
+    ],
+    ids=str,
+)
+def test_the_verdict_is_that_of_the_serializers_without_any_class(old: Any, new: Any, expected: Fate) -> None:
+    assert fate(state(old), state(new)).fate is expected
+
+
+def test_a_state_that_is_new_and_one_that_nobody_asks_for_are_no_trouble() -> None:
+    found = require_compatible(
+        keyed(state(int, "gone"), state(int, "same")), keyed(state(int, "same"), state(str, "new"))
+    )
+    assert {verdict.name: verdict.fate for verdict in found} == {
+        "gone": Fate.KEPT_UNREAD,
+        "same": Fate.AS_IS,
+        "new": Fate.NEW,
+    }
+
+
+def test_keyed_and_operator_state_of_one_name_are_two_states() -> None:
+    old = OperatorSchemas(keyed=(state(int),), operator=(state(str, kind=StateKind.LIST),))
+    assert {(v.scope, v.fate) for v in verdicts(old, old)} == {("keyed", Fate.AS_IS), ("operator", Fate.AS_IS)}
+
+
+def test_another_kind_of_state_is_incompatible() -> None:
+    verdict = fate(state(int), state(int, kind=StateKind.REDUCING))
+    assert (verdict.fate, verdict.reason) == (Fate.INCOMPATIBLE, "was a value state, is now a reducing state")
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_a_time_to_live_may_begin_and_end(before: bool, after: bool) -> None:
+    verdict = fate(state(int, ttl=before), state(int, ttl=after))
+    assert verdict.fate is Fate.MIGRATED
+    assert "time to live" in verdict.reason
+    assert fate(state(int, ttl=before), state(str, ttl=after)).fate is Fate.INCOMPATIBLE
+    assert fate(state(int, ttl=before), state(int, ttl=before)).fate is Fate.AS_IS
+
+
+def test_keys_of_a_map_may_be_widened_but_not_merged() -> None:
+    def map_of(key: Any) -> StateSchema:
+        return state(int, kind=StateKind.MAP, key=key)
+
+    assert fate(map_of(pa.int32()), map_of(int)).fate is Fate.MIGRATED
+    assert fate(map_of(OldKey), map_of(NewKey)).fate is Fate.INCOMPATIBLE
+    assert fate(map_of(int), map_of(str)).fate is Fate.INCOMPATIBLE
+
+
+def key_of(**columns: pa.DataType) -> SerializerSnapshot:
+    return KeySerializer(tuple(KeyField(name, kind) for name, kind in columns.items())).snapshot()
+
+
+def test_a_key_never_migrates() -> None:
+    old = keyed(state(int), key=key_of(id=pa.int32()))
+    assert verdicts(old, keyed(state(int), key=key_of(id=pa.int32())))[0].fate is Fate.AS_IS
+    for key in (key_of(id=pa.int64()), key_of(id=pa.int32(), day=pa.date32()), serializer_of(int).snapshot()):
+        verdict, _ = verdicts(old, keyed(state(int), key=key))
+        assert (verdict.scope, verdict.fate) == ("key", Fate.INCOMPATIBLE)
+        assert "key" in verdict.reason
+
+
+def test_a_key_of_another_description_may_be_reconfigured_but_never_migrated() -> None:
+    def of(type_: Any) -> OperatorSchemas:
+        return keyed(key=serializer_of(type_).snapshot())
+
+    assert verdicts(of(Old), of(Reordered))[0].fate is Fate.RECONFIGURED
+    assert verdicts(of(pa.int32()), of(int))[0].fate is Fate.INCOMPATIBLE
+
+
+def test_the_error_names_every_state_with_its_types_before_and_now() -> None:
+    old = keyed(state(int, "total"), state(Old, "orders"), state(int, "fine"))
+    new = keyed(state(str, "total"), state(OtherType, "orders"), state(int, "fine"))
+    with pytest.raises(StateMigrationError) as caught:
+        require_compatible(old, new, "sales/balance")
+    text = str(caught.value)
+    assert "keyed state 'total': incompatible: was int64, is now string" in text
+    assert "[value of int64 -> value of string]" in text
+    assert "record(id int64, count int64, name optional string) -> value of record(id int64, count string, name" in text
+    assert "'sales/balance'" in text
+    assert "fine" not in text
+    assert caught.value.state == "total"
+    assert pickle.loads(pickle.dumps(caught.value)).state == "total"
+
+
+def test_a_class_that_nobody_knows_is_an_error_only_where_its_state_is_asked_for() -> None:
+    unknown = SerializerSnapshot(class_id="quantum", version=1, config={})
+    assert fate(state(unknown), state(int)).fate is Fate.INCOMPATIBLE
+    assert "quantum" in fate(state(unknown), state(int)).line
+    found = require_compatible(keyed(state(unknown, "theirs"), state(int, "mine")), keyed(state(int, "mine")))
+    assert [verdict.fate for verdict in found] == [Fate.KEPT_UNREAD, Fate.AS_IS]
+
+
+def test_a_newer_version_is_an_error_only_where_its_state_is_asked_for() -> None:
+    newer = SerializerSnapshot(class_id="record", version=99, config={"columns": {}})
+    verdict = fate(state(newer), state(Old))
+    assert verdict.fate is Fate.INCOMPATIBLE
+    assert "found version 99" in verdict.reason
+    require_compatible(keyed(state(newer, "theirs")), keyed(state(int, "mine")))
+
+
+def test_on_a_serializer_of_the_users_own_its_code_decides_later() -> None:
+    same = fate(state(SketchSerializer(1)), state(SketchSerializer(1)))
+    assert (same.fate, same.reason) == (Fate.AS_IS, "")
+    other = fate(state(SketchSerializer(1)), state(SketchSerializer(2)))
+    assert other.fate is Fate.AS_IS
+    assert "its own code decides" in other.reason
+
+
+def test_the_report_is_lines_of_a_log_with_what_needs_a_look_first() -> None:
+    old = OperatorSchemas(
+        key=key_of(id=pa.int64()),
+        keyed=(state(int, "same"), state(Old, "orders"), state(int, "gone"), state(int, "bad")),
+    )
+    new = OperatorSchemas(
+        key=key_of(id=pa.int64()),
+        keyed=(state(int, "same"), state(Added, "orders"), state(float, "bad")),
+        operator=(state(int, "buffer", StateKind.LIST),),
+    )
+    assert report(verdicts(old, new)).splitlines() == [
+        (
+            "keyed state 'bad': incompatible: was int64, is now double, which does not hold all values of the former "
+            "[value of int64 -> value of double]"
+        ),
+        (
+            "keyed state 'orders': migrated: field tags: is new; field note: is new [value of record(id int64, count int64, "
+            "name optional string) -> value of record(id int64, count int64, name optional string, tags list of string, note "
+            "optional string)]"
+        ),
+        "keyed state 'gone': kept unread [value of int64]",
+        "operator state 'buffer': new [list of int64]",
+        "key: as is [key(id bigint)]",
+        "keyed state 'same': as is [value of int64]",
+    ]
