@@ -20,6 +20,7 @@ _CLI = "airflow_provider_statecheck.cli"
 _MODULES = {
     "savepoint": "savepoint_commands",
     "dispose": "savepoint_commands",
+    "rescale": "savepoint_commands",
     "stats": "stats_commands",
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -97,6 +98,14 @@ ARG_TIMEOUT = Arg(
     metavar="SECONDS",
     help="How long to wait for a stage that runs (default: 600)",
 )
+ARG_POINTER = Arg(("pointer",), help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
+ARG_MAX_PARALLELISM = Arg(
+    ("--max-parallelism",),
+    type=positive_int(allow_zero=False),
+    required=True,
+    metavar="N",
+    help="The new number of key groups; at least the parallelism with which the state was written, at most 32768",
+)
 ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask")
 
 
@@ -168,6 +177,14 @@ def _changing() -> tuple[ActionCommand, ...]:
             ARG_ONLY_JOB,
             ARG_SAVEPOINTS,
             ARG_DRY_RUN,
+            ARG_STORAGE,
+        ),
+        _command(
+            "rescale",
+            "Write a checkpoint anew as a savepoint of another maximum parallelism",
+            ARG_POINTER,
+            ARG_MAX_PARALLELISM,
+            ARG_TARGET,
             ARG_STORAGE,
         ),
         _command("dispose", "Delete a savepoint", ARG_SAVEPOINT, ARG_DRY_RUN, ARG_STORAGE),

@@ -7,13 +7,15 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
+from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
 from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
 from airflow_provider_statecheck.cli.selection import operators_of
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.disposing import dispose as dispose_savepoint
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
@@ -25,7 +27,6 @@ from airflow_provider_statecheck.hooks.savepointing import serve_idle
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.checkpoint.records import OperatorRecord
@@ -62,6 +63,30 @@ def dispose(args: Namespace) -> Exit:
     done = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
     verb = "would be deleted" if args.dry_run else "deleted"
     tell(f"{shown(done.pointer)} with {readable_size(done.size_bytes)} {verb}.")
+    return Exit.DONE
+
+
+@command
+@audited
+def rescale(args: Namespace) -> Exit:
+    """Write a checkpoint anew as a savepoint whose keyed state has another number of key groups."""
+    from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+    from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+    from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
+
+    target = args.target or configured_savepoint_dir()
+    if target is None:
+        raise InvalidConfigurationError(
+            "Expected a place for the savepoint, found none; give --target, or set [statecheck] savepoint_dir."
+        )
+    storage = storage_opener(args.storage_conn_id)(args.pointer)
+    uri = resolve_checkpoint(storage, args.pointer).metadata_uri
+    source = decode_metadata(storage.read_bytes(uri), uri=uri)
+    directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
+    done = rescale_max_parallelism(storage, source, directory=directory, max_parallelism=args.max_parallelism)
+    row = {"pointer": shown(directory), "max_parallelism": args.max_parallelism, "bytes": done.state_size_bytes}
+    print_rows([row], args.output)
+    tell("The checkpoint is as it was; let the stage begin from the savepoint with the new max_parallelism.")
     return Exit.DONE
 
 

@@ -123,7 +123,7 @@ class DistributionMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateMeta:
-    """Where the elements of one named operator state begin in the stream."""
+    """Where the elements of one named operator state are in the stream: rows of managed state, bytes of raw state."""
 
     offsets: tuple[int, ...]
     mode: DistributionMode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, KeyGroupsStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import (
@@ -18,14 +19,14 @@ def intersection_of(handle: KeyedStateHandle, key_group_range: KeyGroupRange) ->
     """
     Return what a handle holds of a range, or ``None`` where that is nothing.
 
-    Files of incremental state are not cut by key groups: such a handle comes back whole, and whoever reads it skips keys
-    outside of the range.
+    Files of incremental state are not cut by key groups: such a handle comes back with all its files and the common range,
+    and whoever reads it skips keys outside of that. What lies outside may be out of date: its subtask can have written since.
     """
     common = handle.key_group_range.intersection(key_group_range)
     if not common:
         return None
     if not isinstance(handle, KeyGroupsStateHandle):
-        return handle
+        return replace(handle, key_group_range=common)
     offsets = KeyGroupRangeOffsets(handle.key_group_range, handle.offsets).get_intersection(common)
     return KeyGroupsStateHandle(common, offsets.offsets, handle.stream)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -55,9 +57,12 @@ def test_handle_without_a_common_key_group_is_not_given() -> None:
     assert intersection_of(INCREMENTAL, KeyGroupRange(5, 9)) is None
 
 
-def test_incremental_state_is_given_whole_to_all_that_have_a_common_key_group() -> None:
-    assert intersection_of(INCREMENTAL, KeyGroupRange(4, 9)) is INCREMENTAL
-    assert redistribute_keyed([(INCREMENTAL,), ()], 3, 10) == ((INCREMENTAL,), (INCREMENTAL,), ())
+def test_incremental_state_is_given_with_the_common_range_to_all_that_have_one() -> None:
+    assert intersection_of(INCREMENTAL, KeyGroupRange(4, 9)) == replace(
+        INCREMENTAL, key_group_range=KeyGroupRange(4, 4)
+    )
+    first, second = (replace(INCREMENTAL, key_group_range=KeyGroupRange(*own)) for own in ((0, 3), (4, 4)))
+    assert redistribute_keyed([(INCREMENTAL,), ()], 3, 10) == ((first,), (second,), ())
 
 
 def test_subtask_without_state_gives_nothing() -> None:
