@@ -1,0 +1,1 @@
+"""State backends by name, and how one is chosen."""

@@ -1,0 +1,101 @@
+"""Which state backend a stage has: the application's, else the configuration's, else the default."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.state.backends.factories import (
+    ArrowStateBackendFactory,
+    FsStateBackendFactory,
+    MemoryStateBackendFactory,
+)
+from airflow_provider_statecheck.state.backends.state_backend import (
+    ConfigurableStateBackend,
+    StateBackend,
+    StateBackendFactory,
+)
+
+BACKEND_KEYS = ("state.backend.type", "state.backend")
+"""The settings that name a backend; the first wins."""
+DEFAULT_BACKEND = "arrow"
+ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
+
+_FACTORIES: dict[str, Callable[[], StateBackendFactory]] = {
+    "memory": MemoryStateBackendFactory,
+    "jobmanager": MemoryStateBackendFactory,
+    "hashmap": MemoryStateBackendFactory,
+    "filesystem": FsStateBackendFactory,
+    "fs": FsStateBackendFactory,
+    "arrow": ArrowStateBackendFactory,
+}
+
+
+def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
+    """
+    Return the backend of a stage.
+
+    :param application: What the application set; what it leaves unset is taken from the configuration.
+    :param config: Settings by their keys.
+    :raises InvalidConfigurationError: if the configured backend cannot be loaded, naming it.
+    """
+    if application is not None:
+        return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
+    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
+    # What a factory raises goes to the user as it is.
+    return factory_of(name).create_from_config(config)
+
+
+def factory_of(name: Any) -> StateBackendFactory:
+    """
+    Return the factory of a name, an entry point or a dotted path, in this order.
+
+    :raises InvalidConfigurationError: if there is none.
+    """
+    known = _FACTORIES.get(name.lower()) if isinstance(name, str) else None
+    return _made(name, known or _registered(name) or _imported(name))
+
+
+def _registered(name: Any) -> Any:
+    found = entry_points(group=ENTRY_POINT_GROUP, name=name) if isinstance(name, str) else ()
+    for entry_point in found:
+        try:
+            return entry_point.load()
+        except (ImportError, AttributeError) as error:
+            raise _unloadable(name, f"its entry point {entry_point.value} cannot be imported: {error}") from error
+    return None
+
+
+def _imported(name: Any) -> Any:
+    if not isinstance(name, str) or "." not in name:
+        raise _unloadable(name, "there is no backend of that name")
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs code of the user
+        raise _unloadable(name, f"it cannot be imported: {error}") from error
+
+
+def _made(name: Any, found: Any) -> StateBackendFactory:
+    try:
+        factory = found() if isinstance(found, type) else found
+    except (StateCheckError, OSError):
+        raise
+    except Exception as error:
+        raise _unloadable(name, f"its factory cannot be made: {error}") from error
+    if not isinstance(factory, StateBackendFactory):
+        raise _unloadable(
+            name, "it is no StateBackendFactory, because it lacks create_from_config() or get_identifier()"
+        )
+    return factory
+
+
+def _unloadable(name: Any, reason: str) -> InvalidConfigurationError:
+    names = ", ".join(sorted(_FACTORIES))
+    return InvalidConfigurationError(
+        f"Expected in {BACKEND_KEYS[1]} one of {names}, the name of an entry point of {ENTRY_POINT_GROUP}, or the dotted path of a "
+        f"StateBackendFactory, found {name!r}: {reason}."
+    )

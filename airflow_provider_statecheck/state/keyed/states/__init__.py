@@ -1,0 +1,1 @@
+"""The keyed states as user functions see them."""

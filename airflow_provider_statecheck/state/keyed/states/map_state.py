@@ -1,0 +1,154 @@
+"""A map for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.state.keyed.key_context import KeyContext, no_key
+from airflow_provider_statecheck.state.keyed.states.map_entry import MapEntry
+from airflow_provider_statecheck.state.keyed.states.map_iterator import MapIterator
+from airflow_provider_statecheck.state.keyed.tables import MapTable
+
+K = TypeVar("K")
+V = TypeVar("V")
+View = TypeVar("View")
+
+
+class MapState(Generic[K, V]):
+    """
+    Entries by user key; a value may be ``None``, and without entries nothing is kept.
+
+    :param table: Where the state is.
+    :param context: The current key.
+    :param namespace: In which this state is.
+    :param check_null_key: Refuses ``None`` as a user key if the serializer of the keys cannot write it.
+    """
+
+    __slots__ = ("_check_null_key", "_context", "_get", "_namespace", "_put", "_table")
+
+    def __init__(self, table: MapTable, context: KeyContext, namespace: str, check_null_key: Callable[[], Any]) -> None:
+        self._table = table
+        self._context = context
+        self._namespace = namespace
+        self._check_null_key = check_null_key
+        self._get = table.get
+        self._put = table.put
+
+    def get(self, user_key: K) -> V | None:
+        """
+        Return the value of a user key, or ``None``.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        context = self._context
+        if context.key_group < 0:
+            raise no_key()
+        value: V | None = self._get(context.key, context.key_group, self._namespace, user_key)
+        return value
+
+    def contains(self, user_key: K) -> bool:
+        """
+        Tell whether there is an entry, even one of ``None``.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        return self._table.contains(*self._place(), user_key)
+
+    def put(self, user_key: K, value: V | None) -> None:
+        """
+        Set an entry.
+
+        :raises UnsupportedStateError: for a null user key that the serializer of the keys cannot write.
+        :raises CoordinatorError: if there is no current key.
+        """
+        context = self._context
+        if context.key_group < 0:
+            raise no_key()
+        if user_key is None:
+            self._check_null_key()
+        self._put(context.key, context.key_group, self._namespace, user_key, value)
+
+    def put_all(self, entries: Mapping[K, V | None]) -> None:
+        """
+        Set several entries.
+
+        :raises InvalidConfigurationError: for ``None`` in place of a mapping.
+        :raises UnsupportedStateError: for a null user key that the serializer of the keys cannot write.
+        :raises CoordinatorError: if there is no current key.
+        """
+        self._place()
+        if entries is None:
+            raise InvalidConfigurationError("Expected a mapping of entries, found None; use clear() for no entries.")
+        for user_key, value in entries.items():
+            self.put(user_key, value)
+
+    def remove(self, user_key: K) -> None:
+        """
+        Remove an entry; where there is none nothing happens.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        self._table.remove(*self._place(), user_key)
+
+    def clear(self) -> None:
+        """
+        Remove what the current key has; other keys keep theirs.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        self._table.clear(*self._place())
+
+    def is_empty(self) -> bool:
+        """
+        Tell whether there is no entry.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        return self._table.is_empty(*self._place())
+
+    def entries(self) -> MapIterator[MapEntry[K, V]]:
+        """
+        Return the entries, none if there is nothing; each can be replaced or removed.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        return self._iterator(lambda entry: entry)
+
+    def keys(self) -> MapIterator[K]:
+        """
+        Return the user keys, none if there is nothing.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        return self._iterator(lambda entry: entry.key)
+
+    def values(self) -> MapIterator[V]:
+        """
+        Return the values, none if there is nothing.
+
+        :raises CoordinatorError: if there is no current key.
+        """
+        return self._iterator(lambda entry: entry.value)
+
+    def __iter__(self) -> MapIterator[MapEntry[K, V]]:
+        """Return an iterator over the entries."""
+        return self.entries()
+
+    def _iterator(self, view: Callable[[MapEntry[K, V]], View]) -> MapIterator[View]:
+        place = self._place()
+        table = self._table
+
+        def put(user_key: K, value: V) -> None:
+            table.put(*place, user_key, value)
+
+        found: Iterator[tuple[Any, Any]] = table.entries(*place)
+        entries = (MapEntry(user_key, value, put) for user_key, value in found)
+        return MapIterator(entries, view, lambda user_key: table.remove(*place, user_key))
+
+    def _place(self) -> tuple[Any, int, str]:
+        context = self._context
+        if context.key_group < 0:
+            raise no_key()
+        return context.key, context.key_group, self._namespace

@@ -1,0 +1,138 @@
+"""Backends of keyed state in the hands of a suite: opened, saved and restored at any parallelism, at a time as it wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import redistribute_keyed
+from airflow_provider_statecheck.state.backends.environment import StateEnvironment
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.job_directories import JobDirectories
+
+KEY_GROUPS = 16
+ATTEMPT = AttemptRef(job_id=job_id_of("suite"), operator_id=operator_id_of("keyed"), epoch=1)
+Handles = tuple[KeyedStateHandle, ...]
+
+
+class KeyedHarness:
+    """
+    An operator with keyed state.
+
+    :param backend: What is tested.
+    :param storage: Where snapshots go.
+    :param key_types: Arrow types of the key's columns; one of text by default.
+    """
+
+    def __init__(
+        self, backend: StateBackend, storage: CheckpointStorage, key_types: Sequence[Any] | None = None
+    ) -> None:
+        import pyarrow as pa
+
+        types = [pa.string()] if key_types is None else key_types
+        self.backend = backend
+        self.storage = storage
+        self.keys = KeySerializer(tuple(KeyField(f"k{index}", key_type) for index, key_type in enumerate(types)))
+        self.now_ms = 1_000_000
+        self._checkpoint_id = 0
+        self._opened: list[AbstractKeyedStateBackend] = []
+
+    def open(
+        self, restored: Sequence[KeyedStateHandle] = (), index: int = 0, parallelism: int = 1
+    ) -> AbstractKeyedStateBackend:
+        """Return the keyed state of a subtask."""
+        key_groups = key_group_range_of(index, parallelism, KEY_GROUPS)
+        return self.open_range(key_groups, restored, index, parallelism)
+
+    def open_range(
+        self,
+        key_groups: KeyGroupRange,
+        restored: Sequence[KeyedStateHandle] = (),
+        index: int = 0,
+        parallelism: int = 1,
+    ) -> AbstractKeyedStateBackend:
+        """Return the keyed state of some key groups."""
+        opened = self.backend.create_keyed_state_backend(
+            self._environment(index, parallelism),
+            ATTEMPT.job_id,
+            ATTEMPT.operator_id,
+            self.keys,
+            KEY_GROUPS,
+            key_groups,
+            restored=tuple(restored),
+        )
+        self._opened.append(opened)
+        return opened
+
+    def streams(self) -> FsCheckpointStreamFactory:
+        """Return where the next snapshot goes; all of it to files."""
+        self._checkpoint_id += 1
+        directories = JobDirectories(self.storage.base_uri, ATTEMPT)
+        return FsCheckpointStreamFactory(
+            storage=self.storage,
+            exclusive=directories.checkpoint(self._checkpoint_id),
+            shared=directories.shared_state,
+            writing=StateWriting(epoch=ATTEMPT.epoch, inline_threshold=0),
+        )
+
+    def snapshot(self, backend: AbstractKeyedStateBackend) -> Any:
+        """Return a snapshot that is still to be written."""
+        streams = self.streams()
+        return backend.snapshot(self._checkpoint_id, self.now_ms, streams)
+
+    def save(self, backend: AbstractKeyedStateBackend) -> Handles:
+        """Return the handles of a written snapshot, none if there was nothing to save."""
+        handle = self.snapshot(backend).run().handle
+        return () if handle is None else (handle,)
+
+    def reopen(
+        self, backends: Sequence[AbstractKeyedStateBackend], parallelism: int
+    ) -> list[AbstractKeyedStateBackend]:
+        """Return the subtasks that go on from snapshots of others."""
+        return self.restore([self.snapshot(backend) for backend in backends], parallelism)
+
+    def restore(self, snapshots: Sequence[Any], parallelism: int) -> list[AbstractKeyedStateBackend]:
+        """Write snapshots and return the subtasks that go on from them."""
+        written = [snapshot.run().handle for snapshot in snapshots]
+        handles = [() if handle is None else (handle,) for handle in written]
+        assigned = redistribute_keyed(handles, parallelism, KEY_GROUPS)
+        return [self.open(own, index, parallelism) for index, own in enumerate(assigned)]
+
+    def reopened(self, backend: AbstractKeyedStateBackend) -> AbstractKeyedStateBackend:
+        """Return the one subtask that goes on from a snapshot of another."""
+        (again,) = self.reopen([backend], 1)
+        return again
+
+    def owner_of(self, key: Any, backends: Sequence[AbstractKeyedStateBackend]) -> AbstractKeyedStateBackend:
+        """Return the subtask of a key."""
+        key_group = self.keys.key_group_of(key, KEY_GROUPS)
+        (owner,) = (backend for backend in backends if key_group in backend.key_group_range)
+        return owner
+
+    def files(self) -> set[str]:
+        """Return the files of all snapshots."""
+        return set(self.storage.list_files(self.storage.base_uri))
+
+    def close(self) -> None:
+        """Dispose of all that was opened."""
+        for backend in self._opened:
+            backend.dispose()
+
+    def _environment(self, index: int, parallelism: int) -> StateEnvironment:
+        return StateEnvironment(
+            storage=self.storage,
+            subtask_index=index,
+            parallelism=parallelism,
+            max_parallelism=KEY_GROUPS,
+            now_ms=lambda: self.now_ms,
+            epoch=ATTEMPT.epoch,
+        )

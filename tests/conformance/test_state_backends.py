@@ -1,0 +1,42 @@
+"""The state backends' contract over state in memory and in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract
+
+
+class TestMemory(StateBackendContract):
+    travels_in_handles = True
+
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return MemoryStateBackend()
+
+
+class TestFilesystem(StateBackendContract):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return FsStateBackend()
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return CheckpointStorage.open(tmp_path.as_uri())
+
+
+class TestArrow(StateBackendContract):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return ArrowStateBackend()
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return CheckpointStorage.open(tmp_path.as_uri())

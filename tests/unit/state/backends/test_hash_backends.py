@@ -1,0 +1,186 @@
+"""What the backends in memory add to the contract of all backends."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
+from airflow_provider_statecheck.exceptions import (
+    BackendRestoreError,
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.memory_access import (
+    DEFAULT_MAX_STATE_SIZE,
+    MemoryBackendCheckpointStorageAccess,
+)
+from airflow_provider_statecheck.testing.keyed_harness import ATTEMPT, KeyedHarness
+from airflow_provider_statecheck.testing.keyed_ttl_contract import TTL
+
+
+def harness(backend: Any) -> KeyedHarness:
+    return KeyedHarness(backend, CheckpointStorage.open(f"memory://{uuid.uuid4().hex}"))
+
+
+def with_value(keyed: KeyedHarness, value: str) -> Any:
+    backend: Any = keyed.open()
+    backend.set_current_key("a")
+    backend.store.get_state(ValueStateDescriptor("v", str)).update(value)
+    return backend
+
+
+def test_state_of_the_memory_backend_travels_in_its_handle() -> None:
+    keyed = harness(MemoryStateBackend())
+    (handle,) = keyed.save(with_value(keyed, "x"))
+    assert isinstance(handle.stream, ByteStreamStateHandle)  # type: ignore[union-attr]
+    assert keyed.files() == set()
+
+
+def test_state_of_the_filesystem_backend_is_one_file() -> None:
+    keyed = harness(FsStateBackend())
+    (handle,) = keyed.save(with_value(keyed, "x"))
+    assert isinstance(handle.stream, FileStateHandle)  # type: ignore[union-attr]
+    assert len(keyed.files()) == 1
+
+
+def test_state_above_the_limit_is_refused_naming_it() -> None:
+    keyed = harness(MemoryStateBackend(max_state_size=4000))
+    backend = with_value(keyed, "x" * 5000)
+    with pytest.raises(StorageError, match="at most 4000 bytes"):
+        keyed.save(backend)
+    backend.store.get_state(ValueStateDescriptor("v", str)).update("x")
+    assert len(keyed.save(backend)) == 1
+
+
+def test_limit_is_five_mebibytes_by_default() -> None:
+    assert MemoryStateBackend().max_state_size == DEFAULT_MAX_STATE_SIZE == 5 * 1024 * 1024
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_limit_must_be_above_zero(size: int) -> None:
+    with pytest.raises(InvalidConfigurationError, match="max_state_size"):
+        MemoryStateBackend(max_state_size=size)
+
+
+def test_backends_are_storages_of_their_own(tmp_path: Path) -> None:
+    directory = tmp_path.as_uri()
+    memory = MemoryStateBackend(max_state_size=10).create_checkpoint_storage(ATTEMPT)
+    assert isinstance(memory, MemoryBackendCheckpointStorageAccess)
+    assert not memory.supports_highly_available_storage
+    assert MemoryStateBackend(directory).create_checkpoint_storage(ATTEMPT).supports_highly_available_storage
+    files = FsStateBackend(directory, f"{directory}/savepoints").create_checkpoint_storage(ATTEMPT)
+    assert isinstance(files, FsCheckpointStorageAccess)
+    assert files.has_default_savepoint_location
+
+
+def test_filesystem_storage_needs_a_directory() -> None:
+    with pytest.raises(InvalidConfigurationError, match="directory of checkpoints"):
+        FsStateBackend().create_checkpoint_storage(ATTEMPT)
+
+
+def test_pointer_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        FsStateBackend().resolve_checkpoint(f"{tmp_path.as_uri()}/chk-1")
+
+
+def test_operator_state_is_restored() -> None:
+    keyed = harness(FsStateBackend())
+    environment = keyed._environment(0, 1)
+    backend = keyed.backend.create_operator_state_backend(environment, "operator")
+    assert isinstance(backend, DefaultOperatorStateBackend)
+    descriptor: Any = ListStateDescriptor("l", int)
+    backend.get_list_state(descriptor).add(1)
+    handle = backend.snapshot(1, 0, keyed.streams()).run().handle
+    assert handle is not None
+    again = keyed.backend.create_operator_state_backend(environment, "operator", restored=[handle])
+    assert list(again.get_list_state(descriptor)) == [1]
+    for name in keyed.files():
+        keyed.storage.delete_file(f"{keyed.storage.base_uri}/{name}")
+    with pytest.raises(BackendRestoreError, match="operator could not be restored"):
+        keyed.backend.create_operator_state_backend(environment, "operator", restored=[handle])
+
+
+def test_full_snapshot_leaves_out_what_is_expired() -> None:
+    keyed = harness(MemoryStateBackend())
+    backend: Any = keyed.open()
+    fill_expiring(backend, "a")
+    keyed.now_ms += 60
+    fill_expiring(backend, "b")
+    backend.set_current_key("a")
+    backend.store.get_list_state(ListStateDescriptor("l", int, ttl=TTL)).add(2)
+    keyed.now_ms += 60
+    handles = keyed.save(backend)
+    keyed.now_ms -= 60
+    restored = keyed.open(handles)
+    assert restored.num_entries() == 4
+    restored.set_current_key("a")
+    assert list(restored.store.get_list_state(ListStateDescriptor("l", int, ttl=TTL)).get()) == [2]
+
+
+def fill_expiring(backend: Any, key: str, ttl: StateTtlConfig = TTL) -> None:
+    backend.set_current_key(key)
+    backend.store.get_state(ValueStateDescriptor("v", int, ttl=ttl)).update(1)
+    backend.store.get_list_state(ListStateDescriptor("l", int, ttl=ttl)).add(1)
+    backend.store.get_map_state(MapStateDescriptor("m", str, int, ttl=ttl)).put("x", 1)
+
+
+def test_snapshot_in_which_all_is_expired_is_empty() -> None:
+    keyed = harness(MemoryStateBackend())
+    backend: Any = keyed.open()
+    fill_expiring(backend, "a")
+    keyed.now_ms += 100
+    assert keyed.save(backend) == ()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_user_key_that_can_be_changed_is_refused(is_first: bool) -> None:
+    keyed = harness(MemoryStateBackend())
+    backend: Any = keyed.open()
+    backend.set_current_key("a")
+    state: Any = backend.store.get_map_state(MapStateDescriptor("m", list[int], int))
+    if not is_first:
+        state.put((1,), 1)
+    with pytest.raises(UnsupportedStateError, match="cannot be changed"):
+        state.put([1], 1)
+    assert backend.num_entries() == (0 if is_first else 1)
+
+
+def test_value_of_another_type_is_refused_when_it_is_written() -> None:
+    keyed = harness(MemoryStateBackend())
+    backend: Any = keyed.open()
+    backend.set_current_key("a")
+    state: Any = backend.store.get_state(ValueStateDescriptor("v", int))
+    state.update("text")
+    with pytest.raises(UnsupportedStateError):
+        keyed.save(backend)
+
+
+def test_snapshots_of_several_versions_are_carried_on_side_by_side() -> None:
+    import pyarrow as pa
+
+    keyed = harness(MemoryStateBackend())
+    parts = [keyed.open(index=index, parallelism=2) for index in range(2)]
+    keys = [f"key {number}" for number in range(20)]
+    for key in keys:
+        owner = keyed.owner_of(key, parts)
+        owner.set_current_key(key)
+        narrow = pa.int32() if owner is parts[0] else pa.int64()
+        owner.store.get_state(ValueStateDescriptor("v", narrow)).update(len(key))
+    ((carried,), (backend,)) = keyed.reopen(parts, 1), keyed.reopen(keyed.reopen(parts, 1), 1)
+    assert carried.num_entries() == 20
+    for key in keys:
+        backend.set_current_key(key)
+        assert backend.store.get_state(ValueStateDescriptor("v", pa.int64())).value() == len(key)
