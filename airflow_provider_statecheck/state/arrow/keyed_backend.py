@@ -1,0 +1,197 @@
+"""Keyed state in sorted Arrow files, of which a snapshot writes only what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
+
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.state.arrow.block_cache import BlockCache
+from airflow_provider_statecheck.state.arrow.file_run import FileRun
+from airflow_provider_statecheck.state.arrow.layout import USER_KEY, StateLayout
+from airflow_provider_statecheck.state.arrow.local_spill import LocalSpill
+from airflow_provider_statecheck.state.arrow.map_table import ArrowMapTable
+from airflow_provider_statecheck.state.arrow.merging import merge_runs
+from airflow_provider_statecheck.state.arrow.meta import StateFiles
+from airflow_provider_statecheck.state.arrow.owners import count_owners
+from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
+from airflow_provider_statecheck.state.arrow.restore import restored_files
+from airflow_provider_statecheck.state.arrow.row_form import PositionForm, StateRowForm
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.snapshot import ArrowSnapshot, CapturedRuns, SnapshotPlan
+from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
+from airflow_provider_statecheck.state.arrow.value_table import ArrowValueTable
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
+from airflow_provider_statecheck.storage.views.state_files import discard_state
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.descriptors import StateDescriptor
+    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+    from airflow_provider_statecheck.state.keyed.tables import MapTable, StateTable
+    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+    from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+
+_Table = ArrowValueTable | ArrowMapTable
+
+
+class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
+    """
+    State on the checkpoint storage, above it what changed since the last snapshot in memory and local files.
+
+    A snapshot names files of earlier ones only after :meth:`notify_checkpoint_complete`, or if the backend began with them.
+
+    :param storage: From which state is read.
+    :raises InvalidConfigurationError: for a range that is not within the key groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        key_serializer: KeySerializer,
+        number_of_key_groups: int,
+        key_group_range: KeyGroupRange,
+        now_ms: Callable[[], int],
+        storage: CheckpointStorage,
+        settings: ArrowStateSettings | None = None,
+    ) -> None:
+        super().__init__(
+            key_serializer=key_serializer,
+            number_of_key_groups=number_of_key_groups,
+            key_group_range=key_group_range,
+            now_ms=now_ms,
+        )
+        self._storage = storage
+        self._settings = settings or ArrowStateSettings()
+        self._reading = Reading(PartBytes(storage), BlockCache(self._settings.cache_bytes), self._settings)
+        self._spill = LocalSpill()
+        self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
+        self._unconfirmed: dict[int, ArrowSnapshot] = {}
+        self._carried: dict[str, StateFiles] = {}
+
+    def restore(self, handles: Sequence[KeyedStateHandle]) -> None:
+        """
+        Begin with the state of handles; only the description in each of them is read.
+
+        :raises CheckpointNotFoundError: if a description is missing.
+        :raises CorruptStateError: if it was changed.
+        :raises IncompatibleCheckpointError: if another backend, a newer version or one of other key groups wrote it.
+        :raises StateMigrationError: if the keys are of another type.
+        """
+        self._carried = restored_files(
+            handles, self._storage, self.key_serializer, self.number_of_key_groups, self.key_group_range
+        )
+        self._unclaimed.update({name: files.state for name, files in self._carried.items()})
+
+    def advance_to(self, key_group: int) -> None:
+        """Take note that keys of lower groups are not touched before the next snapshot."""
+        for table in self._arrow_tables():
+            table.advance_to(key_group)
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        """
+        Read what keys have in all states that descriptors asked for, so that using them one by one is no search.
+
+        It holds until the next call; what is read for other keys is looked up one by one.
+        """
+        listed = self.key_serializer.from_columns(keys.columns)
+        for table in self._arrow_tables():
+            table.prefetch(keys, listed)
+
+    def num_entries(self) -> int:
+        """Return for how many keys and namespaces there is state, summed over all states; it reads all of it."""
+        carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
+        return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried)
+
+    def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[Any]:
+        """
+        Return all of a state as Arrow tables in order: the key group, the columns of the key, and the value.
+
+        Maps have a ``user_key`` too, and namespaces a column where there are any. Later changes are not seen.
+        """
+        self.get_partitioned_state(descriptor)
+        table = cast("_Table", self._tables[descriptor.name])
+        table.seal()
+        return table.runs.rows()
+
+    def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> ArrowSnapshot:
+        """Capture the state as it is now; what is returned writes it, and later changes are not in it."""
+        tables = list(self._arrow_tables())
+        for table in tables:
+            table.seal()
+        snapshot = ArrowSnapshot(
+            SnapshotPlan(
+                checkpoint_id=checkpoint_id,
+                key=self.key_serializer.snapshot(),
+                number_of_key_groups=self.number_of_key_groups,
+                key_group_range=self.key_group_range,
+                states=[CapturedRuns(table.state, table.runs, table.runs.capture()) for table in tables],
+                now_ms=self._now_ms(),
+                carried=tuple(self._carried.values()),
+                streams=streams,
+                settings=self._settings,
+                discard=lambda handle: discard_state(self._storage, handle),
+            )
+        )
+        self._snapshots.add(snapshot)
+        self._unconfirmed[checkpoint_id] = snapshot
+        return snapshot
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Take note that a checkpoint is complete, so that later ones may name its files."""
+        snapshot = self._unconfirmed.get(checkpoint_id)
+        self._unconfirmed = {n: s for n, s in self._unconfirmed.items() if n > checkpoint_id}
+        if snapshot is not None:
+            for state, files in zip(snapshot.plan.states, snapshot.files, strict=False):
+                state.runs.confirm(state.captured, files.runs)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Take note that the files of a checkpoint may be gone; later ones write again what was in them."""
+        self._unconfirmed.pop(checkpoint_id, None)
+
+    def dispose(self) -> None:
+        """Give up the state and end the snapshots that still run; without effect the second time."""
+        for snapshot in list(self._snapshots):
+            snapshot.cancel()
+        self._unconfirmed.clear()
+        self._carried.clear()
+        self._reading.cache.clear()
+        self._reading.files.close()
+        self._spill.close()
+        super().dispose()
+
+    def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
+        user_keys = None if state.key_serializer is None else state.key_serializer.arrow_type
+        layout = StateLayout.of(self.key_serializer, state.cell_serializer.arrow_type, user_keys)
+        restored = self._carried.get(state.name, StateFiles(state.schema(), ()))
+        form = StateRowForm(state, restored.state, layout, self._now_ms())
+        for parts in restored.runs:
+            for part in parts:
+                form.require(part)
+        runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs)
+        self._carried.pop(state.name, None)
+        made = ArrowMapTable if state.is_map else ArrowValueTable
+        return made(state, self.key_serializer, runs, self._budget, self._spill_if_full)
+
+    def _positions_of(self, files: StateFiles) -> Iterator[Any]:
+        """Return the rows of a state without their values, as they were written."""
+        parts = [part for run in files.runs for part in run]
+        user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
+        form = PositionForm.of(self.key_serializer, user_keys)
+        runs = [FileRun(run, self._reading.files, self._reading.cache, form) for run in files.runs]
+        return merge_runs(form.layout, runs, keep_deletions=False)
+
+    def _arrow_tables(self) -> Iterator[_Table]:
+        tables: dict[str, Any] = self._tables
+        return iter(tables.values())
+
+    def _budget(self) -> int:
+        return self._settings.memtable_bytes // (2 * max(1, len(self._tables)))
+
+    def _spill_if_full(self) -> None:
+        largest = max(self._arrow_tables(), key=lambda table: table.runs.memory_bytes)
+        if sum(table.runs.memory_bytes for table in self._arrow_tables()) > self._settings.memtable_bytes // 2:
+            largest.runs.spill(self._spill.open_stream)

@@ -1,0 +1,65 @@
+"""How the Arrow backend lays out and keeps state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from airflow_provider_statecheck.checkpoint.config_option import parse_whole_number
+from airflow_provider_statecheck.checkpoint.units import parse_size
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+_COMPRESSIONS = ("lz4", "zstd", None)
+_PREFIX = "state.backend.arrow."
+_SIZES = ("block_bytes", "part_bytes", "memtable_bytes", "cache_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowStateSettings:
+    """
+    Sizes, and how files are compressed.
+
+    :raises InvalidConfigurationError: for a size below 1, or a compression that Arrow files do not have.
+    """
+
+    block_rows: int = 4096
+    """At most so many rows are in one block, which is what the read of one key fetches."""
+    block_bytes: int = 1 << 20
+    """About how large a block of large values may get."""
+    part_bytes: int = 32 << 20
+    """About how large one file gets."""
+    compression: str | None = "lz4"
+    memtable_bytes: int = 64 << 20
+    """How much of what changed since the last snapshot is kept in memory, by estimate; the rest goes to local files."""
+    cache_bytes: int = 32 << 20
+    """How much of what single keys read is kept in memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("block_rows", "block_bytes", "part_bytes", "memtable_bytes", "cache_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidConfigurationError(f"Expected {name} to be at least 1, found {getattr(self, name)}.")
+        if self.compression not in _COMPRESSIONS:
+            raise InvalidConfigurationError(
+                f"Expected the compression of state to be lz4, zstd or None, found {self.compression!r}."
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """
+        Return the settings of a configuration, such as ``state.backend.arrow.block-rows``; the compression may be ``none``.
+
+        :raises InvalidConfigurationError: for a setting out of its range.
+        """
+        found: dict[str, Any] = {}
+        for name in ("block_rows", *_SIZES, "compression"):
+            key = _PREFIX + name.replace("_", "-")
+            if config.get(key) is not None:
+                found[name] = _parsed(name, key, config[key])
+        return cls(**found)
+
+
+def _parsed(name: str, key: str, value: Any) -> Any:
+    if name == "compression":
+        return None if str(value).lower() == "none" else str(value).lower()
+    return parse_size(key, value) if name in _SIZES else parse_whole_number(key, value)

@@ -1,0 +1,232 @@
+"""A snapshot that writes what is new, and names the files that are there already."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+    StreamStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.state.arrow.file_run import FileRun
+from airflow_provider_statecheck.state.arrow.layout import VALUE, single
+from airflow_provider_statecheck.state.arrow.merge_policy import runs_to_merge
+from airflow_provider_statecheck.state.arrow.merging import merge_runs
+from airflow_provider_statecheck.state.arrow.meta import SnapshotMeta, StateFiles, encode_meta
+from airflow_provider_statecheck.state.arrow.part import Part, Parts
+from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
+from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.sorted_run import SortedRun
+from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
+from airflow_provider_statecheck.state.keyed.expiry import unexpired
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.snapshots import SnapshotResult
+from airflow_provider_statecheck.storage.views.state_stream import CheckpointStateOutputStream
+from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRuns:
+    """One state as it was when the snapshot began."""
+
+    state: RegisteredState
+    runs: StateRuns
+    captured: Captured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPlan:
+    """All that a snapshot is made of."""
+
+    checkpoint_id: int
+    key: SerializerSnapshot
+    number_of_key_groups: int
+    key_group_range: KeyGroupRange
+    states: Sequence[CapturedRuns]
+    carried: Sequence[StateFiles]
+    """Restored states for which nobody asked."""
+    streams: CheckpointStreamFactory
+    settings: ArrowStateSettings
+    now_ms: int
+    """Values that are expired by then need not be written."""
+    discard: Callable[[StreamStateHandle], None]
+    """Deletes a file."""
+
+
+@dataclass(slots=True)
+class _Written:
+    handles: list[StreamStateHandle] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(handle.state_size for handle in self.handles)
+
+
+class ArrowSnapshot:
+    """
+    Writes states as they were captured; it may run in another thread than the one that cancels it.
+
+    :param plan: What it is made of.
+    """
+
+    def __init__(self, plan: SnapshotPlan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._is_done = False
+        self._written = _Written()
+        self.files: tuple[StateFiles, ...] = ()
+        """Of each captured state, once it is written."""
+
+    @property
+    def plan(self) -> SnapshotPlan:
+        """Return what it is made of."""
+        return self._plan
+
+    def run(self) -> SnapshotResult[KeyedStateHandle]:
+        """
+        Write the state; called once, perhaps in another thread.
+
+        :raises StorageError: if the storage fails; then no file is left.
+        :raises SnapshotCancelledError: if it was cancelled.
+        """
+        with self._deleting_on_failure():
+            self._require_going_on()
+            files = tuple(self._write_state(state) for state in self._plan.states)
+            named = [state for state in (*files, *self._plan.carried) if state.runs]
+            handle = self._handle(named) if named else None
+            self._finish()
+        self.files = files
+        return SnapshotResult(handle, self._written.size)
+
+    def cancel(self) -> None:
+        """End the writing and delete what it wrote; without effect once it is done."""
+        with self._lock:
+            self._is_cancelled = not self._is_done
+
+    def _write_state(self, state: CapturedRuns) -> StateFiles:
+        fresh, base = state.captured.fresh, state.captured.base
+        migrated = _runs_to_migrate(base)
+        if not fresh and not migrated:
+            return StateFiles(state.runs.schema, tuple(run.parts for run in base))
+        merged = runs_to_merge(
+            sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), [_Size(run) for run in base]
+        )
+        count = max(migrated, merged)
+        parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
+        kept = tuple(run.parts for run in base[count:])
+        return StateFiles(state.runs.schema, (parts, *kept) if parts else kept)
+
+    def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
+        runs = state.runs
+        schema = schema_of(runs.layout, merged, keep_deletions=keep_deletions)
+        writer = PartWriter(schema, runs.schema, self._open_shared, self._plan.settings)
+        try:
+            for table in merge_runs(runs.layout, merged, keep_deletions=keep_deletions):
+                self._require_going_on()
+                # What is expired hides older values, as long as there may be any.
+                writer.write(table if keep_deletions else self._unexpired(state.state, table))
+            return writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+        finally:
+            self._written.handles += [part.handle for part in writer.parts]
+
+    def _unexpired(self, state: RegisteredState, table: Any) -> Any:
+        if state.ttl is None:
+            return table
+        cells, kept = unexpired(state, single(table.column(VALUE)), self._plan.now_ms)
+        return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(kept)
+
+    def _open_shared(self) -> CheckpointStateOutputStream:
+        self._require_going_on()
+        return self._plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+
+    def _handle(self, files: Sequence[StateFiles]) -> IncrementalKeyedStateHandle:
+        plan = self._plan
+        parts: list[Part] = [part for state in files for parts in state.runs for part in parts]
+        return IncrementalKeyedStateHandle(
+            backend_id=BACKEND_ID,
+            key_group_range=plan.key_group_range,
+            checkpoint_id=plan.checkpoint_id,
+            shared=tuple((part.path, part.handle) for part in parts),
+            meta=self._write_meta(encode_meta(SnapshotMeta(plan.key, plan.number_of_key_groups, tuple(files)))),
+        )
+
+    def _write_meta(self, data: bytes) -> StreamStateHandle:
+        stream = self._plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+        try:
+            stream.write(data)
+            handle = stream.close_and_get_handle()
+        except BaseException:
+            stream.close()
+            raise
+        if handle is None:
+            raise StorageError("Expected a handle of state that was written, found none.")
+        self._written.handles.append(handle)
+        return handle
+
+    @contextlib.contextmanager
+    def _deleting_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            for handle in self._written.handles:
+                # Nobody else knows the names; what cannot be deleted now is an orphan.
+                with contextlib.suppress(StateCheckError):
+                    self._plan.discard(handle)
+            if self._is_cancelled and isinstance(error, StateCheckError):
+                raise _cancelled() from error
+            raise
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._require_going_on()
+            self._is_done = True
+
+    def _require_going_on(self) -> None:
+        if self._is_cancelled:
+            raise _cancelled()
+
+
+def _cancelled() -> SnapshotCancelledError:
+    return SnapshotCancelledError(
+        "Expected a snapshot that goes on, found one that was cancelled; nothing of it is left."
+    )
+
+
+def _runs_to_migrate(base: Sequence[FileRun]) -> int:
+    """
+    Return how many of the newest runs take part so that all are in the form of now.
+
+    The next release knows the types of this one alone, and a time to live that was added or taken away begins or ends once.
+    """
+    return max((number for number, run in enumerate(base, 1) if not run.is_current), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    run: FileRun
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.run.raw_bytes
+
+    @property
+    def deletions(self) -> int:
+        return self.run.deletions
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.run.block_rows.sum())

@@ -1,0 +1,23 @@
+"""The state backends' contract over state in Arrow files, with sizes so small that all of its machinery takes part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract
+
+
+class TestArrowWithSmallSizes(StateBackendContract):
+    @pytest.fixture
+    def state_backend(self) -> StateBackend:
+        return ArrowStateBackend(ArrowStateSettings(block_rows=2, part_bytes=2048, memtable_bytes=1, cache_bytes=4096))
+
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> CheckpointStorage:
+        return CheckpointStorage.open(tmp_path.as_uri())

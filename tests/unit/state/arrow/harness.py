@@ -1,0 +1,134 @@
+"""Arrow backends over a directory, with storage that counts what is read and fails when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.environment import StateEnvironment
+from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+
+GROUPS = 16
+OPERATOR = "0f" * 16
+SMALL = ArrowStateSettings(block_rows=4, part_bytes=4096)
+BY_NUMBER = KeySerializer((KeyField("id", pa.int64()),))
+BY_TEXT_AND_NUMBER = KeySerializer((KeyField("name", pa.string()), KeyField("id", pa.int32())))
+
+
+class Job:
+    """
+    A job with one operator.
+
+    :param inline: Up to how many bytes state travels in its handle.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keys: KeySerializer = BY_NUMBER,
+        settings: ArrowStateSettings = SMALL,
+        *,
+        inline: int = 0,
+        now_ms: int = 0,
+    ) -> None:
+        self.storage = CheckpointStorage.open(directory.as_uri())
+        self.keys = keys
+        self.settings = settings
+        self.now_ms = now_ms
+        self._inline = inline
+        self._base = f"{self.storage.base_uri}/{new_key()}"
+        self._checkpoint_id = 0
+
+    def open(self, *restored: KeyedStateHandle | None, owned: KeyGroupRange | None = None) -> ArrowKeyedStateBackend:
+        environment = StateEnvironment(
+            storage=self.storage,
+            subtask_index=0,
+            parallelism=1,
+            max_parallelism=GROUPS,
+            now_ms=lambda: self.now_ms,
+            epoch=1,
+        )
+        return ArrowStateBackend(self.settings).create_keyed_state_backend(
+            environment,
+            "job",
+            "operator",
+            self.keys,
+            GROUPS,
+            owned or KeyGroupRange(0, GROUPS - 1),
+            restored=[handle for handle in restored if handle is not None],
+        )
+
+    def streams(self) -> FsCheckpointStreamFactory:
+        self._checkpoint_id += 1
+        return FsCheckpointStreamFactory(
+            storage=self.storage,
+            exclusive=f"{self._base}/chk-{self._checkpoint_id}",
+            shared=f"{self._base}/shared/{OPERATOR}/state",
+            writing=StateWriting(epoch=1, inline_threshold=self._inline),
+        )
+
+    @staticmethod
+    def state(backend: ArrowKeyedStateBackend, descriptor: Any, namespace: str = "") -> Any:
+        """Return a state of any kind."""
+        return backend.get_partitioned_state(descriptor, namespace)
+
+    def save(self, backend: ArrowKeyedStateBackend) -> IncrementalKeyedStateHandle:
+        streams = self.streams()
+        handle = backend.snapshot(self._checkpoint_id, 0, streams).run().handle
+        assert isinstance(handle, IncrementalKeyedStateHandle)
+        return handle
+
+    def batch(self, keys: Sequence[Any]) -> KeyBatch:
+        """Return distinct keys as a batch."""
+        ordered = sorted(keys, key=lambda key: self.keys.key_group_of(key, GROUPS))
+        groups = [self.keys.key_group_of(key, GROUPS) for key in ordered]
+        return KeyBatch(pa.array(groups, pa.int32()), self.keys.to_columns(ordered))
+
+    def listed(self, batch: KeyBatch) -> list[Any]:
+        return self.keys.from_columns(batch.columns)
+
+    def files(self) -> set[str]:
+        return set(self.storage.list_files(self.storage.base_uri))
+
+
+class FailingStreams:
+    """Streams of which the one with a number fails when its handle is asked for."""
+
+    def __init__(self, streams: FsCheckpointStreamFactory, fails_at: int) -> None:
+        self._streams = streams
+        self._left = fails_at
+
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> Any:
+        stream = self._streams.create_checkpoint_state_output_stream(scope)
+        self._left -= 1
+        return _FailingStream(stream) if self._left < 0 else stream
+
+
+class _FailingStream:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close_and_get_handle(self) -> Any:
+        self._stream.close()
+        raise StorageError("the disk is full")

@@ -1,0 +1,183 @@
+"""Types and times to live that change between releases, when older rows are in files that are not written again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
+from airflow_provider_statecheck.exceptions import StateMigrationError
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from airflow_provider_statecheck.state.serializers.record_fields import Aliases
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from tests.unit.state.arrow.harness import Job
+
+KEY = 1
+MANY = range(500)
+"""So many keys that changes of a few of them leave their file as it is."""
+Made = Callable[[StateTtlConfig | None], StateDescriptor[Any]]
+
+KINDS: dict[str, Made] = {
+    "value": lambda ttl: ValueStateDescriptor("s", int, ttl=ttl),
+    "list": lambda ttl: ListStateDescriptor("s", int, ttl=ttl),
+    "map": lambda ttl: MapStateDescriptor("s", str, int, ttl=ttl),
+}
+
+
+def lives(milliseconds: int) -> StateTtlConfig:
+    return StateTtlConfig(timedelta(milliseconds=milliseconds))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path, settings=ArrowStateSettings())
+
+
+def write(backend: ArrowKeyedStateBackend, descriptor: StateDescriptor[Any], *keys: int) -> None:
+    state: Any = backend.get_partitioned_state(descriptor)
+    for key in keys:
+        backend.set_current_key(key)
+        if descriptor.kind == "map":
+            state.put("entry", key)
+        else:
+            state.update([key] if descriptor.kind == "list" else key)
+
+
+def read(backend: ArrowKeyedStateBackend, descriptor: StateDescriptor[Any], key: int = KEY) -> Any:
+    state: Any = backend.get_partitioned_state(descriptor)
+    backend.set_current_key(key)
+    if descriptor.kind == "map":
+        return dict(state.entries())
+    return list(state.get()) if descriptor.kind == "list" else state.value()
+
+
+def next_run(job: Job, *handles: KeyedStateHandle, wanted: StateDescriptor[Any]) -> KeyedStateHandle:
+    """Run a release that only asks for a state, and return its snapshot."""
+    backend = job.open(*handles)
+    backend.get_partitioned_state(wanted)
+    return job.save(backend)
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_what_was_cleared_stays_cleared_without_a_time_to_live(job: Job, made: Made) -> None:
+    backend = job.open()
+    write(backend, made(lives(100)), *MANY)
+    first = job.save(backend)
+    backend = job.open(first)
+    backend.set_current_key(KEY)
+    Job.state(backend, made(lives(100))).clear()
+    second = job.save(backend)
+    assert set(first.shared) < set(second.shared)
+    job.now_ms = 10
+    restored = job.open(second)
+    assert not read(restored, made(None))
+    assert KEY not in set(restored.get_keys("s"))
+    assert restored.num_entries() == len(MANY) - 1
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_expired_value_hides_older_ones_without_a_time_to_live(job: Job, made: Made) -> None:
+    job.now_ms = 1000
+    backend = job.open()
+    write(backend, made(lives(100)), *MANY)
+    first = job.save(backend)
+    # A run of an earlier date comes later.
+    job.now_ms = 500
+    backend = job.open(first)
+    write(backend, made(lives(100)), KEY)
+    second = job.save(backend)
+    assert set(first.shared) < set(second.shared)
+    job.now_ms = 1000
+    restored = job.open(second)
+    restored.prefetch(job.batch(range(5)))
+    assert not read(restored, made(None))
+    assert read(restored, made(None), 2)
+    assert KEY not in set(restored.get_keys("s"))
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_what_lost_its_time_to_live_never_expires_any_more(job: Job, made: Made) -> None:
+    backend = job.open()
+    write(backend, made(lives(100)), *MANY)
+    handle = next_run(job, job.save(backend), wanted=made(None))
+    job.now_ms = 1000
+    assert read(job.open(handle), made(None))
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_time_to_live_that_is_added_begins_once(job: Job, made: Made) -> None:
+    backend = job.open()
+    write(backend, made(None), *MANY)
+    handle = next_run(job, job.save(backend), wanted=made(lives(100)))
+    job.now_ms = 60
+    handle = next_run(job, handle, wanted=made(lives(100)))
+    job.now_ms = 120
+    assert not read(job.open(handle), made(lives(100)))
+
+
+@pytest.mark.parametrize("made", KINDS.values(), ids=KINDS)
+def test_time_to_live_that_ends_is_the_last_one(job: Job, made: Made) -> None:
+    backend = job.open()
+    write(backend, made(lives(100)), *MANY)
+    handle = next_run(job, job.save(backend), wanted=made(lives(1000)))
+    job.now_ms = 500
+    backend = job.open(handle)
+    write(backend, made(lives(1000)), 2)
+    assert read(job.open(job.save(backend)), made(None))
+
+
+def test_each_release_has_to_know_the_types_of_the_one_before_alone(job: Job) -> None:
+    first = make_dataclass("Totals", [("sum", int)])
+    second = make_dataclass("Totals", [("total", Annotated[int, Aliases("sum")])])
+    third = make_dataclass("Totals", [("amount", Annotated[int, Aliases("total")], 0)])
+    backend = job.open()
+    state: Any = backend.get_partitioned_state(ValueStateDescriptor("s", first))
+    for key in MANY:
+        backend.set_current_key(key)
+        state.update(first(7))
+    handle = next_run(job, job.save(backend), wanted=ValueStateDescriptor("s", second))
+    assert read(job.open(handle), ValueStateDescriptor("s", third)) == third(7)
+
+
+def test_snapshot_after_a_migration_is_incremental_again(job: Job) -> None:
+    backend = job.open()
+    write(backend, KINDS["value"](None), *MANY)
+    handle = next_run(job, job.save(backend), wanted=KINDS["value"](lives(100)))
+    backend = job.open(handle)
+    write(backend, KINDS["value"](lives(100)), KEY)
+    assert isinstance(handle, type(after := job.save(backend)))
+    assert set(handle.shared) < set(after.shared)
+
+
+@dataclass(frozen=True)
+class Long:
+    x: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Short:
+    x: int
+
+
+def test_user_keys_that_could_become_one_are_refused_at_the_first_access(job: Job) -> None:
+    backend = job.open()
+    backend.set_current_key(KEY)
+    Job.state(backend, MapStateDescriptor("s", Long, int)).put(Long(1, "a"), 1)
+    restored = job.open(job.save(backend))
+    with pytest.raises(StateMigrationError, match="two could become one"):
+        restored.get_partitioned_state(MapStateDescriptor("s", Short, int))
+    restored.set_current_key(KEY)
+    assert dict(Job.state(restored, MapStateDescriptor("s", Long, int)).entries()) == {Long(1, "a"): 1}

@@ -1,0 +1,399 @@
+"""Snapshots write what is new, name what is there, and leave nothing behind when they fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.checkpoint.states.handles import PlaceholderStateHandle
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import (
+    BackendRestoreError,
+    InvalidConfigurationError,
+    SnapshotCancelledError,
+    StateMigrationError,
+    StorageError,
+)
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from tests.unit.state.arrow.harness import GROUPS, FailingStreams, Job
+
+VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)
+OTHER: ValueStateDescriptor[Any] = ValueStateDescriptor("other", str)
+
+
+def _put(job: Job, backend: Any, keys: range, value: int = 0) -> None:
+    batch = job.batch(keys)
+    backend.batch_state(VALUE).put(batch, pa.array([value] * len(batch), pa.int64()))
+
+
+def _values(job: Job, backend: Any, keys: range) -> list[int | None]:
+    batch = job.batch(keys)
+    found = dict(zip(job.listed(batch), backend.batch_state(VALUE).get(batch).to_pylist(), strict=True))
+    return [found[key] for key in keys]
+
+
+def test_only_changed_data_is_written_and_older_files_are_named_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings())
+    backend = job.open()
+    _put(job, backend, range(5_000))
+    first = backend.snapshot(1, 0, job.streams()).run()
+    again = job.open(first.handle)
+    _put(job, again, range(50), 1)
+    second = again.snapshot(2, 0, job.streams()).run()
+    assert second.new_bytes < first.new_bytes / 2
+    assert set(first.handle.shared) < set(second.handle.shared)  # type: ignore[union-attr]
+
+
+def test_unchanged_state_names_its_files_and_writes_a_description_alone(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(100))
+    first = job.save(backend)
+    restored = job.open(first)
+    Job.state(restored, VALUE)
+    result = restored.snapshot(2, 0, job.streams()).run()
+    assert result.handle.shared == first.shared  # type: ignore[union-attr]
+    assert result.new_bytes == result.handle.meta.state_size  # type: ignore[union-attr]
+
+
+def test_state_that_nobody_asks_for_is_carried_on_without_reading_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(100))
+    backend.set_current_key(1)
+    Job.state(backend, OTHER).update("x")
+    first = job.save(backend)
+    middle = job.open(first)
+    middle.set_current_key(1)
+    Job.state(middle, OTHER).update("y")
+    files = {path: Path(s.uri.removeprefix("file://")) for path, s in first.shared}  # type: ignore[union-attr]
+    hidden = {path: file.read_bytes() for path, file in files.items()}
+    of_value = {part.path for run in middle._carried["value"].runs for part in run}
+    for path in of_value:
+        files[path].unlink()
+    second = job.save(middle)
+    for path in of_value:
+        files[path].write_bytes(hidden[path])
+    assert _values(job, job.open(second), range(100)) == [0] * 100
+
+
+def test_later_changes_are_not_in_the_snapshot(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10), 1)
+    snapshot = backend.snapshot(1, 0, job.streams())
+    _put(job, backend, range(10), 2)
+    backend.set_current_key(3)
+    Job.state(backend, OTHER).update("x")
+    handle = snapshot.run().handle
+    assert _values(job, job.open(handle), range(10)) == [1] * 10
+    assert "other" not in job.open(handle)._unclaimed
+    assert _values(job, backend, range(10)) == [2] * 10
+
+
+def test_files_of_a_checkpoint_are_named_only_after_it_was_complete(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(1_000))
+    first = backend.snapshot(1, 0, job.streams()).run().handle
+    backend.notify_checkpoint_aborted(1)
+    _put(job, backend, range(5), 1)
+    second = backend.snapshot(2, 0, job.streams()).run().handle
+    assert not set(first.shared) & set(second.shared)  # type: ignore[union-attr]
+    backend.notify_checkpoint_complete(2)
+    _put(job, backend, range(5), 2)
+    third = backend.snapshot(3, 0, job.streams()).run().handle
+    assert set(second.shared) & set(third.shared)  # type: ignore[union-attr]
+    assert _values(job, job.open(third), range(10)) == [2] * 5 + [0] * 5
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+def test_failing_write_leaves_no_file_and_a_retry_works(tmp_path: Path, fails_at: int) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(block_rows=50, part_bytes=2_000))
+    backend = job.open()
+    _put(job, backend, range(500))
+    with pytest.raises(StorageError, match="full"):
+        backend.snapshot(1, 0, FailingStreams(job.streams(), fails_at)).run()
+    assert job.files() == set()
+    handle = job.save(backend)
+    assert len(handle.shared) > fails_at - 1
+    assert _values(job, job.open(handle), range(500)) == [0] * 500
+
+
+def test_failing_write_deletes_nothing_that_was_restored(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(100))
+    first = job.save(backend)
+    before = job.files()
+    restored = job.open(first)
+    _put(job, restored, range(100), 1)
+    with pytest.raises(StorageError, match="full"):
+        restored.snapshot(2, 0, FailingStreams(job.streams(), 1)).run()
+    assert job.files() == before
+
+
+def test_cancelled_snapshot_leaves_no_file(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(100))
+    snapshot = backend.snapshot(1, 0, job.streams())
+    snapshot.cancel()
+    with pytest.raises(SnapshotCancelledError):
+        snapshot.run()
+    assert job.files() == set()
+
+
+def test_several_subtasks_name_a_file_under_one_name(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings())
+    backend = job.open()
+    _put(job, backend, range(100))
+    whole = job.save(backend)
+    halves = [job.open(whole, owned=KeyGroupRange(*ends)) for ends in ((0, 7), (8, GROUPS - 1))]
+    handles = [job.save(half) for half in halves]
+    assert handles[0].shared == handles[1].shared == whole.shared
+    assert {handle.backend_id for handle in (whole, *handles)} == {"arrow"}
+    found = [_values(job, job.open(handle), range(100)).count(0) for handle in handles]
+    assert sum(found) == 100
+    assert all(found)
+
+
+def test_blocks_of_other_key_groups_are_not_read(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(500))
+    half = job.open(job.save(backend), owned=KeyGroupRange(0, 7))
+    Job.state(half, VALUE)
+    (run,) = half._tables["value"].runs.base  # type: ignore[union-attr]
+    assert int(run.block_key_groups.max()) == 7
+    assert all(job.keys.key_group_of(key, GROUPS) <= 7 for key in half.get_keys("value"))
+
+
+def test_runs_of_several_subtasks_become_one(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    parts = []
+    for start, end in ((0, 4), (5, 10), (11, GROUPS - 1)):
+        backend = job.open(owned=KeyGroupRange(start, end))
+        keys = [key for key in range(200) if start <= job.keys.key_group_of(key, GROUPS) <= end]
+        batch = job.batch(keys)
+        backend.batch_state(VALUE).put(batch, batch.columns[0])
+        parts.append(job.save(backend))
+    whole = job.open(*reversed(parts))
+    assert _values(job, whole, range(200)) == list(range(200))
+    assert len(whole._tables["value"].runs.base) == 1  # type: ignore[union-attr]
+
+
+def test_changes_beyond_the_memory_go_to_local_files_and_are_in_the_snapshot(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=20_000))
+    backend = job.open()
+    state = Job.state(backend, VALUE)
+    keys = sorted(range(30_000), key=lambda key: job.keys.key_group_of(key, GROUPS))
+    last = 0
+    for key in keys:
+        group = job.keys.key_group_of(key, GROUPS)
+        if group != last:
+            backend.advance_to(group)
+            last = group
+        backend.set_current_key(key, group)
+        state.update(key)
+    runs = backend._tables["value"].runs  # type: ignore[union-attr]
+    assert runs.memory_bytes <= 20_000
+    assert len(runs.fresh) <= 3
+    assert job.files() == set()
+    assert _values(job, job.open(job.save(backend)), range(0, 30_000, 77)) == list(range(0, 30_000, 77))
+
+
+def test_local_files_go_with_the_backend(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=1))
+    backend = job.open()
+    _put(job, backend, range(100))
+    directory = backend._spill._directory
+    assert directory is not None
+    assert list(directory.iterdir())
+    backend.dispose()
+    backend.dispose()
+    assert not directory.exists()
+
+
+def test_older_values_are_read_with_a_wider_type_and_written_with_it_in_the_next_snapshot(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    old: ValueStateDescriptor[int] = ValueStateDescriptor("n", pa.int32())
+    new: ValueStateDescriptor[int] = ValueStateDescriptor("n", pa.int64())
+    backend = job.open()
+    batch = job.batch(range(100))
+    backend.batch_state(old).put(batch, pa.array(range(100), pa.int32()))
+    first = job.save(backend)
+    restored = job.open(first)
+    assert restored.batch_state(new).get(batch).to_pylist() == list(range(100))
+    restored.set_current_key(1)
+    Job.state(restored, new).update(1 << 40)
+    second = job.save(restored)
+    assert not set(first.shared) & set(second.shared)
+    again = job.open(second)
+    (files,) = again._carried.values()
+    assert all(part.state == files.state for run in files.runs for part in run)
+    again.set_current_key(1)
+    assert Job.state(again, new).value() == 1 << 40
+    assert sum(t.num_rows for t in again.scan(new)) == 100
+
+
+def test_values_that_cannot_go_on_are_refused_by_name(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10))
+    handle = job.save(backend)
+    with pytest.raises(StateMigrationError, match="value"):
+        Job.state(job.open(handle), ValueStateDescriptor("value", str))
+
+
+def test_other_keys_are_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10))
+    handle = job.save(backend)
+    job.keys = KeySerializer((KeyField("id", pa.string()),))
+    with pytest.raises(StateMigrationError, match="key"):
+        job.open(handle)
+
+
+def test_state_of_another_backend_is_refused(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10))
+    handle = job.save(backend)
+    with pytest.raises(BackendRestoreError, match="restore it with the backend that wrote it"):
+        job.open(replace(handle, backend_id="other"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"ARROW1", b"x" * 500])
+def test_damaged_description_is_refused(tmp_path: Path, damage: bytes) -> None:
+    job = Job(tmp_path, inline=20_480)
+    backend = job.open()
+    _put(job, backend, range(10))
+    handle = job.save(backend)
+    with pytest.raises(BackendRestoreError, match="description of state files"):
+        job.open(replace(handle, meta=replace(handle.meta, data=damage)))  # type: ignore[type-var]
+
+
+def test_placeholder_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10))
+    handle = job.save(backend)
+    shared = tuple((path, PlaceholderStateHandle()) for path, _ in handle.shared)
+    with pytest.raises(InvalidConfigurationError, match="placeholders"):
+        _values(job, job.open(replace(handle, shared=shared)), range(10))
+
+
+def test_keys_that_were_read_ahead_are_no_search(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    entries: MapStateDescriptor[Any] = MapStateDescriptor("map", str, int)
+    backend = job.open()
+    _put(job, backend, range(100), 7)
+    for key in range(100):
+        backend.set_current_key(key)
+        Job.state(backend, entries).put("a", key)
+    handle = job.save(backend)
+    restored = job.open(handle)
+    states = Job.state(restored, VALUE), Job.state(restored, entries)
+    restored.prefetch(job.batch(range(50)))
+    for _, stream in handle.shared:
+        Path(stream.uri.removeprefix("file://")).unlink()  # type: ignore[union-attr]
+    restored._reading.files.close()
+    for key in range(50):
+        restored.set_current_key(key)
+        assert (states[0].value(), dict(states[1].entries())) == (7, {"a": key})
+
+
+def test_rows_with_and_without_a_namespace_may_be_in_one_run(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(block_rows=1))
+    backend = job.open()
+    keys = sorted(range(4), key=lambda key: job.keys.key_group_of(key, GROUPS))
+    table = backend._tables
+    for key, namespace in zip(keys, ("", "a", "", "b"), strict=True):
+        backend.set_current_key(key)
+        Job.state(backend, VALUE, namespace).update(key)
+        table["value"].seal()  # type: ignore[union-attr]
+
+    def found(opened: Any) -> list[tuple[int, str, int]]:
+        every = []
+        for key in keys:
+            opened.set_current_key(key)
+            every += [(key, space, Job.state(opened, VALUE, space).value()) for space in ("", "a", "b")]
+        return [each for each in every if each[2] is not None]
+
+    wanted = [(keys[0], "", keys[0]), (keys[1], "a", keys[1]), (keys[2], "", keys[2]), (keys[3], "b", keys[3])]
+    assert found(backend) == wanted
+    assert found(job.open(job.save(backend))) == wanted
+
+
+def test_expired_values_are_dropped_when_all_is_written_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, now_ms=1_000)
+    expiring: ValueStateDescriptor[int] = ValueStateDescriptor("n", int, ttl=StateTtlConfig(timedelta(milliseconds=50)))
+    backend = job.open()
+    for key in range(10):
+        backend.set_current_key(key)
+        Job.state(backend, expiring).update(key)
+    first = job.save(backend)
+    job.now_ms = 1_100
+    restored = job.open(first)
+    for key in range(10, 30):
+        restored.set_current_key(key)
+        Job.state(restored, expiring).update(key)
+    again = job.open(job.save(restored))
+    Job.state(again, expiring)
+    assert sorted(again.get_keys("n")) == list(range(10, 30))
+
+
+def test_block_that_was_read_before_there_were_namespaces_is_of_none(tmp_path: Path) -> None:
+    job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=1))
+    backend = job.open()
+    first, second = sorted(range(2), key=lambda key: job.keys.key_group_of(key, GROUPS))
+    table: Any = backend._tables
+    backend.set_current_key(first)
+    Job.state(backend, VALUE).update(1)
+    table["value"].seal()
+    assert Job.state(backend, VALUE).value() == 1
+    backend.set_current_key(second)
+    Job.state(backend, VALUE, "a").update(2)
+    table["value"].seal()
+    assert len(table["value"].runs.fresh) == 1
+    backend.set_current_key(first)
+    assert Job.state(backend, VALUE, "a").value() is None
+    assert Job.state(backend, VALUE).value() == 1
+
+
+def test_batch_replaces_what_was_read_ahead(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10), 1)
+    backend.prefetch(job.batch(range(10)))
+    _put(job, backend, range(5), 2)
+    backend.set_current_key(3)
+    assert Job.state(backend, VALUE).value() == 2
+
+
+def test_change_replaces_what_was_read_ahead_also_after_it_became_rows(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    backend = job.open()
+    _put(job, backend, range(10), 1)
+    backend = job.open(job.save(backend))
+    state = Job.state(backend, VALUE)
+    backend.prefetch(job.batch(range(10)))
+    for key, value in ((3, 2), (4, None)):
+        backend.set_current_key(key)
+        state.update(value)
+    job.save(backend)
+    found = []
+    for key in (2, 3, 4):
+        backend.set_current_key(key)
+        found.append(state.value())
+    assert found == [1, 2, None]
