@@ -1,0 +1,1 @@
+"""User functions of stateful stages, and the contexts that they are given."""

@@ -1,0 +1,109 @@
+"""What calls a function at the moments of its life, in Flink's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
+from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
+from airflow_provider_statecheck.state.functions.initialization_context import StateInitializationContext
+from airflow_provider_statecheck.state.functions.rich_function import RichFunction
+from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext, TaskInfo
+from airflow_provider_statecheck.state.functions.snapshot_context import StateSnapshotContext
+from airflow_provider_statecheck.state.operator.stream_provider import StatePartitionStreamProvider
+from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.keyed.keyed_state_store import KeyedStateStore
+    from airflow_provider_statecheck.state.operator.operator_state_store import OperatorStateStore
+
+
+class FunctionLifecycle:
+    """
+    Calls what a function has of ``initialize_state``, ``open``, ``snapshot_state`` and ``close``; other objects are left alone.
+
+    :param function: The user's.
+    :param task_info: Where it runs.
+    """
+
+    def __init__(self, function: object, task_info: TaskInfo) -> None:
+        self._function = function
+        self._task_info = task_info
+        self._runtime_context: RuntimeContext | None = None
+        self._is_closed = False
+
+    def initialize(
+        self,
+        *,
+        is_restored: bool,
+        operator_state_store: OperatorStateStore,
+        keyed_state_store: KeyedStateStore | None = None,
+        restored_checkpoint_id: int | None = None,
+        raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
+    ) -> None:
+        """
+        Let the function ask for its state, and open it.
+
+        :param is_restored: Whether the run restores and this operator is in what it restores, with state or without.
+        :param operator_state_store: State of the subtask.
+        :param keyed_state_store: State of its keys, where the operator has keys.
+        :param restored_checkpoint_id: Of the checkpoint that was restored.
+        :param raw_operator_state: What the function wrote by itself.
+        """
+        context = StateInitializationContext(
+            is_restored=is_restored,
+            operator_state_store=operator_state_store,
+            keyed_state_store=keyed_state_store,
+            restored_checkpoint_id=restored_checkpoint_id,
+            raw_operator_state=raw_operator_state,
+        )
+        self._initialize_state(context)
+        self._open(RuntimeContext(self._task_info, keyed_state_store))
+
+    def snapshot(
+        self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory | None = None
+    ) -> tuple[OperatorStateHandle, ...]:
+        """
+        Let the function bring its state up to date, and return the raw state that it wrote; backends are asked after this.
+
+        :param checkpoint_id: Of the checkpoint.
+        :param timestamp: When it was triggered, in milliseconds since 1970.
+        :param streams: What opens streams of the checkpoint.
+        :raises CheckpointException: for whatever the function raised; the task fails.
+        """
+        if not isinstance(self._function, CheckpointedFunction):
+            return ()
+        context = StateSnapshotContext(checkpoint_id, timestamp, streams)
+        try:
+            self._function.snapshot_state(context)
+            return context.close_raw_state()
+        except Exception as error:
+            raise CheckpointException(CheckpointFailureReason.TASK_CHECKPOINT_FAILURE, error) from error
+        finally:
+            context.end()
+
+    def close(self) -> None:
+        """Close the function, once; also one that could not be opened."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if isinstance(self._function, RichFunction):
+                self._function.close()
+        finally:
+            if self._runtime_context is not None:
+                self._runtime_context.end()
+
+    def _initialize_state(self, context: StateInitializationContext) -> None:
+        try:
+            if isinstance(self._function, CheckpointedFunction):
+                self._function.initialize_state(context)
+        finally:
+            context.end()
+
+    def _open(self, context: RuntimeContext) -> None:
+        self._runtime_context = context
+        if isinstance(self._function, RichFunction):
+            self._function.open(context)

@@ -1,0 +1,212 @@
+"""The operator state of one subtask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+from weakref import WeakSet
+
+from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateHandle
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
+from airflow_provider_statecheck.state.operator.broadcast_state import BroadcastState
+from airflow_provider_statecheck.state.operator.element_serializers import ElementSerializers
+from airflow_provider_statecheck.state.operator.list_state import PartitionableListState
+from airflow_provider_statecheck.state.operator.restored_states import RestoredHandle, read_restored
+from airflow_provider_statecheck.state.operator.snapshot import OperatorStateSnapshot
+from airflow_provider_statecheck.state.operator.state_names import stored_name
+from airflow_provider_statecheck.state.operator.stream_format import WrittenState
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+
+T = TypeVar("T")
+AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """A state that a descriptor asked for."""
+
+    mode: DistributionMode
+    asked: ElementSerializers
+    """As the descriptor has them."""
+    used: ElementSerializers
+    """As they were reconfigured for restored state."""
+    state: AnyState
+
+    def capture(self) -> WrittenState:
+        return WrittenState(self.asked.state, self.mode, (self.used.write(tuple(self.state)),))
+
+
+class DefaultOperatorStateBackend:
+    """
+    Keeps lists and maps in memory; an :class:`OperatorStateStore`.
+
+    It is used by one thread; only what ``snapshot`` returns may run in another. Restored states that nobody asked for are
+    in the next snapshot as they were.
+
+    :param restored: The handles that the subtask was given, each with what reads all bytes of its stream.
+    :raises StorageError: if the storage fails.
+    :raises CorruptStateError: if the bytes are others than those that were written.
+    :raises IncompatibleCheckpointError: if a newer version wrote them, or the streams contradict each other.
+    """
+
+    def __init__(self, restored: Iterable[RestoredHandle] = ()) -> None:
+        self._unclaimed = read_restored(restored)
+        self._registered: dict[str, _Registered] = {}
+        self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
+        self._is_disposed = False
+
+    @classmethod
+    def restore(cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle]) -> DefaultOperatorStateBackend:
+        """
+        Return a backend with the state that handles lead to; raises as the class does.
+
+        :param storage: From which it is read.
+        """
+
+        def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
+            return lambda: read_state(storage, handle.stream)
+
+        return cls((handle, reader(handle)) for handle in handles)
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a list whose elements are dealt out when the parallelism changes.
+
+        :raises CoordinatorError: if the name is that of a union list.
+        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
+        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        """
+        return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.SPLIT_DISTRIBUTE))
+
+    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a list of which each subtask gets all elements of all subtasks when it is restored.
+
+        :raises CoordinatorError: if the name is that of a list which is dealt out.
+        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
+        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        """
+        return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.UNION))
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
+        """
+        Return a map that is the same in all subtasks; it may have the name of a list.
+
+        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
+        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        """
+        return cast(BroadcastState[Any, T], self._get(descriptor, DistributionMode.BROADCAST))
+
+    def get_registered_state_names(self) -> frozenset[str]:
+        """Return the names of lists, the restored ones included."""
+        return frozenset(name for name, mode in self._names() if mode is not DistributionMode.BROADCAST)
+
+    def get_registered_broadcast_state_names(self) -> frozenset[str]:
+        """Return the names of broadcast maps, the restored ones included."""
+        return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
+
+    def schemas(self) -> tuple[StateSchema, ...]:
+        """Return what the metadata says about each state, those included that were restored and not asked for."""
+        registered = [_schema(r.asked.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
+        unclaimed: list[StateSchema] = []
+        for state in self._unclaimed.values():
+            found = [_schema(state.name, state.mode, piece.key, piece.value) for piece in state.pieces]
+            unclaimed += [schema for i, schema in enumerate(found) if schema not in found[:i]]
+        return (*registered, *unclaimed)
+
+    def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> OperatorStateSnapshot:
+        """
+        Capture the state as it is now; what is returned writes it, and later changes are not in it.
+
+        :param checkpoint_id: Of the checkpoint.
+        :param timestamp: When it was triggered, in milliseconds since 1970.
+        :param streams: Where it is written.
+        :raises UnsupportedStateError: for an element of another type than its state has.
+        :raises CoordinatorError: after ``dispose``.
+        """
+        self._require_usable()
+        captured = [registered.capture() for registered in self._registered.values()]
+        taken = OperatorStateSnapshot((*captured, *self._unclaimed.values()), streams)
+        self._snapshots.add(taken)
+        return taken
+
+    def dispose(self) -> None:
+        """Give up the state and end the snapshots that still run; without effect the second time."""
+        self._is_disposed = True
+        for running in tuple(self._snapshots):
+            running.cancel()
+        self._registered.clear()
+        self._unclaimed.clear()
+
+    def _names(self) -> list[tuple[str, DistributionMode]]:
+        registered = [(state.asked.state, state.mode) for state in self._registered.values()]
+        return registered + [(state.name, state.mode) for state in self._unclaimed.values()]
+
+    def _get(self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode) -> AnyState:
+        self._require_usable()
+        _require_fitting(descriptor, mode)
+        name = stored_name(descriptor.name, mode)
+        known = self._registered.get(name)
+        if known is None:
+            self._registered[name] = self._register(descriptor, mode)
+            self._unclaimed.pop(name, None)
+            return self._registered[name].state
+        _require_mode(descriptor.name, known.mode, mode)
+        _require_same(known.asked, ElementSerializers.of(descriptor))
+        return known.state
+
+    def _register(
+        self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
+    ) -> _Registered:
+        asked = ElementSerializers.of(descriptor)
+        restored = self._unclaimed.get(stored_name(descriptor.name, mode))
+        if restored is None:
+            return _Registered(mode, asked, asked, _new_state(mode, ()))
+        _require_mode(descriptor.name, restored.mode, mode)
+        used = asked.reconfigured(restored.pieces)
+        elements = [element for piece in restored.pieces for element in used.read(piece)]
+        return _Registered(mode, asked, used, _new_state(mode, elements))
+
+    def _require_usable(self) -> None:
+        if self._is_disposed:
+            raise CoordinatorError("Expected operator state to be used while its subtask runs, found it disposed.")
+
+
+def _new_state(mode: DistributionMode, elements: Iterable[Any]) -> AnyState:
+    return BroadcastState(elements) if mode is DistributionMode.BROADCAST else PartitionableListState(elements)
+
+
+def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:
+    kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+    return StateSchema(name=name, kind=kind, key=key, value=value)
+
+
+def _require_fitting(descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode) -> None:
+    wanted = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+    if descriptor.kind is not wanted:
+        raise InvalidConfigurationError(f"Expected the descriptor of a {wanted.value} state, found {descriptor!r}.")
+    if descriptor.ttl is not None:
+        raise InvalidConfigurationError(
+            f"Expected operator state {descriptor.name!r} without a time to live, found one; only keyed state expires."
+        )
+
+
+def _require_mode(name: str, expected: DistributionMode, found: DistributionMode) -> None:
+    if expected is not found:
+        raise CoordinatorError(
+            f"Expected operator state {name!r} to be distributed by {expected.value}, as it was before, found "
+            f"{found.value}; take another name for the other state."
+        )
+
+
+def _require_same(expected: ElementSerializers, found: ElementSerializers) -> None:
+    if expected.snapshots() != found.snapshots():
+        raise InvalidConfigurationError(
+            f"Expected operator state {found.state!r} to keep its types, found other ones; take another name for the other "
+            f"state."
+        )

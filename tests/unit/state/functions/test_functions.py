@@ -1,0 +1,141 @@
+"""User functions: objects or plain functions, and which optional methods they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.state.functions.flat_map_function import RichFlatMapFunction, as_flat_map_function
+from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
+from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
+from airflow_provider_statecheck.state.functions.map_function import MapFunction, RichMapFunction, as_map_function
+from airflow_provider_statecheck.state.functions.overrides import (
+    overrides,
+    processes_batches,
+    processes_elements,
+    require_keyed_process_function,
+    wants_end_of_input,
+)
+
+
+class Double(MapFunction[int, int]):
+    def map(self, value: int) -> int:
+        return 2 * value
+
+
+class Repeat(RichFlatMapFunction[int, int]):
+    def flat_map(self, value: int) -> Iterable[int]:
+        for _ in range(value):
+            yield value
+
+
+class ByElement(KeyedProcessFunction[str, int, int]):
+    def process_element(self, value: int, context: KeyedContext[str]) -> Iterable[int]:
+        yield value
+
+
+class ByBatch(KeyedProcessFunction[str, int, int]):
+    def process_batch(self, table: Any, context: Any) -> Any:
+        return table
+
+
+class AtTheEnd(ByElement):
+    def on_end_of_input(self, context: KeyedContext[str]) -> Iterable[int]:
+        return [1]
+
+
+class ByBatchMixin:
+    def process_batch(self, table: Any, context: Any) -> Any:
+        return table
+
+
+class Mixed(ByBatchMixin, ByElement):
+    pass
+
+
+class TestPlainFunctions:
+    def test_an_object_stays_what_it_is(self) -> None:
+        function = Double()
+        assert as_map_function(function) is function
+        flat = Repeat()
+        assert as_flat_map_function(flat) is flat
+
+    def test_a_plain_function_becomes_a_map_function(self) -> None:
+        def next_one(value: int) -> int:
+            return value + 1
+
+        assert as_map_function(next_one).map(1) == 2
+
+    def test_a_plain_function_becomes_a_flat_map_function(self) -> None:
+        def twice(value: int) -> list[int]:
+            return [value, value]
+
+        assert list(as_flat_map_function(twice).flat_map(3)) == [3, 3]
+
+    @pytest.mark.parametrize("found", [Double, 3, None])
+    def test_what_is_neither_object_nor_function_is_refused(self, found: Any) -> None:
+        with pytest.raises(InvalidConfigurationError, match="an object of a MapFunction"):
+            as_map_function(found)
+
+    @pytest.mark.parametrize("found", [Repeat, 3, None])
+    def test_flat_map_refuses_classes_and_values(self, found: Any) -> None:
+        with pytest.raises(InvalidConfigurationError, match="an object of a FlatMapFunction"):
+            as_flat_map_function(found)
+
+    def test_a_function_without_its_method_cannot_be_made(self) -> None:
+        class Nothing(RichMapFunction[int, int]):
+            pass
+
+        with pytest.raises(TypeError, match="map"):
+            Nothing()  # type: ignore[abstract]
+
+
+class TestOptionalMethods:
+    def test_only_defined_methods_are_found(self) -> None:
+        assert processes_elements(ByElement())
+        assert not processes_batches(ByElement())
+        assert not wants_end_of_input(ByElement())
+        assert processes_batches(ByBatch())
+        assert not processes_elements(ByBatch())
+
+    def test_inherited_methods_are_found(self) -> None:
+        assert processes_elements(AtTheEnd())
+        assert wants_end_of_input(AtTheEnd())
+
+    def test_methods_of_a_mixin_are_found(self) -> None:
+        assert processes_batches(Mixed())
+
+    def test_a_method_of_the_object_alone_is_found(self) -> None:
+        function = ByElement()
+        function.process_batch = lambda table, context: table  # type: ignore[method-assign]
+        assert processes_batches(function)
+
+    def test_an_object_without_the_method_does_not_override_it(self) -> None:
+        assert not overrides(object(), KeyedProcessFunction, "process_batch")
+
+    def test_a_function_must_take_elements_or_batches(self) -> None:
+        class Neither(KeyedProcessFunction[str, int, int]):
+            pass
+
+        with pytest.raises(InvalidConfigurationError, match="process_element or process_batch"):
+            require_keyed_process_function(Neither())
+
+    @pytest.mark.parametrize("found", [ByElement, Double(), print])
+    def test_only_objects_of_keyed_process_functions_are_taken(self, found: Any) -> None:
+        with pytest.raises(InvalidConfigurationError, match="an object of a KeyedProcessFunction"):
+            require_keyed_process_function(found)
+
+    @pytest.mark.parametrize("function", [ByElement(), ByBatch(), Mixed()])
+    def test_functions_with_either_method_are_taken(self, function: Any) -> None:
+        require_keyed_process_function(function)
+
+    def test_nothing_is_emitted_at_the_end_unless_it_is_defined(self) -> None:
+        assert ByElement().on_end_of_input(KeyedContext()) is None
+
+    @pytest.mark.parametrize("method", ["process_element", "process_batch"])
+    def test_a_method_that_was_not_defined_cannot_be_called(self, method: str) -> None:
+        with pytest.raises(NotImplementedError):
+            getattr(KeyedProcessFunction[str, int, int](), method)(1, KeyedContext())

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> CheckpointStorage:
+    return CheckpointStorage.open(str(tmp_path / "base"))
+
+
+@pytest.fixture
+def streams(storage: CheckpointStorage) -> FsCheckpointStreamFactory:
+    """Streams that always make files."""
+    base = storage.base_uri
+    writing = StateWriting(epoch=3, inline_threshold=0)
+    return FsCheckpointStreamFactory(
+        storage=storage, exclusive=f"{base}/chk-1", shared=f"{base}/shared", writing=writing
+    )

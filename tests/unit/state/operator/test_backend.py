@@ -1,0 +1,122 @@
+"""The store of operator state: which descriptor gives which state, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.state.descriptors import StateKind, ValueStateDescriptor
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+from airflow_provider_statecheck.state.operator.operator_state_store import OperatorStateStore
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from tests.unit.state.operator.snapshots import numbers, rates, restored, saved
+
+Get = Callable[[OperatorStateStore, str], Any]
+GETS: list[Get] = [
+    lambda store, name: store.get_list_state(numbers(name)),
+    lambda store, name: store.get_union_list_state(numbers(name)),
+    lambda store, name: store.get_broadcast_state(rates(name)),
+]
+each_kind = pytest.mark.parametrize("get", GETS, ids=["list", "union", "broadcast"])
+
+
+@pytest.fixture
+def backend() -> DefaultOperatorStateBackend:
+    return DefaultOperatorStateBackend()
+
+
+@each_kind
+def test_the_same_descriptor_gives_the_same_state(backend: DefaultOperatorStateBackend, get: Get) -> None:
+    assert get(backend, "a") is get(backend, "a")
+    assert get(backend, "a") is not get(backend, "b")
+
+
+def test_a_list_cannot_become_a_union_list(backend: DefaultOperatorStateBackend) -> None:
+    backend.get_list_state(numbers("a"))
+    with pytest.raises(CoordinatorError, match=r"'a' to be distributed by split_distribute.*found union"):
+        backend.get_union_list_state(numbers("a"))
+
+
+def test_a_union_list_cannot_become_a_list(backend: DefaultOperatorStateBackend) -> None:
+    backend.get_union_list_state(numbers("a"))
+    with pytest.raises(CoordinatorError, match="'a' to be distributed by union"):
+        backend.get_list_state(numbers("a"))
+
+
+def test_a_restored_list_cannot_become_a_union_list(
+    backend: DefaultOperatorStateBackend, storage: CheckpointStorage, streams: FsCheckpointStreamFactory
+) -> None:
+    backend.get_list_state(numbers("a")).add(1)
+    again = restored(storage, saved(backend, streams))
+    with pytest.raises(CoordinatorError, match="found union"):
+        again.get_union_list_state(numbers("a"))
+    assert again.get_list_state(numbers("a")).get() == (1,)
+
+
+def test_lists_and_broadcast_maps_have_name_spaces_of_their_own(
+    backend: DefaultOperatorStateBackend, storage: CheckpointStorage, streams: FsCheckpointStreamFactory
+) -> None:
+    for name in ("a", "broadcast/a", "list/a", "list/broadcast/a"):
+        backend.get_list_state(numbers(name)).add(len(name))
+        backend.get_broadcast_state(rates(name)).put(name, 0.5)
+    again = restored(storage, saved(backend, streams))
+    for name in ("a", "broadcast/a", "list/a", "list/broadcast/a"):
+        assert again.get_list_state(numbers(name)).get() == (len(name),)
+        assert again.get_broadcast_state(rates(name)).immutable_entries() == ((name, 0.5),)
+
+
+def test_names_are_told_by_name_space(backend: DefaultOperatorStateBackend) -> None:
+    assert backend.get_registered_state_names() == frozenset()
+    backend.get_list_state(numbers("a"))
+    backend.get_union_list_state(numbers("b"))
+    backend.get_broadcast_state(rates("c"))
+    assert backend.get_registered_state_names() == {"a", "b"}
+    assert backend.get_registered_broadcast_state_names() == {"c"}
+
+
+def test_a_name_keeps_its_types(backend: DefaultOperatorStateBackend) -> None:
+    backend.get_list_state(numbers("a", int))
+    backend.get_broadcast_state(rates("a", str))
+    with pytest.raises(InvalidConfigurationError, match="'a' to keep its types"):
+        backend.get_list_state(numbers("a", str))
+    with pytest.raises(InvalidConfigurationError, match="'a' to keep its types"):
+        backend.get_broadcast_state(rates("a", int))
+
+
+def test_operator_state_does_not_expire(backend: DefaultOperatorStateBackend) -> None:
+    descriptor = numbers("a")
+    descriptor.enable_time_to_live(StateTtlConfig(timedelta(minutes=1)))
+    with pytest.raises(InvalidConfigurationError, match="without a time to live"):
+        backend.get_list_state(descriptor)
+    assert backend.get_registered_state_names() == frozenset()
+
+
+@pytest.mark.parametrize("method", ["get_list_state", "get_union_list_state", "get_broadcast_state"])
+def test_descriptors_of_other_kinds_are_refused(backend: DefaultOperatorStateBackend, method: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match=r"Expected the descriptor of a (list|map) state"):
+        getattr(backend, method)(ValueStateDescriptor("a", int))
+
+
+@each_kind
+def test_a_disposed_backend_gives_no_state(backend: DefaultOperatorStateBackend, get: Get) -> None:
+    get(backend, "a")
+    backend.dispose()
+    backend.dispose()
+    with pytest.raises(CoordinatorError, match="found it disposed"):
+        get(backend, "a")
+
+
+def test_schemas_name_each_state(backend: DefaultOperatorStateBackend) -> None:
+    backend.get_list_state(numbers("a"))
+    backend.get_broadcast_state(rates("a"))
+    found = {(schema.name, schema.kind): schema for schema in backend.schemas()}
+    assert found[("a", StateKind.LIST)].key is None
+    assert found[("a", StateKind.LIST)].value == numbers().serializer.snapshot()
+    assert found[("a", StateKind.MAP)].key == rates().key_serializer.snapshot()
+    assert len(found) == 2
