@@ -1,0 +1,1 @@
+"""Where a stage's rows come from, cut into increments."""

@@ -1,0 +1,205 @@
+"""The increments of attempts that fail at any point."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
+from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.spark.sources.ledger import Ledger
+from airflow_provider_statecheck.spark.sources.planning import Limits
+from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from tests.unit.spark.sources.test_planning import FILES, LIMITS
+
+
+class RowGroupsRead:
+    """Reads row groups as pairs of numbers."""
+
+    def __init__(self, files):
+        self.files = files
+        self.looked_at = []
+
+    def require_unchanged(self, items):
+        self.looked_at += [item.name for item in items]
+
+    def load(self, splits):
+        pairs = ((int(s.item.name), s.groups or (0, len(self.files[int(s.item.name)]))) for s in splits)
+        return [(position, group) for position, groups in pairs for group in range(*groups)]
+
+    def snapshot(self):
+        return {"kept": "value"}
+
+
+def enumerator_of(files, limits, restored=None):
+    items = tuple(Item.of(str(i), sum(groups), "") for i, groups in enumerate(files))
+    state = SourceState(Ledger(items)) if restored is None else decode_source_state(restored)
+    return ItemEnumerator(state, limits, RowGroupsRead(files), lambda i: files[i])
+
+
+def rows_of(files):
+    return [(i, g) for i, groups in enumerate(files) for g in range(len(groups))]
+
+
+def stored(enumerator):
+    return decode_state(encode_state(enumerator.snapshot()))
+
+
+def increments(enumerator):
+    return list(iter(enumerator.next_increment, None))
+
+
+@given(FILES, LIMITS, st.lists(st.integers(0, 4), max_size=6))
+def test_nothing_is_lost_or_doubled_wherever_attempts_end(files, limits, ends):
+    expected = increments(enumerator_of(files, limits))
+    found, state = [], None
+    for left in [*ends, len(expected)]:
+        enumerator = enumerator_of(files, limits, state)
+        for increment in itertools.islice(iter(enumerator.next_increment, None), left):
+            found.append((increment, enumerator.load(increment)))
+            enumerator.finish(increment)
+        enumerator.next_increment()  # planned, and lost with the attempt
+        state = stored(enumerator)
+
+    assert [row for _, rows in found for row in rows] == rows_of(files)
+    assert [increment for increment, _ in found] == expected
+
+
+@given(FILES, st.lists(LIMITS, min_size=1, max_size=5), st.data())
+def test_other_limits_after_a_restore_lose_and_double_nothing(files, limits, data):
+    found, state = [], None
+    for number, limit in enumerate(limits):
+        enumerator = enumerator_of(files, limit, state)
+        planned = increments(enumerator)
+        is_last = number == len(limits) - 1
+        chosen = (
+            planned
+            if is_last
+            else data.draw(st.lists(st.sampled_from(planned), unique=True) if planned else st.just([]))
+        )
+        for increment in chosen:
+            found += enumerator.load(increment)
+            enumerator.finish(increment)
+        state = stored(enumerator)
+
+    assert sorted(found) == rows_of(files)
+
+
+@given(FILES, LIMITS)
+def test_progress_ends_where_everything_is_finished(files, limits):
+    enumerator = enumerator_of(files, limits)
+    done = []
+    for increment in increments(enumerator):
+        enumerator.finish(increment)
+        done.append(enumerator.finished_bytes)
+
+    assert done == sorted(done)
+    assert enumerator.finished_bytes == enumerator.total_bytes
+    assert enumerator.finished_splits == enumerator.total_splits == len(files)
+
+
+def test_increments_are_counted_over_all_attempts():
+    files, limits = [[1]] * 4, Limits(items=1)
+    first = enumerator_of(files, limits)
+    for _ in range(2):
+        first.finish(first.next_increment())
+    first.next_increment()
+
+    assert [increment.number for increment in increments(enumerator_of(files, limits, stored(first)))] == [3, 4]
+
+
+def test_an_unfinished_increment_is_planned_again_by_the_next_attempt():
+    first = enumerator_of([[1], [1]], Limits(items=1))
+    first.finish(first.next_increment())
+    lost = first.next_increment()
+
+    assert enumerator_of([[1], [1]], Limits(items=1), stored(first)).next_increment() == lost
+
+
+def test_the_same_increment_loaded_twice_gives_the_same_rows():
+    enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
+    increment = enumerator.next_increment()
+
+    assert enumerator.load(increment) == enumerator.load(increment) == [(0, 0)]
+
+
+def test_an_increment_finished_twice_counts_once():
+    enumerator = enumerator_of([[5, 5, 5]], Limits(size_bytes=5))
+    increment = enumerator.next_increment()
+    enumerator.finish(increment)
+    once = enumerator.snapshot()
+
+    enumerator.finish(increment)
+
+    assert enumerator.snapshot() == once
+
+
+def test_an_increment_of_another_attempt_is_not_finished():
+    increment = enumerator_of([[1]], Limits()).next_increment()
+
+    with pytest.raises(InvalidConfigurationError, match="found number 1"):
+        enumerator_of([[1]], Limits()).finish(increment)
+
+
+def test_files_are_looked_at_before_they_are_loaded():
+    files = [[1], [1]]
+    items = tuple(Item.of(str(i), 1, "") for i in range(2))
+    reader = RowGroupsRead(files)
+    enumerator: Any = ItemEnumerator(SourceState(Ledger(items)), Limits(items=1), reader, lambda i: files[i])
+
+    enumerator.load(enumerator.next_increment())
+
+    assert reader.looked_at == ["0"]
+
+
+def test_a_snapshot_is_not_changed_by_what_follows():
+    enumerator = enumerator_of([[1, 1, 1], [1]], Limits(size_bytes=1))
+    enumerator.finish(enumerator.next_increment())
+    snapshot = enumerator.snapshot()
+    before = copy.deepcopy(snapshot)
+
+    for increment in increments(enumerator):
+        enumerator.finish(increment)
+
+    assert snapshot == before
+
+
+def test_the_listing_is_the_same_object_in_all_snapshots():
+    enumerator = enumerator_of([[1], [1]], Limits(items=1))
+    first = enumerator.snapshot()
+    enumerator.finish(enumerator.next_increment())
+
+    assert enumerator.snapshot()["listing"] is first["listing"]
+
+
+def test_progress_of_files_finished_in_order_stays_small():
+    enumerator = enumerator_of([[1]] * 5000, Limits(items=1))
+    for increment in increments(enumerator):
+        enumerator.finish(increment)
+
+    assert enumerator.snapshot()["progress"] == {"finished": [[0, 5000]], "partial": []}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"format": 2},
+        {"format": None},
+        {"listing": None},
+        {"progress": {}},
+        {"progress": {"finished": [[0, 3]], "partial": []}},
+        {"progress": {"finished": [], "partial": [[2, [[0, 1]], 1]]}},
+        {"progress": {"finished": [["x"]], "partial": []}},
+        {"increments": "many"},
+    ],
+)
+def test_a_damaged_state_is_refused(damage):
+    state = enumerator_of([[1], [1]], Limits()).snapshot()
+
+    with pytest.raises(CorruptStateError):
+        decode_source_state({**state, **damage})

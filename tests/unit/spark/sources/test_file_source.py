@@ -1,0 +1,262 @@
+"""Sources of files without Spark: what they plan, and what they notice."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    SourceChangedError,
+    SourceRestartRequiredError,
+)
+from airflow_provider_statecheck.spark.sources.csv_source import CsvSource
+from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.spark.sources.json_source import JsonSource
+from airflow_provider_statecheck.spark.sources.ledger import Ledger
+from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+
+SCHEMA = "id bigint"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*names, content="0123456789"):
+        for name in names:
+            (tmp_path / name).write_text(content)
+
+    return write
+
+
+@pytest.fixture
+def source(tmp_path):
+    def source(**named):
+        return JsonSource(tmp_path, schema=SCHEMA, **{"files_per_increment": 1, **named})
+
+    return source
+
+
+def names(enumerator):
+    planned = iter(enumerator.next_increment, None)
+    return [[split.item.name.rpartition("/")[2] for split in increment.splits] for increment in planned]
+
+
+def after_one(source):
+    """The state of an attempt that finished one increment."""
+    enumerator = source.open(None)
+    enumerator.finish(enumerator.next_increment())
+    return decode_state(encode_state(enumerator.snapshot()))
+
+
+def test_files_go_into_increments_by_their_number(write, source):
+    write("a", "b", "c")
+
+    assert names(source(files_per_increment=2).open(None)) == [["a", "b"], ["c"]]
+
+
+def test_files_go_into_increments_by_their_bytes(write, source):
+    write("a", "b", "c")
+
+    assert names(source(files_per_increment=None, bytes_per_increment="20 B").open(None)) == [["a", "b"], ["c"]]
+
+
+def test_without_a_limit_everything_is_one_increment(write, source):
+    write("a", "b", "c")
+
+    assert names(source(files_per_increment=None, bytes_per_increment=None).open(None)) == [["a", "b", "c"]]
+
+
+def test_an_increment_tells_its_bytes_and_its_source_the_progress(write, source):
+    write("a", "b")
+    enumerator = source().open(None)
+    increment = enumerator.next_increment()
+    enumerator.finish(increment)
+
+    assert (increment.number, increment.size_bytes, increment.splits[0].size_bytes) == (1, 10, 10)
+    assert (enumerator.finished_bytes, enumerator.total_bytes) == (10, 20)
+    assert (enumerator.finished_splits, enumerator.total_splits) == (1, 2)
+
+
+def test_a_restore_goes_on_after_what_is_finished(write, source):
+    write("a", "b", "c")
+
+    assert names(source().open(None, after_one(source()))) == [["b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda d: (d / "d").write_text("x"), "/d appeared"),
+        (lambda d: (d / "c").unlink(), "/c vanished"),
+        (lambda d: (d / "a").unlink(), "/a vanished"),
+        (lambda d: (d / "b").write_text("longer than before"), "/b changed"),
+        (lambda d: (d / "a").write_text(""), "/a vanished"),
+    ],
+    ids=["appeared", "vanished", "finished vanished", "changed", "emptied"],
+)
+def test_a_change_between_attempts_fails_and_names_the_file(tmp_path, write, source, change, told):
+    write("a", "b", "c")
+    state = after_one(source())
+    change(tmp_path)
+
+    with pytest.raises(SourceChangedError, match=f"{told}.*on_change"):
+        source().open(None, state)
+    with pytest.raises(SourceRestartRequiredError, match=told):
+        source(on_change="restart").open(None, state)
+
+
+def test_ignored_changes_leave_the_files_of_the_start(tmp_path, write, source):
+    write("a", "b", "c")
+    state = after_one(source())
+    write("0", "d")
+    write("b", content="other and longer")
+    (tmp_path / "a").unlink()
+
+    enumerator = source(on_change="ignore").open(None, state)
+
+    assert names(enumerator) == [["b"], ["c"]]
+    assert enumerator.total_bytes == 36
+
+
+def test_an_ignored_change_is_not_noticed_again(tmp_path, write, source):
+    write("a", "b", "c")
+    state = after_one(source())
+    write("b", content="other and longer")
+    accepted = source(on_change="ignore").open(None, state).snapshot()
+
+    assert names(source().open(None, accepted)) == [["b"], ["c"]]
+
+
+def test_a_new_run_reads_what_appeared_in_increments_of_its_own(tmp_path, write, source):
+    write("a", "b")
+    enumerator = source().open(None)
+    for increment in iter(enumerator.next_increment, None):
+        enumerator.finish(increment)
+    write("0", "c")
+    (tmp_path / "a").unlink()
+
+    following = source().open(None, enumerator.snapshot(), new_run=True)
+    first = following.next_increment()
+
+    assert first.number == 3
+    assert [first.splits[0].item.name[-1], names(following)] == ["0", [["c"]]]
+    assert following.total_splits == 3
+
+
+def test_a_new_run_without_new_files_has_no_increment(write, source):
+    write("a")
+
+    assert names(source().open(None, after_one(source()), new_run=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("on_change", "error"),
+    [("fail", SourceChangedError), ("ignore", SourceChangedError), ("restart", SourceRestartRequiredError)],
+)
+def test_a_file_that_changes_between_plan_and_load_is_not_read(write, source, on_change, error):
+    write("a", "b")
+    enumerator = source(on_change=on_change).open(None)
+    increment = enumerator.next_increment()
+    write("a", content="longer than it was")
+
+    with pytest.raises(error, match="/a changed"):
+        enumerator.load(increment)
+
+
+def test_a_file_that_vanishes_between_plan_and_load_is_missed(tmp_path, write, source):
+    write("a")
+    enumerator = source().open(None)
+    increment = enumerator.next_increment()
+    (tmp_path / "a").unlink()
+
+    with pytest.raises(SourceChangedError, match="/a vanished"):
+        enumerator.load(increment)
+
+
+def test_a_change_while_an_increment_was_read_is_noticed_by_a_second_look(write, source):
+    write("a", "b")
+    enumerator = source().open(None)
+    increment = enumerator.next_increment()
+    enumerator.require_unchanged(increment)
+    write("b", content="another increment's")
+    enumerator.require_unchanged(increment)
+    write("a", content="changed")
+
+    with pytest.raises(SourceChangedError):
+        enumerator.require_unchanged(increment)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_source_without_files_is_refused_at_the_start(tmp_path, write, source, content):
+    if content is not None:
+        write("a", content=content)
+
+    with pytest.raises(InvalidConfigurationError, match="found none"):
+        source().open(None)
+
+
+def test_files_in_directories_of_other_columns_are_refused(tmp_path, source):
+    for name in ("day=1/a", "month=1/a"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+
+    with pytest.raises(InvalidConfigurationError, match="same columns"):
+        source().open(None)
+
+
+def test_automatic_increments_are_a_64th_of_what_is_left_and_no_less_than_a_bound(tmp_path):
+    source = ParquetSource(tmp_path)
+    large, small = (Ledger((Item.of("a", size, ""), Item.of("b", 64 << 30, ""))) for size in (64 << 30, 1))
+
+    assert source._target(large) == 2 << 30
+    assert source._target(large.finish_items([0])) == 1 << 30
+    assert source._target(Ledger(small.items[:1])) == SMALLEST_TARGET_BYTES
+
+
+def test_automatic_increments_keep_their_size_within_a_run(write, source):
+    write("a", "b")
+    automatic = source(files_per_increment=None)
+    state = {**automatic.open(None).snapshot(), "target_bytes": 10}
+
+    assert names(automatic.open(None, state)) == [["a"], ["b"]]
+    assert names(automatic.open(None, state, new_run=True)) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("kind", [JsonSource, CsvSource])
+@pytest.mark.parametrize("schema", [None, ""])
+def test_files_that_do_not_say_what_is_in_them_need_a_schema(tmp_path, kind, schema):
+    with pytest.raises(InvalidConfigurationError, match=r"Expected a schema for (JSON|CSV) files"):
+        kind(tmp_path, schema=schema)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        {"bytes_per_increment": "much"},
+        {"bytes_per_increment": 0},
+        {"files_per_increment": 0},
+        {"row_groups_per_increment": -1},
+        {"columns": []},
+        {"columns": "id"},
+        {"on_change": "retry"},
+        {"order": "size"},
+        {"options": {"basePath": "/x"}},
+        {"options": {"mergeSchema": True}},
+        {"options": {"pathGlobFilter": "*.x"}},
+    ],
+    ids=repr,
+)
+def test_an_argument_out_of_its_range_is_refused_where_it_is_written(tmp_path, argument):
+    with pytest.raises(InvalidConfigurationError):
+        ParquetSource(tmp_path, **argument)
+
+
+def test_a_source_can_be_sent_to_another_process(tmp_path, write):
+    write("a")
+
+    sent = pickle.loads(pickle.dumps(CsvSource(tmp_path, schema=SCHEMA, options={"header": True})))
+
+    assert names(sent.open(None)) == [["a"]]

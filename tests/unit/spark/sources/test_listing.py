@@ -1,0 +1,145 @@
+"""How files are listed and looked at again."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+import fsspec
+import pytest
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.spark.sources import listing as module
+from airflow_provider_statecheck.spark.sources.listing import FileListing
+from airflow_provider_statecheck.spark.sources.places import places_of
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*names, content="x", age=None):
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+            if age is not None:
+                os.utime(path, (1_000_000 - age, 1_000_000 - age))
+
+    return write
+
+
+def listed(tmp_path, *patterns, order="path"):
+    listing = FileListing(places_of([f"{tmp_path}/{pattern}" for pattern in patterns or [""]]), {}, order)
+    return [item.name.removeprefix(f"file://{tmp_path}/") for item in listing.files()]
+
+
+def test_files_are_found_at_any_depth_in_the_order_of_their_paths(tmp_path, write):
+    write("b", "day=2/b", "day=10/a", "a")
+
+    assert listed(tmp_path) == ["a", "b", "day=10/a", "day=2/b"]
+
+
+def test_hidden_and_empty_files_are_left_out(tmp_path, write):
+    write("_SUCCESS", ".crc", "_temporary/0/a", ".hidden/a", "x._COPYING_", "k=1/_committed", "_k=1/seen", "a_b.c")
+    write("empty", content="")
+
+    assert listed(tmp_path) == ["_k=1/seen", "a_b.c"]
+
+
+def test_the_oldest_files_come_first_where_the_user_says_so(tmp_path, write):
+    write("new", age=1)
+    write("old", "also_old", age=9)
+
+    assert listed(tmp_path, order="mtime") == ["also_old", "old", "new"]
+
+
+def test_a_pattern_chooses_files_and_directories(tmp_path, write):
+    write("a.csv", "b.txt", "year=1/a.csv", "year=2/deep/b.csv", "other/a.csv")
+
+    assert listed(tmp_path, "*.csv") == ["a.csv"]
+    assert listed(tmp_path, "year=*") == ["year=1/a.csv", "year=2/deep/b.csv"]
+
+
+def test_one_file_is_a_place_too_and_no_file_is_listed_twice(tmp_path, write):
+    write("x/a", "x/b")
+
+    assert listed(tmp_path, "x/a") == ["x/a"]
+    assert listed(tmp_path, "x", "x/b", "*/a") == ["x/a", "x/b"]
+
+
+def test_a_missing_place_has_no_files(tmp_path):
+    assert listed(tmp_path, "nowhere") == []
+
+
+def test_names_are_taken_as_they_stand(tmp_path, write):
+    write("sp ace%20[1].x", "k=a%2Fb/{y}*")
+
+    assert listed(tmp_path) == ["k=a%2Fb/{y}*", "sp ace%20[1].x"]
+
+
+def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
+    write("same", "gone", "grown", "rewritten", age=5)
+    listing = FileListing(places_of(tmp_path), {})
+    before = listing.files()
+    (tmp_path / "gone").unlink()
+    write("grown", content="xx", age=5)
+    write("rewritten", content="y", age=4)
+
+    changes = listing.changes(before)
+
+    assert [item.name.rpartition("/")[2] for item in changes.vanished] == ["gone"]
+    assert [item.name.rpartition("/")[2] for item in changes.changed] == ["grown", "rewritten"]
+
+
+def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
+    write("a", "b/c")
+    listing = FileListing(places_of(tmp_path), {})
+
+    assert not listing.changes(listing.files())
+
+
+def test_the_files_of_an_object_store_keep_their_versions(object_store):
+    listing = FileListing(places_of(f"s3://{object_store.bucket}/sources/"), object_store.storage_options)
+    client = fsspec.filesystem("s3", **object_store.storage_options)
+    for name in ("a", "k=1/b", "_hidden"):
+        client.pipe_file(f"{object_store.bucket}/sources/{name}", b"x")
+    before = listing.files()
+    assert [item.name for item in before] == [f"s3://{object_store.bucket}/sources/{name}" for name in ("a", "k=1/b")]
+    assert not listing.changes(before)
+
+    client.pipe_file(f"{object_store.bucket}/sources/a", b"y")
+
+    assert [item.name[-1] for item in listing.changes(before).changed] == ["a"]
+    assert [item.digest != old.digest for item, old in zip(listing.files(), before, strict=True)] == [True, False]
+
+
+def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
+    listing = FileListing(places_of("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
+
+    with pytest.raises(StorageError, match="cannot be listed"):
+        listing.files()
+
+
+def test_credentials_are_in_no_message(object_store):
+    options = {**object_store.storage_options, "secret": "wrong-secret-of-somebody"}
+    with pytest.raises((StorageError, InvalidConfigurationError)) as raised:
+        FileListing(places_of("s3://no-such-bucket-of-ours/x"), options).files()
+
+    assert "wrong-secret-of-somebody" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "time",
+    [1_000, 1_000.0, datetime.fromtimestamp(1_000, UTC), datetime(1970, 1, 1, 0, 16, 40), "1970-01-01T00:16:40Z"],  # noqa: DTZ001
+)
+def test_filesystems_tell_times_in_different_ways(time):
+    assert module._time("x", {"LastModified": time}) == 1_000
+
+
+def test_a_filesystem_without_times_has_no_oldest_file():
+    with pytest.raises(InvalidConfigurationError, match="order='path'"):
+        module._time("x", {})
+
+
+def test_a_filesystem_without_sizes_is_refused():
+    with pytest.raises(InvalidConfigurationError, match="sizes of files"):
+        module._item("http://x", {"size": None})
