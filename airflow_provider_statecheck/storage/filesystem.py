@@ -91,7 +91,7 @@ class CheckpointStorage:
         if not self.is_local:
             return None
         with self._mapped(self.base_uri):
-            path = Path(self._locate(self.base_uri)[1])
+            path = Path(self.locate(self.base_uri)[1])
             return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
     def write_bytes(self, uri: str, data: bytes, *, overwrite: bool = False) -> None:
@@ -101,7 +101,7 @@ class CheckpointStorage:
         :param overwrite: Whether other bytes under this name may be replaced.
         :raises StorageError: if other bytes are there already, or the storage fails.
         """
-        self._call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
+        self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
 
     def copy_file(self, source_uri: str, target_uri: str) -> None:
         """
@@ -110,8 +110,8 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the source is missing.
         :raises StorageError: if the storage fails.
         """
-        source_filesystem, source = self._locate(source_uri)
-        self._call(target_uri, lambda filesystem, path: copying.copy_file(source_filesystem, source, filesystem, path))
+        source_filesystem, source = self.locate(source_uri)
+        self.call(target_uri, lambda filesystem, path: copying.copy_file(source_filesystem, source, filesystem, path))
 
     def copy_directory(self, source_uri: str, target_uri: str, *, size_bytes: int = 1) -> None:
         """
@@ -137,7 +137,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if it is missing.
         :raises StorageError: if the storage fails.
         """
-        return self._call(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
+        return self.call(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """
@@ -146,7 +146,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
-        return self._call(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
+        return self.call(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
 
     def read_verified(self, uri: str, *, size: int, sha256: str) -> bytes:
         """
@@ -201,8 +201,8 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; an incomplete list is never returned.
         """
         if _is_local(directory):
-            return self._call(directory, lambda _, root: local_files.list_files(Path(root)))
-        return self._call(directory, _list_objects)
+            return self.call(directory, lambda _, root: local_files.list_files(Path(root)))
+        return self.call(directory, _list_objects)
 
     def list_directories(self, directory: str) -> list[str]:
         """
@@ -210,7 +210,7 @@ class CheckpointStorage:
 
         :raises StorageError: if the storage fails.
         """
-        return self._call(directory, _list_directories)
+        return self.call(directory, _list_directories)
 
     def delete_file(self, uri: str) -> None:
         """
@@ -220,7 +220,7 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails.
         """
         require_deletable(uri, self.base_uri)
-        self._call(uri, _delete_file)
+        self.call(uri, _delete_file)
 
     def delete_directory(self, uri: str) -> None:
         """
@@ -230,18 +230,26 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; part of it may be gone.
         """
         require_deletable(uri, self.base_uri)
-        self._call(uri, listing.delete_all)
+        self.call(uri, listing.delete_all)
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # Not fsspec's exists(): that answers False whatever goes wrong.
-        return self._call(uri, _info_or_none)
+        return self.call(uri, _info_or_none)
 
-    def _call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+    def call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+        """
+        Do something with a file that may be repeated, as often as the retries allow.
+
+        :param operation: Gets the fsspec filesystem and the path in it.
+        :raises CheckpointNotFoundError: if the file is missing.
+        :raises StorageError: if the storage fails.
+        """
         with self._mapped(uri):
-            filesystem, path = self._locate(uri)
+            filesystem, path = self.locate(uri)
             return self._retries.call(lambda: operation(filesystem, path), redact(uri))
 
-    def _locate(self, uri: str) -> tuple[Any, str]:
+    def locate(self, uri: str) -> tuple[Any, str]:
+        """Return the fsspec filesystem of a file, and the path in it."""
         filesystem = self._fs if serves(self._fs, self.base_uri, uri) else open_filesystem(uri, {})
         return filesystem, str(filesystem._strip_protocol(uri))
 

@@ -21,7 +21,7 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
             temporary.replace(path)
         else:
             os.link(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def make_new_directory(path: Path) -> None:
@@ -30,9 +30,9 @@ def make_new_directory(path: Path) -> None:
 
     :raises FileExistsError: if it is there.
     """
-    _make_directory(path.parent)
+    make_directory(path.parent)
     path.mkdir()
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -40,14 +40,14 @@ def publishing(path: Path) -> Iterator[Path]:
     """Give a hidden sibling to be written, which becomes the file, durably, when all went well; what was there is replaced."""
     with _sibling(path) as temporary:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 @contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
-    _make_directory(path.parent)
+    make_directory(path.parent)
     temporary = path.parent / f".{uuid.uuid4().hex}.tmp"
     try:
         yield temporary
@@ -77,12 +77,13 @@ def _raise_unless_missing(error: OSError) -> None:
         raise error
 
 
-def _make_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, so that they outlast a power failure."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     # A durable file in a directory that a power failure takes away is not durable.
     for made in reversed(missing):
-        _sync(made.parent)
+        sync(made.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:
@@ -92,7 +93,8 @@ def _write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

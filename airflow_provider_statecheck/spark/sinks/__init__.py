@@ -1,0 +1,1 @@
+"""Where a stage's output goes: exactly once, with the checkpoints."""

@@ -1,0 +1,166 @@
+"""The files below the target of a sink: bytes by relative names, of which only those of one lineage can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.sinks.names import lineage_directory, lineage_of_file
+from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions
+from airflow_provider_statecheck.storage import local_files
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import redact
+
+# Those on which a rename is one step of the server.
+_RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFiles:
+    """What one lineage may do below a target."""
+
+    storage: CheckpointStorage
+    lineage: str
+
+    @classmethod
+    def open(cls, target: str, lineage: str, options: Mapping[str, Any]) -> Self:
+        """
+        Open a target; nothing is created yet.
+
+        :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+        """
+        return cls(open_target(target, options), lineage)
+
+    @property
+    def target(self) -> str:
+        """The target, fit to be shown."""
+        return redact(self.storage.base_uri)
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether the bytes are files of this machine."""
+        return self.storage.is_local
+
+    def local_path(self, name: str) -> Path:
+        """Return where a file of a local target is, with the directory that it lies in made."""
+        path = Path(self.storage.locate(self._uri(name))[1])
+        local_files.make_directory(path.parent)
+        return path
+
+    def list_files(self, directory: str = "") -> dict[str, int]:
+        """Return the size of each file below a directory by its name relative to that; nothing if it is missing."""
+        return self.storage.list_files(self._uri(directory))
+
+    def read(self, name: str) -> bytes:
+        """
+        Return a whole file.
+
+        :raises CheckpointNotFoundError: if it is missing.
+        """
+        return self.storage.read_bytes(self._uri(name))
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Return part of a file."""
+        return self.storage.read_range(self._uri(name), start, end)
+
+    def size(self, name: str) -> int | None:
+        """Return how many bytes a file has, ``None`` if it is missing."""
+        try:
+            return self.storage.size(self._uri(name))
+        except CheckpointNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Publish a small file, whatever was under its name."""
+        self._require_ours(name)
+        self.storage.write_bytes(self._uri(name), data, overwrite=True)
+
+    def upload(self, local: Path, name: str) -> None:
+        """Copy a finished local file; a stream that is left by an exception would publish half of it."""
+        self._require_ours(name)
+        ExecutorFiles(self.storage.base_uri, HiddenOptions(self.storage.options)).publish(local, name)
+
+    def move(self, name: str, new_name: str) -> None:
+        """
+        Give a file another name: in one step where the filesystem can, else as a copy that is followed by a deletion.
+
+        :raises CheckpointNotFoundError: if it is missing; it may have been moved by a call whose reply was lost.
+        """
+        self._require_ours(name)
+        self._require_ours(new_name)
+        if self.is_local:
+            self.storage.call(self._uri(name), lambda _, path: _rename_local(Path(path), self.local_path(new_name)))
+        elif _renames(self.storage._fs):
+            self._rename(name, new_name)
+        else:
+            self.copy(name, new_name)
+            self.delete(name)
+
+    def copy(self, name: str, new_name: str) -> None:
+        """
+        Copy a file on the server.
+
+        :raises CheckpointNotFoundError: if it is missing.
+        """
+        self._require_ours(new_name)
+        new_path = self._path(new_name)
+        self.storage.call(self._uri(name), lambda filesystem, path: filesystem.cp_file(path, new_path))
+
+    def delete(self, name: str) -> None:
+        """Delete a file; a missing one is success."""
+        self._require_ours(name)
+        with suppress(CheckpointNotFoundError):
+            self.storage.call(self._uri(name), lambda filesystem, path: filesystem.rm_file(path))
+
+    def _rename(self, name: str, new_name: str) -> None:
+        new_path = self._path(new_name)
+
+        def rename(filesystem: Any, path: str) -> None:
+            filesystem.makedirs(new_path.rpartition("/")[0], exist_ok=True)
+            filesystem.info(path)  # says that it is missing, which renaming does not on every filesystem
+            filesystem.mv(path, new_path)
+
+        self.storage.call(self._uri(name), rename)
+
+    def _require_ours(self, name: str) -> None:
+        # No bug of ours may cost the files of others in the directory.
+        parts = name.split("/")
+        is_plain = not {"", ".", ".."} & set(parts)
+        if not is_plain or not (
+            name.startswith(f"{lineage_directory(self.lineage)}/") or lineage_of_file(name) == self.lineage
+        ):
+            raise CoordinatorError(
+                f"Expected a file of lineage {self.lineage} below {self.target}, found {name!r}; nothing was changed."
+            )
+
+    def _uri(self, name: str) -> str:
+        return f"{self.storage.base_uri}/{name}" if name else self.storage.base_uri
+
+    def _path(self, name: str) -> str:
+        return str(self.storage.locate(self._uri(name))[1])
+
+
+def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
+    """
+    Open the directory of a sink.
+
+    :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+    """
+    try:
+        return CheckpointStorage.open(target, **options)
+    except InvalidConfigurationError as error:
+        raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
+
+
+def _rename_local(path: Path, new_path: Path) -> None:
+    path.replace(new_path)
+    local_files.sync(new_path.parent)
+
+
+def _renames(filesystem: Any) -> bool:
+    protocol = filesystem.protocol
+    return bool(_RENAMING & ({protocol} if isinstance(protocol, str) else set(protocol)))

@@ -1,0 +1,74 @@
+"""The Parquet sink in tasks of Spark, and read back by Spark."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.committed import committed_files, read_committed
+from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
+from tests.unit.spark.sinks.attempts import Attempt, hidden_in
+
+SCHEMA = pa.schema([("key", pa.int64()), ("code", pa.string()), ("day", pa.date32())])
+
+
+def written_by(spark: Any, attempt: Attempt, first: int, last: int) -> Any:
+    """Write rows in two tasks."""
+    sink, epoch, columns = attempt.sink, attempt.epoch, SCHEMA
+
+    def write(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        context = SinkTaskContext(subtask=task.partitionId(), epoch=epoch, task_id="task", schema=columns)
+        writer = sink.writer(context)
+        for batch in batches:
+            writer.write(pa.Table.from_batches([batch]))
+        found = [json.dumps(committable) for committable in writer.prepare_commit()]
+        yield pa.RecordBatch.from_pydict({"committable": found})
+
+    rows = spark.range(first, last, numPartitions=2).selectExpr(
+        "id AS key", "lpad(id, 3, '0') AS code", "date_add(DATE'2024-01-01', CAST(id % 2 AS INT)) AS day"
+    )
+    return [json.loads(row.committable) for row in rows.mapInArrow(write, "committable string").collect()]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("day", "code")])
+def test_spark_reads_what_its_tasks_wrote_and_nothing_else(spark, tmp_path, partition_by):
+    path = f"file://{tmp_path}/table"
+    attempt = Attempt(path, 1, schema=SCHEMA, partition_by=partition_by).open()
+    attempt.commit(1, written_by(spark, attempt, 0, 10))
+    written_by(spark, attempt, 10, 20)  # of a checkpoint that never was complete
+    second = Attempt(path, 2, restored=1, schema=SCHEMA, partition_by=partition_by).open()
+    assert hidden_in(path, "staging")
+    expected = [(key, f"{key:03}", datetime.date(2024, 1, 1 + key % 2)) for key in range(10)]
+
+    committed = read_committed(spark, path).select("key", "code", "day")
+    assert sorted(tuple(row) for row in committed.collect()) == expected
+
+    found = spark.read.schema("key bigint, code string, day date").parquet(path).select("key", "code", "day")
+    assert sorted(tuple(row) for row in found.collect()) == expected
+    second.finish()
+    assert sum(file.rows for file in committed_files(path)) == 10
+
+
+def test_a_target_without_a_commit_has_no_table(spark, tmp_path):
+    path = f"file://{tmp_path}/table"
+    with pytest.raises(StorageError, match="found no commit"):
+        read_committed(spark, path)
+    with pytest.raises(UnsupportedStateError, match="in this process only"):
+        read_committed(spark, "memory://somewhere/table")
+
+
+def test_a_table_whose_output_is_empty_has_its_columns(spark, tmp_path):
+    path = f"file://{tmp_path}/table"
+    attempt = Attempt(path, 1, schema=SCHEMA).open()
+    attempt.commit(1, written_by(spark, attempt, 0, 0))
+    found = read_committed(spark, path)
+    assert (found.columns, found.count()) == (["key", "code", "day"], 0)

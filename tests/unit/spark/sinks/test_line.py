@@ -1,0 +1,52 @@
+"""Which checkpoints an attempt goes on from."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.spark.sinks.line import History, Line, Start
+
+
+def test_a_line_goes_back_over_the_attempts_that_took_its_checkpoints():
+    history = History({1: Start(1, None), 2: Start(1, 3), 3: Start(1, 3)}, {3: 1, 4: 2})
+    assert history.line_to(3, 9) == Line(((3, 9), (1, 3)))
+
+
+def test_a_line_holds_what_each_attempt_took_up_to_where_the_next_one_began():
+    line = Line(((3, 9), (1, 3)))
+    assert [line.holds(3, 9), line.holds(3, 10), line.holds(1, 3), line.holds(1, 4), line.holds(2, 1)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_fresh_start_has_nothing_before_it():
+    history = History({1: Start(1, None), 2: Start(2, None)}, {3: 1})
+    assert history.line_to(2, 9) == Line(((2, 9),))
+
+
+def test_a_checkpoint_that_the_sink_never_saw_was_taken_by_the_newest_attempt_that_can_have():
+    history = History({1: Start(1, None), 2: Start(1, 5), 3: Start(1, 7)}, {})
+    assert history.line_to(3, 9) == Line(((3, 9), (2, 7), (1, 5)))
+
+
+def test_a_checkpoint_that_the_sink_never_saw_is_of_the_same_generation():
+    history = History({1: Start(1, None), 2: Start(2, 7)}, {})
+    assert history.line_to(2, 9) == Line(((2, 9),))
+
+
+def test_a_checkpoint_that_may_go_on_from_output_or_not_is_not_guessed_at():
+    history = History({1: Start(1, None), 2: Start(1, 1), 3: Start(1, 3)}, {1: 1, 2: 1})
+    with pytest.raises(
+        CorruptStateError, match=r"Expected committables with checkpoint 3, .* goes on from checkpoint 2"
+    ):
+        history.line_to(3, 9)
+
+
+def test_a_line_ends_where_heads_contradict_each_other():
+    history = History({1: Start(1, 2)}, {2: 1})
+    assert history.line_to(1, 9) == Line(((1, 9),))

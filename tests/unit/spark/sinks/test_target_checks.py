@@ -1,0 +1,234 @@
+"""What is refused before any work, and with which words."""
+
+from __future__ import annotations
+
+import pickle
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.committed import committed_files
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.sink import Sink
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from tests.unit.spark.sinks.attempts import SCHEMA, Attempt, committed_in, hidden_in, seen_in
+
+
+def put(path, name, table):
+    filesystem, root = fsspec.url_to_fs(path)
+    filesystem.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    filesystem.pipe_file(f"{root}/{name}", sink.getvalue().to_pybytes())
+
+
+def altered(*changes):
+    schema = SCHEMA
+    for field in changes:
+        position = schema.get_field_index(field.name)
+        schema = schema.append(field) if position < 0 else schema.set(position, field)
+    return schema
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compression": "zip"}, "compression to be one of zstd"),
+        ({"on_earlier_output": "keep"}, "on_earlier_output to be one of retract, refuse"),
+        ({"max_file_bytes": 0}, "max_file_bytes of 1 or more"),
+        ({"partition_by": "day"}, "partition_by as a list"),
+        ({"partition_by": ["_day"]}, "none beginning with"),
+        ({"partition_by": ["a", "a"]}, "different columns"),
+    ],
+)
+def test_settings_out_of_their_range_are_refused(settings, message):
+    with pytest.raises(InvalidConfigurationError, match=message):
+        ParquetSink("memory://x/y", **settings)
+
+
+@pytest.mark.parametrize("path", ["", "s3:/x", "memory://x/*.parquet", "nowhere://x/y"])
+def test_a_target_that_is_no_directory_by_its_name_is_refused(path):
+    with pytest.raises(InvalidConfigurationError) as caught:
+        Attempt(path, 1).open()
+    assert "checkpoint_dir" not in str(caught.value)
+
+
+def test_options_are_never_shown_and_reach_the_tasks():
+    sink = ParquetSink("s3://user:planted@bucket/x", storage_options={"secret": "planted"})
+    assert "planted" not in repr(sink)
+    assert isinstance(pickle.loads(pickle.dumps(sink)), Sink)
+    context = Attempt("memory://x/y", 1, storage_options={"secret": "planted"}).context
+    assert "planted" not in repr(context)
+
+
+# What is there
+
+
+def test_a_target_that_is_a_file_is_refused(path):
+    filesystem, root = fsspec.url_to_fs(path)
+    filesystem.makedirs(root.rpartition("/")[0], exist_ok=True)
+    filesystem.pipe_file(root, b"x")
+    with pytest.raises(EnvironmentNotReadyError, match=r"Expected a directory or nothing at .*, found a file"):
+        Attempt(path, 1).open()
+
+
+def test_a_target_where_nothing_can_be_written_is_told_before_any_work(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="The storage failed at file:///"):
+        Attempt(f"file://{tmp_path}/file/below", 1).open()
+
+
+def test_a_strangers_file_with_another_schema_is_refused(path):
+    put(path, "old.parquet", pa.table({"key": ["text"], "name": ["x"]}))
+    with pytest.raises(UnsupportedStateError, match="column 'key' is string there and int64 here"):
+        Attempt(path, 1).open()
+    assert hidden_in(path, "heads") == []
+
+
+def test_a_strangers_file_that_is_no_parquet_is_refused(path):
+    filesystem, root = fsspec.url_to_fs(path)
+    filesystem.makedirs(root, exist_ok=True)
+    filesystem.pipe_file(f"{root}/old.parquet", b"not at all")
+    with pytest.raises(UnsupportedStateError, match=r"the file old.parquet, found: it is no Parquet file"):
+        Attempt(path, 1).open()
+
+
+def test_a_strangers_file_that_fits_stays_beside_ours(path):
+    put(path, "old.parquet", pa.table({"key": [7], "name": ["x"]}))
+    put(path, "_hidden/other.parquet", pa.table({"key": ["text"]}))
+    Attempt(path, 1).open().add(1, 1)
+    assert seen_in(path) == [1, 7]
+
+
+def test_a_stranger_with_other_partitions_is_refused(path):
+    put(path, "day=1/old.parquet", pa.table({"key": [7]}))
+    with pytest.raises(UnsupportedStateError, match="partitioned by day there and by nothing here"):
+        Attempt(path, 1).open()
+
+
+def test_another_lineage_with_another_schema_is_refused(path):
+    Attempt(path, 1, job="other").open().add(1, 1)
+    schema = altered(pa.field("key", pa.string()))
+    with pytest.raises(UnsupportedStateError, match="what job 'other' wrote there, found: column 'key' is int64 there"):
+        Attempt(path, 1, schema=schema).open()
+    with pytest.raises(UnsupportedStateError, match="by nothing there and by name here"):
+        Attempt(path, 1, partition_by=["name"]).open()
+    with pytest.raises(UnsupportedStateError, match="no column has a name in common"):
+        Attempt(path, 1, schema=pa.schema([("other", pa.int64())])).open()
+
+
+# The schema over time
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (altered(pa.field("key", pa.int32())), "column 'key' was int64 and is int32"),
+        (SCHEMA.remove(1), "column 'name' is gone"),
+        (altered(pa.field("day", pa.date32(), nullable=False)), "column 'day' is new and may not be null"),
+    ],
+)
+def test_a_changed_schema_is_refused_with_what_changed(path, schema, message):
+    Attempt(path, 1).open().add(1, 1)
+    with pytest.raises(UnsupportedStateError, match=message):
+        Attempt(path, 2, restored=1, schema=schema).open()
+    unchecked = Attempt(path, 2, restored=1, schema=None).open()
+    writer = unchecked.task(schema=schema)
+    with pytest.raises(UnsupportedStateError, match=message):
+        unchecked.commit(2, writer.prepare_commit())
+
+
+def test_a_column_that_may_now_be_null_is_a_change(path):
+    strict = altered(pa.field("key", pa.int64(), nullable=False))
+    first = Attempt(path, 1, schema=strict).open()
+    first.commit(1, first.write(1, schema=strict))
+    with pytest.raises(UnsupportedStateError, match="column 'key' could not be null and now may be"):
+        Attempt(path, 2, restored=1).open()
+
+
+def test_new_columns_that_may_be_null_are_added(path):
+    Attempt(path, 1).open().add(1, 1)
+    wider = altered(pa.field("day", pa.date32()))
+    second = Attempt(path, 2, restored=1, schema=wider).open()
+    second.commit(2, second.write(2, schema=wider))
+    assert committed_in(path) == [1, 2]
+    with pytest.raises(UnsupportedStateError, match="column 'day' is gone"):
+        Attempt(path, 3, restored=2).open()
+
+
+def test_the_schema_outlives_a_fresh_start(path):
+    Attempt(path, 1).open().add(1, 1)
+    Attempt(path, 2, generation=2).open().finish()
+    with pytest.raises(UnsupportedStateError, match="column 'key' was int64"):
+        Attempt(path, 3, generation=3, schema=altered(pa.field("key", pa.int32()))).open()
+
+
+def test_other_partitions_than_before_are_refused(path):
+    Attempt(path, 1).open().add(1, 1)
+    with pytest.raises(UnsupportedStateError, match="partitioned by nothing there and by name here"):
+        Attempt(path, 2, restored=1, partition_by=["name"]).open()
+
+
+def test_tasks_of_one_checkpoint_that_disagree_are_refused(path):
+    attempt = Attempt(path, 1, schema=None).open()
+    other = altered(pa.field("key", pa.int32()))
+    with pytest.raises(UnsupportedStateError, match="column 'key' was"):
+        attempt.commit(1, [*attempt.write(1), *attempt.write(2, schema=other)])
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (pa.schema([("a", pa.int64()), ("a", pa.int64())]), "found a more than once"),
+        (pa.schema([]), "found none at all"),
+        (pa.schema([("a", pa.struct([]))]), "Parquet cannot hold the output"),
+    ],
+)
+def test_what_parquet_cannot_hold_is_refused(path, schema, message):
+    with pytest.raises(UnsupportedStateError, match=message):
+        Attempt(path, 1, schema=schema).open()
+
+
+# The ledger
+
+
+def test_a_damaged_ledger_is_told(path):
+    Attempt(path, 1).open().add(1, 1)
+    filesystem, root = fsspec.url_to_fs(path)
+    record = next(n for n in filesystem.find(root) if "/commits/" in n)
+    kept = filesystem.cat_file(record)
+    filesystem.pipe_file(record, b"{}")
+    with pytest.raises(CorruptStateError, match=r"Expected a record of a sink in .*commits/1-1.json"):
+        Attempt(path, 2, restored=1).open()
+    filesystem.pipe_file(record, kept.replace(b'"format_version": 1', b'"format_version": 9'))
+    with pytest.raises(IncompatibleCheckpointError, match="found format 9"):
+        Attempt(path, 2, restored=1).open()
+    with pytest.raises(IncompatibleCheckpointError):
+        committed_files(path)
+    filesystem.pipe_file(record, kept)
+    head = next(n for n in filesystem.find(root) if "/heads/" in n)
+    filesystem.pipe_file(head, b"x")
+    with pytest.raises(CorruptStateError, match="head of a sink's ledger"):
+        Attempt(path, 2, restored=1).open()
+
+
+@pytest.mark.parametrize("name", ["other.parquet", "_statecheck/other/x", "_statecheck/mine/../x", "a/../part"])
+def test_no_file_of_others_can_be_changed(path, name):
+    files = TargetFiles.open(path, "mine", {})
+    for change in (lambda: files.delete(name), lambda: files.write(name, b""), lambda: files.move(name, name)):
+        with pytest.raises(CoordinatorError, match="Expected a file of lineage mine"):
+            change()
