@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeReply,
     AdoptAttempt,
     AttemptGrant,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -115,6 +116,17 @@ def confirm_discards(
     require_attempt(token, message.attempt)
     require_job(token, message.job_id)
     services.coordinator.confirm_discards(message)
+
+
+@router.post("/confirm-commits")
+def confirm_commits(
+    message: Annotated[ConfirmCommits, Body(openapi_examples=examples.CONFIRM_COMMITS)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> OpenEffects:
+    """Record that a sink committed what checkpoints hold, those before them too."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.confirm_commits(message)
 
 
 @router.post("/finish")

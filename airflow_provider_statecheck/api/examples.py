@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AdoptAttempt,
     AttemptRef,
     BeginSavepoint,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -92,6 +93,7 @@ DECLINE = _example(
     )
 )
 CONFIRM_DISCARDS = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11), attempt=_ATTEMPT))
+CONFIRM_COMMITS = _example(ConfirmCommits(attempt=_ATTEMPT, checkpoint_ids=(13,)))
 FINISH = _example(FinishAttempt(attempt=_ATTEMPT, status=AttemptStatus.FINISHED))
 COLLECTED = _example(ConfirmDiscards(job_id=_JOB, checkpoint_ids=(10, 11)))
 CLOSE_ABANDONED = _example(CloseAbandoned(job_id=_JOB))

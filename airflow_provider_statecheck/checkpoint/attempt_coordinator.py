@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AdoptAttempt,
     AttemptGrant,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -44,14 +45,17 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.checkpoint.validation import require_valid
+from airflow_provider_statecheck.checkpoint.validation import require, require_valid
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
     InvalidConfigurationError,
+    OpenCommitError,
 )
 
 log = logging.getLogger(__name__)
+
+_LONGEST_CHECKPOINT = timedelta(days=366)
 
 
 class AttemptCoordinator:
@@ -124,9 +128,11 @@ class AttemptCoordinator:
         Draw the id of a new checkpoint; the same request key gives the same one.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: for a timeout out of range, or a place without a request for a savepoint.
         :raises CheckpointNotFoundError: if it is to serve a request for a savepoint that is not open.
         """
         _require_place(request)
+        _require_time(request)
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
@@ -200,11 +206,26 @@ class AttemptCoordinator:
             for checkpoint_id in request.checkpoint_ids:
                 transitions.discarded(tx, checkpoint_id, attempt.operator_id)
 
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """
+        Record that a sink committed what checkpoints hold; what only waited for that falls out of retention now.
+
+        What a checkpoint holds is carried into later ones until it is confirmed, so older ones of the same generation are
+        confirmed with it. A checkpoint that is none of the operator's completed ones confirms nothing.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            _confirm_commits(tx, attempt, request.checkpoint_ids)
+            return transitions.effects_of(tx, attempt.operator_id)
+
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """
         Close an attempt: its pending checkpoints are aborted and its pins end.
 
         :raises StaleAttemptError: if a newer attempt has registered.
+        :raises OpenCommitError: if it is to end as finished although its sink has not committed everything.
         """
         if request.status not in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
             raise InvalidConfigurationError(
@@ -213,6 +234,7 @@ class AttemptCoordinator:
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
             if attempt.status is AttemptStatus.RUNNING:
+                _require_committed(tx, attempt, request)
                 reason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND
                 transitions.abort_pending(tx, attempt.operator_id, reason)
                 tx.save_attempt(
@@ -269,8 +291,16 @@ def _require_place(request: TriggerCheckpoint) -> None:
         )
 
 
+def _require_time(request: TriggerCheckpoint) -> None:
+    if request.timeout_seconds is not None:
+        longest = _LONGEST_CHECKPOINT.total_seconds()
+        require(
+            "timeout_seconds", request.timeout_seconds, lambda s: 0.01 <= s <= longest, "from 0.01 seconds to a year"
+        )
+
+
 def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
-    checkpoint = _plain_checkpoint(tx, attempt, request.request_key)
+    checkpoint = _plain_checkpoint(tx, attempt, request)
     if request.serves is None or request.location is None:
         return checkpoint
     asked = savepoint_requests.begin(tx, request.serves, checkpoint.checkpoint_id)
@@ -282,8 +312,9 @@ def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: Trigger
     )
 
 
-def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: str) -> CheckpointRecord:
+def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
     checkpoint_id = tx.draw_checkpoint_id()
+    seconds = attempt.checkpoint_timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
     return CheckpointRecord(
         job_id=attempt.job_id,
         checkpoint_id=checkpoint_id,
@@ -291,10 +322,10 @@ def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request_key: s
         epoch=attempt.epoch,
         generation=attempt.generation,
         status=CheckpointStatus.PENDING,
-        request_key=request_key,
+        request_key=request.request_key,
         location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
         triggered_at=tx.now,
-        expires_at=tx.now + timedelta(seconds=attempt.checkpoint_timeout_seconds),
+        expires_at=tx.now + timedelta(seconds=seconds),
         properties=CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt)),
     )
 
@@ -339,6 +370,25 @@ def _make_newest(tx: JobTransaction, attempt: AttemptRecord, completed: Checkpoi
 
 def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bool:
     return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
+
+
+def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, checkpoint_ids: tuple[int, ...]) -> None:
+    rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
+    mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation and c.unusable_reason is None]
+    confirmed = max((i for i in checkpoint_ids if i in mine), default=0)
+    transitions.end_commits(tx, attempt.operator_id, lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed)
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained)
+
+
+def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:
+    commits = tuple(c.checkpoint_id for c in tx.open_checkpoints(attempt.operator_id) if c.awaits_commit)
+    if commits and request.status is AttemptStatus.FINISHED:
+        raise OpenCommitError(
+            f"Expected attempt {attempt.epoch} of job {tx.job.name!r} to finish with everything committed by its sink, found "
+            f"checkpoints {', '.join(map(str, commits))} without a confirmed commit; commit and confirm them, or end the "
+            f"attempt as failed, so that a retry does.",
+            checkpoint_ids=commits,
+        )
 
 
 def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord | None:

@@ -18,7 +18,7 @@ def open_effects(
     checkpoints: Iterable[CheckpointRecord], attempt: AttemptRecord | None, requests: Iterable[SnapshotRequest] = ()
 ) -> OpenEffects:
     """
-    Say what of an operator's bytes is to be deleted and what must stay.
+    Say what of an operator's bytes is to be deleted, what must stay, and what its sink has to commit.
 
     :param checkpoints: The operator's checkpoints that are not yet discarded, oldest first.
     :param attempt: The newest attempt; while it runs, what it restored from is pinned.
@@ -30,6 +30,7 @@ def open_effects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id != pinned),
         retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
         savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
+        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
     )
 
 

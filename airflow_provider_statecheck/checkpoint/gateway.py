@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeReply,
     AdoptAttempt,
     AttemptGrant,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -28,8 +29,8 @@ class CheckpointCoordinatorGateway(Protocol):
     The coordinator as a stage sees it.
 
     One attempt calls :meth:`register` once, :meth:`confirm_restore` if it restored, then any number of
-    :meth:`trigger` followed by :meth:`acknowledge` or :meth:`decline`, :meth:`confirm_discards` after it carried out
-    what a reply asked for, and :meth:`finish` at the end.
+    :meth:`trigger` followed by :meth:`acknowledge` or :meth:`decline`, :meth:`confirm_discards` and
+    :meth:`confirm_commits` after it carried out what a reply asked for, and :meth:`finish` at the end.
     Every call may be repeated after a lost reply: it takes effect once and answers with what is open *now*.
     Every call of an attempt that a newer one replaced raises ``StaleAttemptError`` and changes nothing.
     """
@@ -60,6 +61,10 @@ class CheckpointCoordinatorGateway(Protocol):
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that bytes are gone."""
+        ...
+
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """Record that a sink committed what checkpoints hold, those before them too."""
         ...
 
     def finish(self, request: FinishAttempt) -> OpenEffects:

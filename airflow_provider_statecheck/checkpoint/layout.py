@@ -9,6 +9,7 @@ Where the bytes of a job lie below the checkpoint directory: path arithmetic onl
     <base>/<job id>/handles/<operator id>/<epoch>-<uuid>             state under a name in a store of state handles
     <base>/savepoint-<6 of the job id>-<12 random>/                  one savepoint with all that it needs
     <base>/<job id>/shared/<operator id>/merged-<i>-<n>/<epoch>-<uuid>   state of several checkpoints in one file
+    <base>/<job id>/shared/<operator id>/keyed-<i>/<epoch>-<uuid>    keyed state of one subtask, named by many checkpoints
     <base>/<job id>/taskowned/<process>/<epoch>-<uuid>               state that belongs to a task
     <base>/<job id>/_orphans                                         what garbage collection found and does not delete yet
 
@@ -31,6 +32,8 @@ STATE_DIRECTORY = "state"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
 _MERGED = re.compile(r"merged-\d+-\d+")
+# A snapshot's directory may be called keyed-<12 digits>; no subtask has a number that long.
+_KEYED = re.compile(r"keyed-\d{1,5}")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
 
 
@@ -77,6 +80,16 @@ def orphans_uri(base_uri: str, job_id: JobId) -> str:
 def is_merged_directory(name: str) -> bool:
     """Tell whether a directory of an operator has the name that those with merged files are given."""
     return _MERGED.fullmatch(name) is not None
+
+
+def keyed_state_uri(base_uri: str, job_id: JobId, operator_id: OperatorId, subtask: int) -> str:
+    """Return the directory of the files with keyed state of one subtask of an operator, which checkpoints may share."""
+    return f"{shared_uri(base_uri, job_id, operator_id)}/keyed-{subtask}"
+
+
+def is_keyed_directory(name: str) -> bool:
+    """Tell whether a directory of an operator has the name that those with keyed state of a subtask are given."""
+    return _KEYED.fullmatch(name) is not None
 
 
 def handles_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:

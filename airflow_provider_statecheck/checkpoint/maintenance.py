@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.pruning import (
     is_emptied,
     is_silent,
     last_active,
+    open_commits,
     owners_of_run,
     reasons_to_keep,
 )
@@ -333,7 +334,9 @@ def _too_early(view: JobView, request: RetireJob) -> tuple[str, ...]:
     since = last_active(view)
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
-    return (*reasons_to_keep(view), *busy)
+    # Whoever names a job gives up what its sink has prepared and not committed.
+    uncommitted = () if request.is_named else open_commits(view)
+    return (*reasons_to_keep(view), *uncommitted, *busy)
 
 
 def _ref(attempt: AttemptRecord) -> AttemptRef:

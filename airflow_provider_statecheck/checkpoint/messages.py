@@ -68,6 +68,8 @@ class OpenEffects:
     """Checkpoints whose bytes must stay: completed ones and pinned ones."""
     savepoints: tuple[SnapshotRequest, ...] = ()
     """Savepoints that somebody asked for; the attempt takes them at its next boundary."""
+    commits: tuple[int, ...] = ()
+    """Completed checkpoints whose commit in the sink is not confirmed, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class TriggerCheckpoint:
     """The key of the request for a savepoint that is served with it; ``None`` for a checkpoint."""
     location: str | None = None
     """The new directory that the savepoint is written to."""
+    timeout_seconds: float | None = None
+    """How long it may take, where its id is drawn before the work that it is to hold; ``None`` for the attempt's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,8 @@ class AcknowledgeCheckpoint:
     state_size_bytes: int = 0
     full_size_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    has_commit: bool = False
+    """Whether it holds what a sink commits once it is completed; of a savepoint nothing is committed."""
 
 
 class AcknowledgeResult(StrEnum):
@@ -192,6 +198,14 @@ class ConfirmDiscards:
     checkpoint_ids: tuple[int, ...]
     attempt: AttemptRef | None = None
     """Who deleted; ``None`` for maintenance, which acts for no attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmCommits:
+    """Say that a sink committed what some checkpoints hold, and with it what older ones of the same generation hold."""
+
+    attempt: AttemptRef
+    checkpoint_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,16 @@ def reasons_to_keep(view: JobView) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def open_commits(view: JobView) -> tuple[str, ...]:
+    """Return what sinks have still to commit of a job, each as a reason to keep it."""
+    uids = {operator.operator_id: operator.uid for operator in view.operators}
+    return tuple(
+        f"the sink of operator {uids[c.operator_id]!r} has not committed checkpoint {c.checkpoint_id}"
+        for c in view.checkpoints
+        if c.awaits_commit
+    )
+
+
 def is_silent(view: JobView, attempt: AttemptRecord) -> bool:
     """Tell whether an attempt has not ended and said nothing for so long that it cannot speak any more."""
     if attempt.status is not AttemptStatus.RUNNING:

@@ -155,12 +155,20 @@ class CheckpointRecord:
     failure_message: str = ""
     unusable_reason: str | None = None
     """Why a restore could not use it; it no longer counts towards retention."""
+    has_open_commit: bool = False
+    """Whether it holds what a sink has to commit and nobody has confirmed that it did."""
 
     @property
     def is_restorable(self) -> bool:
         """Tell whether a restore may start from it; a savepoint is restored only where it is named."""
         is_own = not self.properties.is_savepoint or self.properties.unclaimed
         return self.status is CheckpointStatus.COMPLETED and is_own
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Tell whether a sink has to commit what it holds; what a restore passed over is retracted by the sink instead."""
+        is_open = self.has_open_commit and self.unusable_reason is None
+        return is_open and self.status is CheckpointStatus.COMPLETED
 
     @property
     def awaits_discard(self) -> bool:

@@ -49,6 +49,8 @@ class RecoveredSnapshot:
     metadata_sha256: str
     full_size_bytes: int
     counts: dict[str, int] = field(default_factory=dict)
+    has_commit: bool = False
+    """Whether it holds what a sink commits; nobody knows any more whether it did, so that it is committed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,7 @@ def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> Checkpo
         metadata_sha256=found.metadata_sha256,
         full_size_bytes=found.full_size_bytes,
         counts=dict(found.counts),
+        has_open_commit=found.has_commit,
     )
 
 

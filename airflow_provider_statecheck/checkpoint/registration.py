@@ -43,6 +43,8 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt) -> AttemptRecord
     _fence(tx, operator, previous)
     decision = _decide(tx, operator, previous, request)
     generation = operator.generation if decision.is_restore else operator.generation + 1
+    # What an earlier generation wrote is retracted by the sink when it is opened.
+    transitions.end_commits(tx, operator_id, lambda c: c.generation < generation)
     operator = replace(operator, epoch=operator.epoch + 1, generation=generation)
     tx.save_operator(operator)
     if not decision.is_restore and request.restore_from is not None:

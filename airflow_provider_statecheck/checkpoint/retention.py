@@ -15,7 +15,7 @@ def subsumed_by_retention(completed: Sequence[CheckpointRecord], num_retained: i
     A checkpoint that a restore could not use takes no place from a usable one, so that a fall-back always has as many
     usable ones as were asked for; it goes when the oldest retained one is newer. Those of an earlier generation go with
     the first one of a later generation, for nothing restores from them any more. A savepoint is no part of this: it takes
-    no place and never goes, unless it was restored here.
+    no place and never goes, unless it was restored here. One that a sink has not committed stays beyond their number.
 
     :param completed: All completed checkpoints of one operator, oldest first.
     :param num_retained: How many usable ones to keep, at least 1.
@@ -25,7 +25,7 @@ def subsumed_by_retention(completed: Sequence[CheckpointRecord], num_retained: i
         return []
     generation = own[-1].generation
     usable = [c for c in own if c.unusable_reason is None and c.generation == generation]
-    falling = {c.checkpoint_id for c in beyond_retention(usable, num_retained)}
+    falling = {c.checkpoint_id for c in beyond_retention(usable, num_retained) if not c.awaits_commit}
     oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in falling), 0) if falling else 0
     return [c for c in own if _goes(c, generation, falling, oldest_retained)]
 

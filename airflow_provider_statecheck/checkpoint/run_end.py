@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:
-    """Return the newest attempt of each operator that ends with its run, if it has ended and there is something to keep."""
+    """Return the newest attempt of each operator that ends with its run, if it has ended and there is something to settle."""
     if is_test_job(view.job.name) or not owners_of_run(view):
         return ()
     # Aligned checkpoints are in a store of their own, which ends with their job when its coordinator says so.
     own = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    newest = (view.current_attempt(o) for o in own if _restorable(view, o))
+    newest = (view.current_attempt(o) for o in own if _settled_by_run(view, o))
     return tuple(a for a in newest if a is not None and a.status is not AttemptStatus.RUNNING)
 
 
@@ -59,7 +59,7 @@ def discard_ended(tx: JobTransaction, ended: Mapping[OperatorId, JobStatus]) -> 
     gone: list[int] = []
     for operator in view.operators:
         if operator.operator_id in ended:
-            gone += _end_operator(tx, operator, _restorable(view, operator), ended[operator.operator_id])
+            gone += _end_operator(tx, operator, _settled_by_run(view, operator), ended[operator.operator_id])
     return tuple(gone)
 
 
@@ -92,6 +92,9 @@ def _tell(
         log.info("Job %s operator %s: run %s, kept at %s", job, operator.uid, status.value, checkpoint.location)
 
 
-def _restorable(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
+def _settled_by_run(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
     mine = view.of_operator(operator.operator_id)
+    if any(c.awaits_commit for c in mine):
+        # What its sink has prepared would be lost; the run can still be cleared, and the next attempt commits it.
+        return ()
     return tuple(c for c in mine if c.is_restorable and c.generation == operator.generation)

@@ -31,6 +31,7 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
         state_size_bytes=message.state_size_bytes,
         full_size_bytes=message.full_size_bytes,
         counts=dict(message.counts),
+        has_open_commit=message.has_commit and not pending.properties.is_savepoint,
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
     _settle(tx, completed)
@@ -74,6 +75,13 @@ def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int) -> N
     for checkpoint in subsumed_by_retention(rows, num_retained):
         subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
         tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+
+
+def end_commits(tx: JobTransaction, operator_id: OperatorId, where: Callable[[CheckpointRecord], bool]) -> None:
+    """Record of the checkpoints of an operator for which ``where`` holds that nothing of them is to be committed any more."""
+    for checkpoint in tx.open_checkpoints(operator_id):
+        if checkpoint.awaits_commit and where(checkpoint):
+            tx.update_checkpoint(replace(checkpoint, has_open_commit=False), expected=checkpoint.status)
 
 
 def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | None) -> None:

@@ -14,6 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AdoptAttempt,
     AttemptGrant,
     AttemptRef,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -117,6 +118,10 @@ class HttpGateway:
                 "open, for instance as a command."
             )
         self._speak("confirm-discards", request.attempt, request)
+
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """Record that a sink committed what checkpoints hold, those before them too."""
+        return read_reply(OpenEffects, self._speak("confirm-commits", request.attempt, request))
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """Close the attempt; its pins end."""

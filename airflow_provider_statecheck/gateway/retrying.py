@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeReply,
     AdoptAttempt,
     AttemptGrant,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -80,6 +81,10 @@ class RetryingGateway:
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that bytes are gone."""
         self._repeat(lambda: self._gateway.confirm_discards(request))
+
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """Record that a sink committed what checkpoints hold."""
+        return self._repeat(lambda: self._gateway.confirm_commits(request))
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """Close the attempt."""

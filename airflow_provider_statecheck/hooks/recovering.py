@@ -199,6 +199,7 @@ def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
         metadata_uri=found.metadata_uri,
         metadata_size=found.metadata_size,
         metadata_sha256=found.metadata_sha256,
-        full_size_bytes=sum(handle.size_bytes for handle in document.snapshots),
-        counts={"snapshots": len(document.snapshots)},
+        full_size_bytes=document.named_bytes,
+        counts={"snapshots": len(document.snapshots), "operators": len(document.operator_states)},
+        has_commit=document.has_commit,
     )

@@ -89,6 +89,16 @@ class SubmittedStage:
             return None
         return None if view is None or self._attempt is None else stopping_savepoint(view, self._attempt)
 
+    def failure(self) -> str:
+        """Return why the driver says that it failed, nothing where it did not say or cannot be asked."""
+        try:
+            newest = self._newest_attempt()
+        except StateCheckError as error:
+            log.warning("Why the driver failed cannot be told: %s", error)
+            return ""
+        is_mine = newest is not None and self._attempt is not None and newest.epoch == self._attempt.epoch
+        return newest.message if newest is not None and is_mine else ""
+
     def kept(self) -> str:
         """Say what a retry will find."""
         try:

@@ -111,6 +111,7 @@ class Checkpoint(Base):
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
     unusable_reason: Mapped[str | None] = mapped_column(Text)
+    has_open_commit: Mapped[bool] = mapped_column(Boolean, nullable=False)
 
 
 class Acknowledgement(Base):

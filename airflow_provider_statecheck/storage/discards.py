@@ -8,14 +8,17 @@ and only what is wholly gone is confirmed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.document_uris import state_uris
 from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
@@ -42,11 +45,11 @@ class EffectDiscards:
         """
         Delete what the effects ask for.
 
-        A snapshot goes with the last checkpoint that named it: it stays while a retained checkpoint names it or it is
-        pinned, and with it the directory that it lies in. Where a retained checkpoint cannot be read, no snapshot is
-        deleted at all.
+        A snapshot or a file of state goes with the last checkpoint that named it: it stays while a retained checkpoint
+        names it or it is pinned, and with it the directory that it lies in. Where a retained checkpoint cannot be read,
+        nothing is deleted that it may name.
 
-        :param pinned: Snapshots that a running attempt handed out.
+        :param pinned: Snapshots that a running attempt handed out, and files that its next checkpoint may name.
         :return: The checkpoints whose bytes are gone.
         """
         self.in_use = frozenset()
@@ -71,37 +74,43 @@ class EffectDiscards:
             return False
 
     def _delete(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
-        snapshots = self._unneeded_snapshots(checkpoint, keep)
+        document = self._read(checkpoint)
+        if keep is None and document is not None and _holds_state(checkpoint, document):
+            return self._wait(checkpoint)
         # The metadata goes first: from then on nobody can restore from what is half deleted.
         self._discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
-        for uri in snapshots:
-            self._discarder.discard_location(uri)
+        if document is not None and keep is not None:
+            self._delete_unneeded(checkpoint, document, keep)
         self._documents.forget(checkpoint.checkpoint_id)
         if _holds_any(checkpoint, keep):
             return self._wait(checkpoint)
         self._discarder.discard_location(checkpoint.location)
         return True
 
+    def _delete_unneeded(
+        self, checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
+    ) -> None:
+        for handle in document.snapshots:
+            if handle.uri not in keep:
+                self._discarder.discard_location(handle.uri)
+        for stream in _own_files(checkpoint, document, keep):
+            if stream.uri not in keep:
+                self._discarder.discard_state(stream)
+
     def _wait(self, checkpoint: CheckpointRecord) -> bool:
         log.info("The directory of checkpoint %s stays while others use what lies in it", checkpoint.checkpoint_id)
         self.in_use |= {checkpoint.checkpoint_id}
         return False
 
-    def _unneeded_snapshots(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> list[str]:
-        if keep is None:
-            return []
+    def _read(self, checkpoint: CheckpointRecord) -> CheckpointDocument | None:
         try:
-            document = self._read(checkpoint)
+            if checkpoint.metadata_uri is not None:
+                return self._documents.load(checkpoint)
+            uri = f"{checkpoint.location}/{METADATA_FILE}"
+            return decode_metadata(self._storage.read_bytes(uri), uri=uri)
         except UNREADABLE:
-            # It never got its metadata, or lost it: its snapshots are orphans, which the sweep finds.
-            return []
-        return [handle.uri for handle in document.snapshots if handle.uri not in keep]
-
-    def _read(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
-        if checkpoint.metadata_uri is not None:
-            return self._documents.load(checkpoint)
-        uri = f"{checkpoint.location}/{METADATA_FILE}"
-        return decode_metadata(self._storage.read_bytes(uri), uri=uri)
+            # It never got its metadata, or lost it: what it named are orphans, which the sweep finds.
+            return None
 
 
 def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
@@ -115,10 +124,32 @@ def _is_owners(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
 
 
+def _own_files(
+    checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
+) -> Iterator[FileStateHandle]:
+    if checkpoint.status is CheckpointStatus.ABORTED:
+        # The attempt that wrote them goes on without the checkpoint, and names them in the next one.
+        return
+    job, _, name = checkpoint.location.rpartition("/")
+    # Never what lies elsewhere: that is another job's, or goes with the directory of the savepoint that was claimed.
+    shared = f"{job}/shared/{checkpoint.operator_id}" if checkpoint_id_of(name) is not None else None
+    stays = _holds_any(checkpoint, keep)
+    streams = (stream for state in document.operator_states for stream in streams_of(state))
+    for stream in dict.fromkeys(s for s in streams if isinstance(s, FileStateHandle)):
+        is_shared = shared is not None and _is_below(stream.uri, shared)
+        if is_shared or (stays and _is_below(stream.uri, checkpoint.location)):
+            yield stream
+
+
+def _holds_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+    return any(_is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states))
+
+
 def _holds_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
     if keep is not None:
         return any(_is_below(uri, checkpoint.location) for uri in keep)
-    # Nobody knows what is kept. The directory of a checkpoint holds no snapshots, that of a claimed savepoint does.
+    # Nobody knows what is kept. The directory of a checkpoint without state of operators holds nothing that others name,
+    # that of a claimed savepoint does.
     return checkpoint_id_of(checkpoint.location.rpartition("/")[2]) is None
 
 

@@ -57,8 +57,16 @@ class CheckpointDocument:
     operator_states: tuple[OperatorState, ...] = ()
     """Of the operators whose state is aligned in this checkpoint."""
     master_states: tuple[MasterState, ...] = ()
+    has_commit: bool = False
+    """Whether it holds what a sink commits once the checkpoint is completed."""
     relocatable: bool | None = field(default=None, compare=False)
     """
     Whether it still loads when it is moved: a savepoint with its directory, a checkpoint with that of its job. Told by the
     file; ``None`` for a document that was not read from one.
     """
+
+    @property
+    def named_bytes(self) -> int:
+        """Return the size of the snapshots and of the state of operators that it names."""
+        of_snapshots = sum(handle.size_bytes for handle in self.snapshots)
+        return of_snapshots + sum(state.state_size for state in self.operator_states)

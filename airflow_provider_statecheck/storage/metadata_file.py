@@ -169,6 +169,7 @@ def _from_json(values: dict[str, Any], restore: UriForm) -> CheckpointDocument:
                 decode_operator_state(state, restore) for state in values.get("operator_states", ())
             ),
             "master_states": tuple(map(decode_master_state, values.get("master_states", ()))),
+            "has_commit": boolean(values.get("has_commit", False)),
             "relocatable": boolean(values["relocatable"]) if "relocatable" in values else None,
         }
     )

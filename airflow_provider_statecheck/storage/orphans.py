@@ -19,6 +19,7 @@ from airflow_provider_statecheck.checkpoint.layout import (
     checkpoint_uri,
     epoch_of,
     handles_uri,
+    is_keyed_directory,
     is_merged_directory,
     job_uri,
     shared_uri,
@@ -44,6 +45,7 @@ class Orphans:
     directories: tuple[str, ...] = ()
     """Snapshots that nothing names, and checkpoints without a row."""
     files: tuple[str, ...] = ()
+    """Files of state that nothing names."""
     skipped: tuple[str, ...] = ()
     """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
 
@@ -89,7 +91,7 @@ class OrphanSearch:
             directories=(*self._rowless(checkpoints), *(uri for o in known for uri in self._snapshots(o))),
             files=(
                 *(uri for o in known for uri in self._unnamed_state(o, checkpoints)),
-                *(uri for o in self._operators for uri in self._merged(o)),
+                *(uri for o in self._operators for uri in self._shared_state(o)),
                 *self._taskowned(),
                 *(uri for o in self._operators for uri in self._handles(o)),
             ),
@@ -109,13 +111,14 @@ class OrphanSearch:
         # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
         used = {*pinned_ids(self._view), *(checkpoint_id_of(_name(c.location)) for c in self._view_retained)}
         ended = [i for i in found if i in rows and i not in used and _has_ended(rows[i])]
-        yield from (self._uri(i) for i in ended if not self._is_needed_by_aligned(rows[i]))
+        yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
-    def _is_needed_by_aligned(self, ended: CheckpointRecord) -> bool:
-        named = self._named_by_aligned
-        if is_left_on_purpose(ended) or named is None:
+    def _is_needed(self, ended: CheckpointRecord) -> bool:
+        operator = next(o for o in self._operators if o.operator_id == ended.operator_id)
+        named, aligned = self._named_by(operator), self._named_by_aligned
+        if is_left_on_purpose(ended) or named is None or aligned is None:
             return True
-        return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named)
+        return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named | aligned)
 
     def _rowless(self, found: tuple[int, ...]) -> Iterator[str]:
         rows = {c.checkpoint_id for c in self._view.checkpoints}
@@ -154,11 +157,13 @@ class OrphanSearch:
         named = _names(self._named_by(operator))
         root = shared_uri(self._base, self._job_id, operator.operator_id)
         for slug in self._storage.list_directories(root):
+            if _holds_files(slug):
+                continue
             for name in self._storage.list_directories(f"{root}/{slug}"):
                 if self._is_closed(operator, name) and name not in named:
                     yield f"{root}/{slug}/{name}"
 
-    def _merged(self, operator: OperatorRecord) -> Iterator[str]:
+    def _shared_state(self, operator: OperatorRecord) -> Iterator[str]:
         root = shared_uri(self._base, self._job_id, operator.operator_id)
         for directory in filter(_holds_files, self._storage.list_directories(root)):
             for name in self._storage.list_files(f"{root}/{directory}"):
@@ -250,4 +255,4 @@ def _name(path: str) -> str:
 
 
 def _holds_files(directory: str) -> bool:
-    return is_merged_directory(directory) or directory == STATE_DIRECTORY
+    return is_merged_directory(directory) or is_keyed_directory(directory) or directory == STATE_DIRECTORY

@@ -67,7 +67,7 @@ def find_source(
         metadata_uri=resolved.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
-        full_size_bytes=sum(handle.size_bytes for handle in document.snapshots),
+        full_size_bytes=document.named_bytes,
         mode=mode,
     )
 

@@ -51,6 +51,7 @@ def write_savepoint(
         source,
         checkpoint_id=checkpoint_id,
         properties=properties,
+        has_commit=False,
         snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
         state=copies.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,
         operator_states=tuple(with_streams(state, copies.of_stream) for state in source.operator_states),

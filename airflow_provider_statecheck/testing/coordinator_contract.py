@@ -33,6 +33,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.commit_contract import CommitContract
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
     make_acknowledgement,
@@ -52,7 +53,7 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
-class CoordinatorContract:
+class CoordinatorContract(CommitContract):
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
 
     loses_replies = False
@@ -266,6 +267,25 @@ class CoordinatorContract:
         assert reply.result is AcknowledgeResult.DISCARDED
         assert row.failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED
         assert [c.checkpoint_id for c in reply.effects.discards] == [1]
+
+    def test_a_checkpoint_whose_id_is_drawn_before_its_work_has_the_time_that_it_asked_for(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=10)).attempt
+        request = TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=100.0)
+        pending = gateway.trigger(request)
+        clock.advance(99)
+        assert gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
+        late = gateway.trigger(replace(request, request_key=new_key()))
+        clock.advance(101)
+        assert not gateway.acknowledge(make_acknowledgement(attempt, late.checkpoint_id)).is_completed
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e12])
+    def test_a_time_out_of_range_is_refused(self, gateway: CheckpointCoordinatorGateway, seconds: float) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        with pytest.raises(InvalidConfigurationError, match="timeout_seconds"):
+            gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key(), timeout_seconds=seconds))
+        assert gateway.describe(JOB).checkpoints == ()
 
     def test_time_within_a_job_never_runs_backwards(
         self, gateway: CheckpointCoordinatorGateway, clock: ManualClock

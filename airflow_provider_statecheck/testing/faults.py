@@ -34,6 +34,7 @@ GATEWAY_CALLS = (
     "acknowledge",
     "decline",
     "confirm_discards",
+    "confirm_commits",
     "finish",
     "describe",
 )

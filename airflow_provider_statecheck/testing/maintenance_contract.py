@@ -199,12 +199,13 @@ class MaintenanceContract:
         job: str = BY_RUN,
         status: AttemptStatus | None = AttemptStatus.FINISHED,
         uid: str = "aggregate",
+        has_commit: bool = False,
     ) -> AttemptRef:
         """Let an attempt of a job that is named after its run complete two checkpoints and end."""
         owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
         attempt = coordinator.register(make_registration(job_name=job, uid=uid, owner=owner, retention=policy)).attempt
-        for _ in range(2):
-            complete_checkpoint(coordinator, attempt)
+        for is_newest in (False, True):
+            complete_checkpoint(coordinator, attempt, has_commit=has_commit and is_newest)
         if status is not None:
             coordinator.finish(FinishAttempt(attempt=attempt, status=status))
         return attempt
@@ -271,6 +272,19 @@ class MaintenanceContract:
         job_id = self.complete_by_run(coordinator, never, status=None).job_id
         runs.ended["run-1"] = JobStatus.FINISHED
         assert maintenance.settle_run(job_id) == ()
+
+    def test_what_a_sink_has_not_committed_stays_after_any_end_of_the_run(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
+    ) -> None:
+        never = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
+        failed = AttemptStatus.FAILED
+        attempt = self.complete_by_run(coordinator, never, status=failed, has_commit=True)
+        self.complete_by_run(coordinator, never, status=failed, uid="other")
+        runs.ended["run-1"] = JobStatus.FAILED
+        assert maintenance.settle_run(attempt.job_id) == (3, 4)
+        cleared = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+        grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
+        assert (grant.is_restore, grant.effects.commits) == (True, (2,))
 
     @pytest.mark.parametrize("job", [NAMED, f"test/{BY_RUN}"], ids=["name of its own", "test run"])
     def test_only_a_real_job_that_is_named_after_its_run_ends_with_it(
@@ -427,6 +441,19 @@ class MaintenanceContract:
         assert "attempt 1 of operator 'aggregate' (dag.task) has not ended" in reasons
         assert maintenance.remove(RetireJob(job_id=job_id)).kept_because
         assert maintenance.describe(job_id).checkpoints == before
+
+    def test_a_job_whose_sink_has_not_committed_goes_only_when_it_is_named(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        attempt = coordinator.register(make_registration(job_name=TEST)).attempt
+        complete_checkpoint(coordinator, attempt, has_commit=True)
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+        clock.advance(10 * DAY)
+        request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
+        for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+            assert call(request).kept_because == ("the sink of operator 'aggregate' has not committed checkpoint 1",)
+        assert maintenance.describe(attempt.job_id).checkpoints[0].awaits_commit
+        self.remove(maintenance, attempt.job_id)
 
     def test_a_job_stays_while_a_replaced_driver_may_live_on(
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock

@@ -53,7 +53,7 @@ def make_acknowledgement(attempt: AttemptRef, checkpoint_id: int, **changes: Any
     return AcknowledgeCheckpoint(**values | changes)
 
 
-def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef) -> AcknowledgeReply:
+def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, **changes: Any) -> AcknowledgeReply:
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-    return gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id))
+    return gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id, **changes))

@@ -251,7 +251,7 @@ class SavepointContract:
 
     @pytest.mark.parametrize("half", [{"serves": "k" * 32}, {"location": PLACE}])
     def test_a_request_and_a_place_come_together(
-        self, coordinator: AttemptCoordinator, running: AttemptRef, half: dict[str, str]
+        self, coordinator: AttemptCoordinator, running: AttemptRef, half: dict[str, Any]
     ) -> None:
         with pytest.raises(InvalidConfigurationError, match="one of the two"):
             coordinator.trigger(TriggerCheckpoint(attempt=running, request_key=new_key(), **half))

@@ -62,6 +62,7 @@ RULES: dict[Route, Rule] = {
     ("POST", "/v1/attempts/acknowledge"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
     ("POST", "/v1/attempts/decline"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
     ("POST", "/v1/attempts/confirm-discards"): Rule(Stage.attempt_token, lambda s: {"checkpoint_ids": [1]}),
+    ("POST", "/v1/attempts/confirm-commits"): Rule(Stage.attempt_token, lambda s: {"checkpoint_ids": [1]}),
     ("POST", "/v1/attempts/finish"): Rule(Stage.attempt_token),
     ("GET", "/v1/jobs"): Rule(Stage.task_token),
     ("GET", "/v1/jobs/{job_id}"): Rule(Stage.reading_token),

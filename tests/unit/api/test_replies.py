@@ -120,6 +120,7 @@ class TestMalformedMessages:
             "confirm-discards": [
                 {"attempt": stage.attempt.ref, "job_id": stage.attempt.job_id, "checkpoint_ids": [1, value]}
             ],
+            "confirm-commits": [{"attempt": stage.attempt.ref, "checkpoint_ids": [value]}],
             "trigger": [{"attempt": stage.attempt.ref, "request_key": value}],
         }
         before = stage.api.rows()

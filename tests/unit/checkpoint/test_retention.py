@@ -18,6 +18,8 @@ def completed(
     unusable_reason: str | None = None,
     generation: int = 1,
     properties: CheckpointProperties | None = None,
+    *,
+    has_open_commit: bool = False,
 ) -> CheckpointRecord:
     return CheckpointRecord(
         job_id=job_id_of("sales"),
@@ -32,12 +34,16 @@ def completed(
         expires_at=MOMENT,
         unusable_reason=unusable_reason,
         properties=properties or CheckpointProperties(),
+        has_open_commit=has_open_commit,
     )
 
 
 def subsumed(checkpoints: str, num_retained: int) -> list[int]:
-    """Take checkpoints as text such as ``1 2! 5``, where a mark says that a restore could not use it."""
-    rows = [completed(int(c.rstrip("!")), "damaged" if c.endswith("!") else None) for c in checkpoints.split()]
+    """Take checkpoints as text such as ``1 2! 5+``: a restore could not use 2, and a sink has not committed 5."""
+    rows = [
+        completed(int(c.rstrip("!+")), "damaged" if c.endswith("!") else None, has_open_commit="+" in c)
+        for c in checkpoints.split()
+    ]
     return [c.checkpoint_id for c in subsumed_by_retention(rows, num_retained)]
 
 
@@ -71,6 +77,22 @@ def test_the_newest_are_kept(checkpoints, num_retained, expected):
     ],
 )
 def test_an_unusable_one_takes_no_place_and_goes_when_the_oldest_kept_is_newer(checkpoints, num_retained, expected):
+    assert subsumed(checkpoints, num_retained) == expected
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "num_retained", "expected"),
+    [
+        ("1 2+ 3", 1, [1]),
+        ("1+ 2+ 3+", 1, []),
+        ("1 2+ 3+ 4+", 2, [1]),
+        ("1 2 3+", 2, [1]),
+        ("1! 2+ 3", 1, []),
+        ("1+ 2! 3", 1, []),
+        ("1+! 2 3", 1, [1, 2]),
+    ],
+)
+def test_one_that_a_sink_has_not_committed_stays_beyond_their_number(checkpoints, num_retained, expected):
     assert subsumed(checkpoints, num_retained) == expected
 
 

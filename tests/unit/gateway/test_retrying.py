@@ -11,6 +11,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, opera
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeResult,
     AttemptRef,
+    ConfirmCommits,
     ConfirmDiscards,
     ConfirmRestore,
     DeclineCheckpoint,
@@ -105,6 +106,7 @@ CALLS: dict[str, Callable[[RetryingGateway, AttemptRef, int], object]] = {
     "confirm_discards": lambda g, a, i: g.confirm_discards(
         ConfirmDiscards(job_id=a.job_id, checkpoint_ids=(i,), attempt=a)
     ),
+    "confirm_commits": lambda g, a, i: g.confirm_commits(ConfirmCommits(attempt=a, checkpoint_ids=(i,))),
     "finish": lambda g, a, _: g.finish(FinishAttempt(attempt=a, status=AttemptStatus.FINISHED)),
     "describe": lambda g, a, _: g.describe(a.job_id),
 }

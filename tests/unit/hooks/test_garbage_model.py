@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,9 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CommitStateUnknownError, StateCheckError
 from airflow_provider_statecheck.hooks.collecting import collect_job
 from airflow_provider_statecheck.hooks.disposing import dispose
@@ -22,6 +25,7 @@ from airflow_provider_statecheck.hooks.savepointing import serve_idle
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.document_uris import document_uris
 from airflow_provider_statecheck.storage.documents import load_document
@@ -31,6 +35,7 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
+from tests.unit.storage.keyed_files import keyed, state_file
 from tests.unit.written_stage import WrittenStage, local_path
 
 JOBS = ("first", "second")
@@ -44,6 +49,7 @@ STEPS = st.tuples(
             "take",
             "take",
             "take",
+            "commit",
             "orphan",
             "finish",
             "fail",
@@ -60,6 +66,10 @@ STEPS = st.tuples(
 )
 
 
+def _files_of(states: Iterable[OperatorState]) -> Iterator[FileStateHandle]:
+    return (s for state in states for s in streams_of(state) if isinstance(s, FileStateHandle))
+
+
 class World:
     """Two jobs whose every call may fail."""
 
@@ -69,6 +79,8 @@ class World:
         self.plan = FaultPlan()
         self.attempts: dict[str, StageAttempt] = {}
         self.handles: dict[str, list[Any]] = {}
+        self.states: dict[str, list[Any]] = {}
+        """Files of keyed state, of which a checkpoint shares one with the one before it."""
         self.count = 0
         commits = ("confirm_discards", "close_abandoned", "settle_run", "forget", "request", "begin", "end", "dispose")
         unknown = CommitStateUnknownError
@@ -93,6 +105,7 @@ class World:
         attempt = StageAttempt(gateway, faulty_storage(self.stage.storage, self.plan), make_registration(**values))
         restored = attempt.restore()
         self.attempts[job], self.handles[job] = attempt, list(restored.document.snapshots) if restored else []
+        self.states[job] = list(_files_of(restored.document.operator_states)) if restored else []
 
     def claim(self, job: str) -> None:
         for row in self.savepoints():
@@ -111,8 +124,24 @@ class World:
         if job in self.attempts:
             attempt, self.count = self.attempts[job], self.count + 1
             self.handles[job] = [*self.handles[job][-1:], self.stage.snapshot(attempt, f"s{self.count}", rows=3)]
-            state = {"done": ["x" * 100] * (400 if self.count % 2 else 1)}
-            attempt.take_checkpoint(tuple(self.handles[job]), state, finished_items=0, new_bytes=0, pinned=frozenset())
+            pending = attempt.begin_checkpoint(600.0)
+            if pending is None:
+                return
+            file = state_file(self.stage.storage, attempt.grant.attempt, b"%d" % self.count, subtask=self.count % 3)
+            self.states[job] = [*self.states[job][-1:], file]
+            content = CheckpointContent(
+                snapshots=tuple(self.handles[job]),
+                state={"done": ["x" * 100] * (400 if self.count % 2 else 1)},
+                operator_states=(keyed(*self.states[job]),),
+                has_commit=self.count % 3 == 0,
+            )
+            attempt.complete_checkpoint(pending, content)
+
+    def commit(self, job: str) -> None:
+        if job in self.attempts:
+            attempt = self.attempts[job]
+            ids = (c.checkpoint_id for c in self.view(job).checkpoints if c.awaits_commit)
+            attempt.confirm_commits(tuple(ids))
 
     def orphan(self, job: str) -> None:
         if job in self.attempts:

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.storage.keyed_files import state_file, take
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000
@@ -317,3 +318,30 @@ def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, t
     with pytest.raises(SnapshotClaimedError):
         dispose(lost.savepoints, lost.maintenance, CheckpointStorage.open, pointer)
     assert lost.attempt().restore() is not None
+
+
+def test_state_of_operators_counts_is_verified_and_is_committed_again(stage, lost):
+    attempt = stage.attempt(num_retained=2)
+    files = [state_file(stage.storage, attempt.grant.attempt, b"x" * 100, subtask=i) for i in range(2)]
+    take(attempt, files[0])
+    document = attempt._document
+    attempt._document = lambda *values: replace(document(*values), has_commit=True)
+    newest = take(attempt, *files, has_commit=True)
+    attempt.finish(AttemptStatus.FAILED)
+    (done,) = recover(lost)
+    assert done.checkpoints == tuple(c.location for c in stage.coordinator.describe(job_id_of(JOB)).checkpoints)
+    row = lost.coordinator.describe(job_id_of(JOB)).checkpoints[-1]
+    assert (row.full_size_bytes, row.counts["operators"]) == (newest.full_size_bytes - len(b"{}"), 1)
+    assert lost.attempt().grant.effects.commits == (2,)
+
+
+def test_a_checkpoint_whose_state_is_damaged_is_told_and_not_recovered(stage, lost):
+    attempt = stage.attempt(num_retained=2)
+    files = [state_file(stage.storage, attempt.grant.attempt, subtask=i) for i in range(2)]
+    take(attempt, files[0])
+    take(attempt, *files)
+    attempt.finish(AttemptStatus.FAILED)
+    stage.storage.delete_file(files[1].uri)
+    (done,) = recover(lost)
+    assert [c.rpartition("/")[2] for c in done.checkpoints] == ["chk-1"]
+    assert any("state of operator 'aggregate/balance'" in problem for problem in done.problems)

@@ -153,7 +153,7 @@ class TestAtomicity:
             raise OSError(errno.EIO, "disk")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local_files, "_sync", fail)
+            patch.setattr(local_files, "sync", fail)
             with pytest.raises(StorageError):
                 local.write_bytes(f"{local.base_uri}/f", b"x")
         local.write_bytes(f"{local.base_uri}/f", b"x")

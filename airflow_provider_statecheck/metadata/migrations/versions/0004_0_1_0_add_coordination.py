@@ -1,5 +1,5 @@
 """
-Add requests, acknowledgements, claims and statistics, and what kind of snapshot a checkpoint is.
+Add requests, acknowledgements, claims, statistics, the kind of each checkpoint, and whether a sink has to commit it.
 
 Revision ID: 0004_0_1_0
 Revises: 0003_0_1_0
@@ -69,11 +69,14 @@ def _add_columns() -> None:
         table.add_column(sa.Column("is_periodic", sa.Boolean(), nullable=True))
         table.add_column(sa.Column("finalizer", sa.String(length=32), nullable=True))
         table.add_column(sa.Column("lease_until", sa.DateTime(timezone=True), nullable=True))
-    rows = sa.table("statecheck_checkpoint", sa.column("properties", sa.JSON()), sa.column("is_periodic", sa.Boolean()))
-    op.execute(sa.update(rows).values(properties=_CHECKPOINT, is_periodic=False))
+        table.add_column(sa.Column("has_open_commit", sa.Boolean(), nullable=True))
+    flags = (sa.column("is_periodic", sa.Boolean()), sa.column("has_open_commit", sa.Boolean()))
+    rows = sa.table("statecheck_checkpoint", sa.column("properties", sa.JSON()), *flags)
+    op.execute(sa.update(rows).values(properties=_CHECKPOINT, is_periodic=False, has_open_commit=False))
     with op.batch_alter_table("statecheck_checkpoint") as table:
         table.alter_column("properties", existing_type=sa.JSON(), nullable=False)
         table.alter_column("is_periodic", existing_type=sa.Boolean(), nullable=False)
+        table.alter_column("has_open_commit", existing_type=sa.Boolean(), nullable=False)
 
 
 def _add_retention() -> None:
@@ -145,5 +148,5 @@ def downgrade() -> None:
         ["job_id", "operator_id", "status"],
     )
     op.drop_column("statecheck_attempt", "retention")
-    for column in ("lease_until", "finalizer", "is_periodic", "properties"):
+    for column in ("has_open_commit", "lease_until", "finalizer", "is_periodic", "properties"):
         op.drop_column("statecheck_checkpoint", column)
