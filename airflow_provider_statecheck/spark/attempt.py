@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from collections.abc import Callable, Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
     AttemptGrant,
+    ConfirmCommits,
     ConfirmDiscards,
     DeclineCheckpoint,
     FinishAttempt,
@@ -41,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.savepoints import StageSavepoints
@@ -51,11 +53,13 @@ from airflow_provider_statecheck.storage.document import (
     InlineStateHandle,
     SnapshotHandle,
 )
+from airflow_provider_statecheck.storage.document_uris import state_uris
 from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.storage.sweep import sweep
 from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.views.inline_budget import spill_above_budget
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +142,56 @@ class StageAttempt:
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
         """
+        counts = {"snapshots": len(snapshots), "items": finished_items}
+        content = CheckpointContent(snapshots=snapshots, state=state, counts=counts, new_bytes=new_bytes, pinned=pinned)
+        return self._tolerating(lambda: self._complete(self._trigger(None), content))
+
+    def begin_checkpoint(self, timeout_seconds: float) -> PendingCheckpoint | None:
+        """
+        Draw the id of a checkpoint before the work that it is to hold.
+
+        :param timeout_seconds: How long the work and the checkpoint may take together.
+        :return: ``None`` if it failed and failures are tolerated.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        """
         try:
-            completed, effects = self._take(snapshots, state, finished_items, new_bytes, pinned)
+            return self._trigger(timeout_seconds)
+        except StaleAttemptError:
+            raise
+        except (StorageError, CoordinatorError) as error:
+            self._failures.failed(error)
+            return None
+
+    def complete_checkpoint(self, pending: PendingCheckpoint, content: CheckpointContent) -> CheckpointRecord | None:
+        """
+        Complete a checkpoint that was begun.
+
+        :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
+        :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
+        """
+        return self._tolerating(lambda: self._complete(pending, content))
+
+    def confirm_commits(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """
+        Say that the sink has committed what some checkpoints hold, and discard what waited for that.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        effects = self._gateway.confirm_commits(
+            ConfirmCommits(attempt=self.grant.attempt, checkpoint_ids=checkpoint_ids)
+        )
+        self._discard(effects, frozenset())
+
+    def job_view(self) -> JobView:
+        """Return all that is kept of the job."""
+        return self._gateway.describe(self.grant.attempt.job_id)
+
+    def _tolerating(self, take: Callable[[], tuple[CheckpointRecord, OpenEffects]]) -> CheckpointRecord | None:
+        try:
+            completed, effects = take()
         except StaleAttemptError:
             raise
         except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
@@ -197,33 +249,24 @@ class StageAttempt:
             # The next registration closes it; the error that matters is the one which is being raised.
             log.warning("The attempt that could not be restored is left open: %s", closing)
 
-    def _take(
-        self,
-        snapshots: tuple[SnapshotHandle, ...],
-        state: dict[str, Any],
-        finished_items: int,
-        new_bytes: int,
-        pinned: AbstractSet[str],
-    ) -> tuple[CheckpointRecord, OpenEffects]:
-        request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key())
+    def _trigger(self, timeout_seconds: float | None) -> PendingCheckpoint:
+        request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key(), timeout_seconds=timeout_seconds)
         pending = self._gateway.trigger(request)
         self._log.triggered(pending)
+        return pending
+
+    def _complete(self, pending: PendingCheckpoint, content: CheckpointContent) -> tuple[CheckpointRecord, OpenEffects]:
         try:
-            message = replace(
-                self._write(pending, snapshots, state, new_bytes),
-                counts={"snapshots": len(snapshots), "items": finished_items},
-            )
+            message = self._write(pending, content)
         except StateCheckError as error:
             self._log.failed(pending.checkpoint_id, error)
             self._decline(pending, error)
             raise
-        return self._acknowledge(message, pinned)
+        return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
 
-    def _write(
-        self, pending: PendingCheckpoint, snapshots: tuple[SnapshotHandle, ...], state: dict[str, Any], new_bytes: int
-    ) -> AcknowledgeCheckpoint:
-        state_handle, state_bytes = self._write_state(pending, state)
-        document = self._document(pending, snapshots, state_handle)
+    def _write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
+        state_handle, state_bytes = self._write_state(pending, content.state)
+        document = self._document(pending, content, state_handle)
         uri = f"{pending.location}/{METADATA_FILE}"
         data = encode_metadata(document, uri=uri)
         # Last of the bytes: a directory with this file in it is whole.
@@ -235,8 +278,10 @@ class StageAttempt:
             metadata_uri=uri,
             metadata_size=len(data),
             metadata_sha256=hashlib.sha256(data).hexdigest(),
-            state_size_bytes=new_bytes + state_bytes,
-            full_size_bytes=state_bytes + sum(handle.size_bytes for handle in snapshots),
+            state_size_bytes=content.new_bytes + state_bytes,
+            full_size_bytes=state_bytes + content.size_bytes,
+            counts=dict(content.counts),
+            has_commit=content.has_commit,
         )
 
     def _write_state(
@@ -254,7 +299,7 @@ class StageAttempt:
     def _document(
         self,
         pending: PendingCheckpoint,
-        snapshots: tuple[SnapshotHandle, ...],
+        content: CheckpointContent,
         state: InlineStateHandle | FileStateHandle,
     ) -> CheckpointDocument:
         return CheckpointDocument(
@@ -265,8 +310,15 @@ class StageAttempt:
             checkpoint_id=pending.checkpoint_id,
             epoch=self.grant.attempt.epoch,
             generation=self.grant.generation,
-            snapshots=snapshots,
+            snapshots=content.snapshots,
             state=state,
+            has_commit=content.has_commit,
+            operator_states=spill_above_budget(
+                content.operator_states,
+                self.storage,
+                directory=pending.location,
+                epoch=self.grant.attempt.epoch,
+            ),
             created_at=datetime.now(UTC).isoformat(),
         )
 

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus, Checkp
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
-from airflow_provider_statecheck.spark.costs.pace import Pace
+from airflow_provider_statecheck.spark.costs.pacing import pace_of, require_pace
 from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.kept import kept_line
@@ -51,7 +51,8 @@ class StageContext:
     :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
         is put off where it takes more. ``None`` sets no limit.
     :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
-        ``5 min``; a bare number is milliseconds. The last one of a loop does not wait. ``None`` sets no limit.
+        ``5 min``; a bare number is milliseconds, and ``auto`` finds it by what checkpoints cost and how often the job
+        failed. The last one of a loop does not wait. ``None`` sets no limit.
     :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
     :param monotonic: The clock for durations, in seconds.
     :raises InvalidConfigurationError: for a budget or duration out of range.
@@ -68,7 +69,7 @@ class StageContext:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         require_budget(overhead_budget)
-        pace = Pace(checkpoint_interval, min_pause, monotonic)
+        pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
         self._attempt = attempt
         self._monotonic = monotonic
         restored = attempt.restore()
@@ -125,7 +126,7 @@ class StageContext:
         :param tolerable_failed_checkpoints: How many may fail in a row before the stage fails, ``-1`` for any number.
         :param overhead_budget: Which part of the time checkpointing may take, such as 0.05; ``None`` sets no limit.
         :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
-            ``5 min``; a bare number is milliseconds.
+            ``5 min``; a bare number is milliseconds, ``auto`` finds it.
         :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
         :param storage_options: Options of the fsspec filesystem.
         :param savepoint_dir: Where savepoints go whose request names no place.
@@ -141,7 +142,7 @@ class StageContext:
         from airflow_provider_statecheck.spark.script import open_attempt
 
         require_budget(overhead_budget)
-        Pace(checkpoint_interval, min_pause, time.monotonic)  # refuses before anything is registered
+        require_pace(checkpoint_interval, min_pause)
         attempt = open_attempt(
             spark,
             job=job,

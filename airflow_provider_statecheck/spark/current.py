@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_statecheck.spark.attempt import StageAttempt
     from airflow_provider_statecheck.spark.context import StageContext
+    from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 
 # A driver outlives an api-server that is restarted.
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -39,19 +40,34 @@ class CurrentContext:
                 check_driver_packages()
                 # Kept, so that a call after one that failed finds it again.
                 self._handover = self._handover or take_handover()
-                session = spark or _session()
-                _hide_from_workers(session)
+                session, attempt = _begin(self._handover, spark)
                 self._context = kind(
                     session,
-                    _repeat_registration(session, self._handover),
+                    attempt,
                     overhead_budget=self._handover.driver.overhead_budget,
-                    checkpoint_interval=self._handover.driver.checkpoint_interval_ms,
+                    checkpoint_interval=self._handover.driver.checkpoint_interval,
                     min_pause=self._handover.driver.min_pause_ms,
                 )
             return self._context
 
 
 CURRENT = CurrentContext()
+
+
+def begin_submitted() -> tuple[SparkSession, StageAttempt, DriverSettings]:
+    """
+    Return what a driver works with that an operator submitted: a session, its attempt, and how it is run.
+
+    :raises EnvironmentNotReadyError: if no operator submitted this driver.
+    """
+    handover = take_handover()
+    return *_begin(handover, None), handover.driver
+
+
+def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession, StageAttempt]:
+    session = spark or _session()
+    _hide_from_workers(session)
+    return session, _repeat_registration(session, handover)
 
 
 def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:

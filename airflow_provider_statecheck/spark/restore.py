@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files
+from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -67,6 +68,7 @@ def _load(
 ) -> RestoredStage:
     document = load_document(storage, candidate)
     manifests = {handle.uri: _verified_manifest(storage, handle) for handle in document.snapshots}
+    _verify_operator_states(storage, document)
     return RestoredStage(
         checkpoint=candidate,
         document=document,
@@ -111,6 +113,12 @@ def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Sn
     manifest = read_manifest(storage, handle)
     verify_files(storage, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
     return manifest
+
+
+def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocument) -> None:
+    problems = StateVerifier(storage).problems(document)
+    if problems:
+        raise CorruptStateError("; ".join(problems))
 
 
 def _none_left(grant: AttemptGrant, skipped: list[SkippedCheckpoint]) -> NoRestorableCheckpointError:

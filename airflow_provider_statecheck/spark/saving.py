@@ -60,7 +60,7 @@ class StageSaving:
         """Take a checkpoint; ``None`` if it failed and failures are tolerated."""
         if not self._own_borrowed():
             return None
-        content = self._content()
+        content, before = self._content(), self.costs.spent_seconds
         with self.costs.timed():
             completed = self._attempt.take_checkpoint(
                 self.snapshots.handles,
@@ -71,7 +71,7 @@ class StageSaving:
             )
         if completed is not None:
             self._saved, self.unsaved_bytes = content, 0
-            self.pace.completed()
+            self.pace.completed(self.costs.spent_seconds - before)
         return completed
 
     def _own_borrowed(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
@@ -18,22 +19,42 @@ from airflow_provider_statecheck.storage.documents import UNREADABLE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
-def operator_state_problems(storage: CheckpointStorage, document: CheckpointDocument, *, is_deep: bool) -> list[str]:
+class StateVerifier:
     """
-    Say what is wrong with each stream that the operators' state names, once.
+    Looks at the streams that checkpoints name, at each once however many name it.
 
+    :param storage: Where the bytes are.
     :param is_deep: Whether to read and compare bytes too, where the handle has a checksum.
-    :raises StorageError: if the storage does not answer.
     """
-    streams = {(state.uid, stream): None for state in document.operator_states for stream in streams_of(state)}
-    return [f"state of operator {uid!r}: {p}" for uid, stream in streams for p in _problems(storage, stream, is_deep)]
 
+    def __init__(self, storage: CheckpointStorage, *, is_deep: bool = False) -> None:
+        self._storage = storage
+        self._is_deep = is_deep
+        self._seen: dict[StreamStateHandle, str] = {}
 
-def _problems(storage: CheckpointStorage, stream: StreamStateHandle, is_deep: bool) -> Iterator[str]:
-    try:
-        _require(storage, stream, is_deep=is_deep)
-    except UNREADABLE as error:
-        yield str(error)
+    def problems(self, document: CheckpointDocument) -> list[str]:
+        """
+        Say what is wrong with each stream that the operators' state names, once.
+
+        :raises StorageError: if the storage does not answer.
+        """
+        streams = {(state.uid, stream): None for state in document.operator_states for stream in streams_of(state)}
+        self._look_at_all([stream for _, stream in streams])
+        found = ((uid, self._seen[stream]) for uid, stream in streams)
+        return [f"state of operator {uid!r}: {problem}" for uid, problem in found if problem]
+
+    def _look_at_all(self, streams: Iterable[StreamStateHandle]) -> None:
+        unseen = [stream for stream in dict.fromkeys(streams) if stream not in self._seen]
+        # An object store takes its time for each file, however small the answer.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            self._seen.update(zip(unseen, pool.map(self._look_at, unseen), strict=True))
+
+    def _look_at(self, stream: StreamStateHandle) -> str:
+        try:
+            _require(self._storage, stream, is_deep=self._is_deep)
+        except UNREADABLE as error:
+            return str(error)
+        return ""
 
 
 def _require(storage: CheckpointStorage, stream: StreamStateHandle, *, is_deep: bool) -> None:
@@ -67,4 +88,5 @@ def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, 
         )
 
 
+_AT_ONCE = 8
 _CHUNK_BYTES = 8 * 1024 * 1024

@@ -62,7 +62,10 @@ class CheckpointLog:
 
 def describe_content(checkpoint: CheckpointRecord) -> str:
     """Return what a checkpoint holds, for people."""
-    snapshots, items = checkpoint.counts.get("snapshots", 0), checkpoint.counts.get("items", 0)
+    counts = checkpoint.counts
+    if "splits" in counts:
+        return f"{counts['splits']} of {counts['of_splits']} splits, {checkpoint.full_size_bytes} bytes"
+    snapshots, items = counts.get("snapshots", 0), counts.get("items", 0)
     return f"{snapshots} snapshots, {items} finished items, {checkpoint.full_size_bytes} bytes"
 
 

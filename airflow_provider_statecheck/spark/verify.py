@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.snapshots.manifest import (
     footer_digest,
     verify_files,
 )
-from airflow_provider_statecheck.spark.state_verify import operator_state_problems
+from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -62,7 +62,7 @@ class Verification:
 
 class CheckpointVerifier:
     """
-    Verifies checkpoints; a snapshot that several of them name is looked at once.
+    Verifies checkpoints; a snapshot or a file of state that several of them name is looked at once.
 
     :param storage: Where the bytes are.
     :param is_deep: Whether to read every page of every file too.
@@ -72,6 +72,7 @@ class CheckpointVerifier:
         self._storage = storage
         self._is_deep = is_deep
         self._seen: dict[SnapshotHandle, Verification] = {}
+        self._states = StateVerifier(storage, is_deep=is_deep)
 
     def verify(self, checkpoint: CheckpointRecord) -> Verification:
         """
@@ -99,7 +100,7 @@ class CheckpointVerifier:
             return Verification(pointer=pointer, problems=(redact(problem),))
         snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
         _, state_problem = _tried(lambda: read_state(self._storage, document))
-        states = operator_state_problems(self._storage, document, is_deep=self._is_deep)
+        states = self._states.problems(document)
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,

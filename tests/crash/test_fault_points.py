@@ -6,15 +6,10 @@ In the long runs each call fails in every way, else the ways take turns. The poi
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,62 +27,20 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.sweep import sweep
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
 from tests.crash import pipeline
+from tests.crash.tries import Tries
 
 SIGKILLED = -9
 CORES = 2
 Ways = tuple[FaultMode, ...]
 
 
-@dataclass
-class Tries:
-    """Runs tries of the stage in children of the zygote."""
-
-    process: subprocess.Popen[str]
-    work: Path
-
-    def run(self, **command: Any) -> int:
-        """Run one try and return its exit status."""
-        (self.work / "result.json").unlink(missing_ok=True)
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"work": str(self.work), **command}) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def outcome(self) -> dict[str, Any]:
-        """Return what the last try gave."""
-        return dict(json.loads((self.work / "result.json").read_text()))
-
-    def reset(self, prepared: Path | None) -> None:
-        """Begin with an empty folder, or with one as a failed try left it; always under one path, which rows name."""
-        shutil.rmtree(self.work, ignore_errors=True)
-        if prepared is None:
-            self.work.mkdir()
-        else:
-            shutil.copytree(prepared, self.work)
-
-
 @pytest.fixture(scope="module")
 def team(driver_jvm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Tries]]:
     """One zygote for each core; all of their children use one JVM."""
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, **driver_jvm, "PYTHONPATH": str(root)}
-    team = []
-    for _ in range(CORES):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-            env=environment,
-        )
-        team.append(Tries(process, tmp_path_factory.mktemp("crash") / "work"))
+    team = [Tries.start(tmp_path_factory.mktemp("crash") / "work", driver_jvm) for _ in range(CORES)]
     yield team
     for tries in team:
-        assert tries.process.stdin is not None
-        tries.process.stdin.close()
-        tries.process.wait()
+        tries.close()
 
 
 def _undisturbed(tries: Tries) -> dict[str, Any]:

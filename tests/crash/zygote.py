@@ -19,7 +19,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from tests.crash import pipeline
+from tests.crash import pipeline, stage_pipeline
 
 FAILED = 3
 
@@ -38,9 +38,15 @@ def connect() -> SparkSession:
 def run_try(command: dict[str, Any]) -> int:
     """Run one try in this process and return its exit status."""
     work = Path(command["work"])
-    plan = FaultPlan(point=command.get("point"), mode=FaultMode(command.get("mode", "error")))
+    is_stage = command.get("pipeline") == "stage"
+    make_plan = stage_pipeline.SharedPlan if is_stage else FaultPlan
+    mode = FaultMode(command.get("mode", "error"))
+    plan = make_plan(point=command.get("point"), mode=mode, times=command.get("times", 1))
     try:
-        result = pipeline.run(connect(), work, plan, command.get("fail_at"))
+        if is_stage:
+            result = stage_pipeline.run(connect(), work, plan, command)
+        else:
+            result = pipeline.run(connect(), work, plan, command.get("fail_at"))
     except Exception:
         (work / "error.txt").write_text(traceback.format_exc())
         return FAILED

@@ -32,12 +32,12 @@ def write_package(folder: Path) -> Path:
         return _ROOT.parent
     data = _package_bytes()
     digest = hashlib.sha256(data).hexdigest()[:16]
-    return _publish(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
+    return write_file(folder / f"{_ROOT.name}-{version(_DISTRIBUTION)}-{digest}.zip", data)
 
 
 def write_launcher_jar(folder: Path) -> Path:
     """Write the jar without a class that a cluster asks for where the application is a Python file."""
-    return _publish(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
+    return write_file(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
 
 
 @cache
@@ -54,7 +54,8 @@ def _archive(entries: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def _publish(path: Path, data: bytes) -> Path:
+def write_file(path: Path, data: bytes) -> Path:
+    """Write a file that every user may read, unless it is there; nobody sees a part of it."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.hooks.verifying import verify_job
-from airflow_provider_statecheck.spark.state_verify import operator_state_problems
+from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -47,7 +47,7 @@ def problems(storage: Any, stream: Any, *, is_deep: bool = False) -> list[str]:
     state = OperatorState(
         uid="sum", operator_id=operator_id_of("sum"), parallelism=1, max_parallelism=1, coordinator_state=stream
     )
-    return operator_state_problems(storage, make_document(operator_states=(state,)), is_deep=is_deep)
+    return StateVerifier(storage, is_deep=is_deep).problems(make_document(operator_states=(state,)))
 
 
 def written(stage: WrittenStage, data: bytes = DATA) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
 from airflow_provider_statecheck.spark.costs.pace import Pace
+from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval
 
 
 class Clock:
@@ -50,3 +52,16 @@ def test_the_interval_counts_from_the_beginning_and_the_pause_from_a_completed_c
 def test_a_duration_out_of_range_is_refused_by_its_name(interval: Any, pause: Any, name: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=f"Expected {name}"):
         Pace(interval, pause, Clock())
+
+
+def test_what_a_checkpoint_took_changes_the_time_after_it_but_not_when_that_begins() -> None:
+    clock = Clock()
+    auto = AutoInterval(FailureHistory(failures=1, seconds=3600.0))
+    pace = Pace(auto, None, clock)
+    pace.completed()
+    clock.seconds += 30.0
+    pace.observed(8.0)
+    clock.seconds += auto.seconds - 30.001
+    assert not pace.allows()
+    clock.seconds += 0.002
+    assert pace.allows()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,7 +17,16 @@ from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 from airflow_provider_statecheck.testing.messages import make_registration
 
 TOKEN = "a token that nobody may see"
-DRIVER = DriverSettings(tolerable_failed_checkpoints=3, overhead_budget=0.1, storage_options={"secret": TOKEN, "n": 1})
+DRIVER = DriverSettings(
+    tolerable_failed_checkpoints=3,
+    overhead_budget=0.1,
+    checkpoint_interval="auto",
+    storage_options={"secret": TOKEN, "n": 1},
+    logical_date=datetime(2026, 1, 1, tzinfo=UTC),
+    parallelism=4,
+    renamed_uids={"old": "new"},
+    allow_non_restored_state=True,
+)
 
 
 def make_handover() -> Handover:

@@ -1,0 +1,1 @@
+"""The part of a stage that runs inside Spark's tasks."""

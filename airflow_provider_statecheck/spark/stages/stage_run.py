@@ -1,0 +1,292 @@
+"""One try of a stage: restore, plan, run increment by increment, finish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_provider_statecheck.checkpoint.layout import shared_uri
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import SourceRestartRequiredError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
+from airflow_provider_statecheck.spark.costs.pace import Pace
+from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval
+from airflow_provider_statecheck.spark.kept import kept_line
+from airflow_provider_statecheck.spark.progress import StageProgress
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.stages.carried_schemas import carried_schemas
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
+from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
+from airflow_provider_statecheck.spark.stages.planned import PlannedVertex, StagePlanner
+from airflow_provider_statecheck.spark.stages.restored_functions import Parallelism, restore_functions
+from airflow_provider_statecheck.spark.stages.restored_parts import SINK, RestoredParts
+from airflow_provider_statecheck.spark.stages.schema_probe import probe_schemas
+from airflow_provider_statecheck.spark.stages.session_settings import stage_settings_applied
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
+from airflow_provider_statecheck.spark.stages.source_amounts import finished_of, total_of
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_settings import AUTO, StageSettings
+from airflow_provider_statecheck.spark.stages.stage_states import StageStates
+from airflow_provider_statecheck.spark.stages.user_code import make_importable
+from airflow_provider_statecheck.spark.stages.vertices import vertices_of
+from airflow_provider_statecheck.state.keys.max_parallelism_advice import max_parallelism_advice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
+    from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage did."""
+
+    increments: int
+    """How many this try ran."""
+    rows: int
+    """How many elements it read."""
+    checkpoint_id: int | None
+    """Its last completed checkpoint."""
+
+
+def _call(work: Callable[[], StageResult]) -> StageResult:
+    return work()
+
+
+class StageRun:
+    """
+    Runs a stage in a registered try and closes the try, as finished or as failed.
+
+    :param spark: The session that computes.
+    :param attempt: The registered try.
+    :param stage: What to run.
+    :param settings: How.
+    :raises InvalidConfigurationError: for a stage whose parts do not fit; nothing was started then.
+    """
+
+    def __init__(
+        self, spark: SparkSession, attempt: StageAttempt, stage: Stage, settings: StageSettings | None = None
+    ) -> None:
+        self._spark = spark
+        self._attempt = attempt
+        self._stage = stage
+        self._settings = settings or StageSettings()
+        self._vertices = vertices_of(stage)
+        self._uid = attempt.registration.uid
+
+    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call) -> StageResult:
+        """
+        Restore what there is, work through the rest of the source, and close the attempt.
+
+        :param around: Calls what works, in a thread that can be interrupted for instance; the attempt is closed behind it.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises StateMigrationError: if a function changed so that its state cannot go on.
+        :raises StateCheckError: for trouble with the source, the sink or the storage.
+        """
+        try:
+            result = around(self._run)
+            self._attempt.finish(AttemptStatus.FINISHED)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return result
+
+    def kept(self) -> str:
+        """Say what a retry will find."""
+        return kept_line(self._attempt.registration, self._attempt.latest)
+
+    def _run(self) -> StageResult:
+        restored, enumerator = self._start(self._attempt.restore())
+        first = enumerator.next_increment()
+        commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
+        with ExitStack() as closing:
+            closing.enter_context(stage_settings_applied(self._spark))
+            make_importable(self._spark, self._parts_of_users())
+            if first is None:
+                self._open_sink(restored, None)
+                closing.push(self._close_sink)
+                _commit_restored(restored, commits)
+                commits.end()
+                return StageResult(0, 0, restored.checkpoint_id)
+            frame = enumerator.load(first)
+            planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
+            states, schemas = self._restore_states(restored, planned)
+            self._open_sink(restored, planned[-1].output_schema)
+            closing.push(self._close_sink)
+            _commit_restored(restored, commits)
+            tasks = self._tasks(planned, states, schemas)
+            loop = IncrementLoop(
+                self._attempt,
+                enumerator,
+                planned,
+                tasks,
+                states,
+                commits,
+                self._pace(restored),
+                self._progress(enumerator),
+                self._run_key(),
+                self._settings.monotonic,
+            )
+            closing.callback(loop.close)
+            increments, rows = loop.run(first, frame)
+            commits.end()
+        latest = self._attempt.latest
+        return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _start(self, restored: RestoredStage | None) -> tuple[RestoredParts, SplitEnumerator]:
+        parts = RestoredParts(self._attempt, restored)
+        try:
+            return parts, self._open_source(parts)
+        except SourceRestartRequiredError as changed:
+            log.warning("The stage begins again: %s", changed)
+            fresh = RestoredParts(self._attempt, None)
+            return fresh, self._open_source(fresh)
+
+    def _parts_of_users(self) -> list[object]:
+        functions = [node.function for node in self._stage.nodes if hasattr(node, "function")]
+        return [*functions, self._stage.output, self._stage.state_backend]
+
+    def _open_source(self, restored: RestoredParts) -> SplitEnumerator:
+        source = cast("Source", self._stage.input)  # vertices_of refused a stage without one
+        return source.open(
+            self._spark,
+            restored.source,
+            new_run=restored.run is not None and restored.run != self._run_key(),
+            storage_options=self._settings.storage_options,
+        )
+
+    def _open_sink(self, restored: RestoredParts, schema: Any) -> None:
+        sink = self._stage.output
+        if sink is None:
+            return
+        from airflow_provider_statecheck.spark.sinks.sink import SinkContext
+
+        grant = self._attempt.grant
+        sink.open(
+            SinkContext(
+                job_id=grant.attempt.job_id,
+                job_name=self._attempt.registration.job_name,
+                uid=f"{self._uid}/{SINK}",
+                operator_id=grant.attempt.operator_id,
+                epoch=grant.attempt.epoch,
+                generation=grant.generation,
+                restored_checkpoint_id=restored.own_checkpoint_id,
+                restored_epoch=restored.own_epoch,
+                is_fresh=restored.checkpoint_id is None,
+                storage_options=self._settings.storage_options,
+                schema=schema,
+            )
+        )
+
+    def _close_sink(self, kind: object, *_: object) -> None:
+        if self._stage.output is not None:
+            self._stage.output.close(kind is None)
+
+    def _restore_states(
+        self, restored: RestoredParts, planned: Sequence[PlannedVertex]
+    ) -> tuple[StageStates, dict[str, Any]]:
+        operators = [operator for vertex in planned for operator in vertex.operators]
+        settings, subtasks = self._settings, self._stage.parallelism or _default_parallelism(self._spark)
+        functions = restore_functions(
+            restored,
+            operators,
+            Parallelism(subtasks=subtasks, max_parallelism=self._stage.max_parallelism),
+            stage_uid=self._uid,
+            renamed_uids=settings.renamed_uids,
+            allow_non_restored_state=settings.allow_non_restored_state,
+        )
+        if restored.checkpoint_id is None:
+            _advise(subtasks, functions.max_parallelism)
+        schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
+        states = StageStates(
+            carried_schemas(functions.schemas, schemas),
+            parallelism=subtasks,
+            max_parallelism=functions.max_parallelism,
+            restored=functions.states,
+            unchanged=functions.restored,
+            restored_checkpoint_id=restored.checkpoint_id,
+        )
+        return states, dict(functions.schemas)
+
+    def _tasks(
+        self,
+        planned: Sequence[PlannedVertex],
+        states: StageStates,
+        schemas: dict[str, Any],
+    ) -> IncrementTasks:
+        attempt = self._attempt.grant.attempt
+        return IncrementTasks(
+            vertices=planned,
+            states=states,
+            schemas=schemas,
+            sink=self._stage.output,
+            storage=self._attempt.storage,
+            state_directory=shared_uri(self._attempt.storage.base_uri, attempt.job_id, attempt.operator_id),
+            attempt=attempt,
+            state_backend=self._state_backend(),
+            data_inline_threshold=self._settings.data_inline_threshold,
+            logical_date=self._settings.logical_date,
+            combines=self._settings.combines,
+        )
+
+    def _state_backend(self) -> StateBackend:
+        from airflow_provider_statecheck.state.backends.loading import BACKEND_KEYS, load_state_backend
+
+        wanted = self._stage.state_backend
+        if isinstance(wanted, str):
+            return load_state_backend(None, {BACKEND_KEYS[0]: wanted})
+        return load_state_backend(wanted, {})
+
+    def _pace(self, restored: RestoredParts) -> Pace:
+        settings, interval = self._settings, self._settings.checkpoint_interval
+        return Pace(
+            self._auto_interval(restored) if interval == AUTO else interval, settings.min_pause, settings.monotonic
+        )
+
+    def _auto_interval(self, restored: RestoredParts) -> AutoInterval:
+        view, operator_id = self._attempt.job_view(), self._attempt.grant.attempt.operator_id
+        return AutoInterval(FailureHistory.of(view, operator_id), restored.cost_seconds)
+
+    def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
+        return StageProgress(
+            self._uid, total_of(enumerator), kept=finished_of(enumerator), monotonic=self._settings.monotonic
+        )
+
+    def _run_key(self) -> str:
+        return self._attempt.registration.owner.run_key
+
+    def _fail(self, error: BaseException) -> None:
+        try:
+            self._attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+        except StaleAttemptError as stale:
+            log.warning("%s", stale)
+        except StateCheckError as closing:
+            log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
+        log.error("%s", self.kept())
+
+
+def _default_parallelism(spark: SparkSession) -> int:
+    from airflow_provider_statecheck.spark.driver.sessions import is_connect
+
+    if is_connect(spark):
+        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def _advise(subtasks: int, max_parallelism: int) -> None:
+    advice = max_parallelism_advice(subtasks, max_parallelism)
+    if advice is not None:
+        log.warning("%s", advice)
+
+
+def _commit_restored(restored: RestoredParts, commits: SinkCommits) -> None:
+    # The try before may have ended between its checkpoint and the commit.
+    if restored.checkpoint_id is not None and commits.has_open:
+        commits.commit(restored.checkpoint_id)

@@ -1,0 +1,102 @@
+"""A stage with keyed state over the lines of orders, which can be made to fail anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Sum
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_run import StageRun
+from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway, faulty_storage
+from tests.crash.stage_functions import CountedSink, DriverKill, OrderedQuantity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What a try needs is imported before the fork, not in each try.
+for _module in ("pandas", "pyarrow.compute", "pyarrow.parquet", "sqlalchemy.dialects.sqlite"):
+    import_module(_module)
+
+JOB, UID = "stage-crash", "stage"
+COLUMNS = ("l_partkey", "l_suppkey", "l_orderkey", "l_linenumber", "l_quantity", "l_shipmode")
+LINES = "part bigint, supplier bigint, number bigint, line int, quantity bigint, same bigint"
+INLINE_BYTES = 256
+"""So little that nearly all state is in files."""
+
+
+@dataclass(slots=True)
+class SharedPlan(FaultPlan):
+    """Numbers the calls of several threads."""
+
+    _counting: Any = field(default_factory=threading.RLock)
+
+    @override
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
+        with self._counting:
+            return FaultPlan.carry_out(self, name, call, error)
+
+
+def run(spark: SparkSession, work: Path, plan: FaultPlan, command: dict[str, Any]) -> dict[str, Any]:
+    """
+    Run a try to its end.
+
+    :param command: ``input`` and ``parallelism``; whether it ``adds_up`` behind a second key; an ``item`` at which the driver
+        ends, early or ``late``; or the ``seconds`` after which it does.
+    """
+    if "seconds" in command:
+        timer = threading.Timer(command["seconds"], os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+    settings = StageSettings(data_inline_threshold=INLINE_BYTES)
+    result = StageRun(spark, _attempt(work, plan), _stage(work, plan, command), settings).run()
+    return {"increments": result.increments, "rows": result.rows}
+
+
+def _attempt(work: Path, plan: FaultPlan) -> StageAttempt:
+    storage = CheckpointStorage.open(str(work / "checkpoints"))
+    gateway = faulty_gateway(AttemptCoordinator(SqlJobStore(open_engine(f"sqlite:///{work}/state.db"))), plan)
+    if plan.mode is FaultMode.REPLY_LOST:
+        # A real client repeats a call whose reply was lost; the other modes must do without.
+        gateway = RetryingGateway(gateway, pauses_seconds=(0.0,))
+    owner = AttemptOwner(
+        logical_task="crash/stage", run_key="run", run_id="run", clear_marker="0/0", label="crash test"
+    )
+    registration = RegisterAttempt(
+        job_name=JOB, uid=UID, attempt_key=new_key(), owner=owner, storage_base=storage.base_uri, num_retained=1
+    )
+    return StageAttempt(gateway, faulty_storage(storage, plan), registration)
+
+
+def _stage(work: Path, plan: FaultPlan, command: dict[str, Any]) -> Stage:
+    kill = None
+    if "item" in command:
+        kill = DriverKill(os.getpid(), tuple(command["item"]), is_late=bool(command.get("late")))
+    source = ParquetSource(command["input"], files_per_increment=1, columns=COLUMNS)
+    stage = Stage(UID, max_parallelism=16, parallelism=command["parallelism"]).source(source)
+    stage = stage.key_by("l_partkey", order_by=("l_orderkey", "l_linenumber"))
+    stage = stage.process(OrderedQuantity(kill), uid="quantity", output=LINES)
+    if command.get("adds_up"):
+        stage = stage.key_by("supplier").aggregate(
+            uid="totals", emit="changes", quantity=Sum("quantity"), lines=Count(), last=Max("number")
+        )
+    return stage.sink(CountedSink(str(work / "output"), plan, kill))

@@ -1,0 +1,1 @@
+"""Stateful stages on a local Spark."""

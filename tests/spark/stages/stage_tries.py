@@ -1,0 +1,88 @@
+"""Try after try of one stateful stage, with its rows in memory and its bytes on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
+from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import make_registration
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOB = "balances"
+
+
+@dataclass
+class StageTries:
+    """One job with one stage."""
+
+    spark: SparkSession
+    folder: Path
+    clock: Any = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.storage = CheckpointStorage.open(f"file://{self.folder}/checkpoints")
+        self.coordinator: Any = AttemptCoordinator(InMemoryJobStore(self.clock))
+
+    @property
+    def input(self) -> Path:
+        """Return the directory that the stage reads."""
+        return self.folder / "input"
+
+    @property
+    def output(self) -> Path:
+        """Return the directory that the stage writes."""
+        return self.folder / "output"
+
+    def write_input(self, *parts: dict[str, list[Any]]) -> None:
+        """Add one file for each part."""
+        self.input.mkdir(exist_ok=True)
+        begin = len(list(self.input.iterdir()))
+        for number, part in enumerate(parts, begin):
+            pq.write_table(pa.table(part), self.input / f"part-{number:03d}.parquet")
+
+    def run(self, stage: Stage, settings: StageSettings | None = None, **registration: Any) -> StageResult:
+        """Begin a try and run the stage to its end, or to its failure."""
+        return StageRun(self.spark, self.attempt(**registration), stage, settings).run()
+
+    def attempt(self, **changes: Any) -> StageAttempt:
+        """Begin a try."""
+        values = {"job_name": JOB, "uid": "stage", "storage_base": self.storage.base_uri} | changes
+        return StageAttempt(self.coordinator, self.storage, make_registration(**values))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what a reader of the output sees, in a fixed order."""
+        files = sorted(self.output.rglob("part-*.parquet")) if self.output.exists() else []
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        return sorted(rows, key=repr)
+
+    def view(self) -> JobView:
+        """Return all that is kept of the job."""
+        view: JobView = self.coordinator.describe(job_id_of(JOB))
+        return view
+
+    def completed(self) -> list[CheckpointRecord]:
+        """Return the completed checkpoints that are retained, oldest first."""
+        return [c for c in self.view().checkpoints if c.is_restorable]
+
+    def document(self) -> CheckpointDocument:
+        """Return what the newest of them says."""
+        return load_document(self.storage, self.completed()[-1])

@@ -1,0 +1,140 @@
+"""The loop of a stage with jobs that give their reports at once, so that no Spark is needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.costs.pace import Pace
+from airflow_provider_statecheck.spark.progress import StageProgress
+from airflow_provider_statecheck.spark.sources.source import Increment, Split
+from airflow_provider_statecheck.spark.stages import increment_loop
+from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL
+from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_states import StageStates
+
+Job = Callable[[int, SnapshotMoment], Sequence[TaskReport]]
+
+
+def one_output(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+    """Return the report of one task that staged its increment's number."""
+    return [TaskReport(vertex=0, subtask=0, committables=({"of": increment},), rows=1)]
+
+
+@dataclass
+class RecordedSink:
+    """Keeps what was committed; one that is broken commits nothing."""
+
+    commits: list[tuple[int, list[int]]] = field(default_factory=list)
+    error: Exception | None = None
+
+    def commit(self, checkpoint_id: int, committables: Sequence[Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.commits.append((checkpoint_id, [each["of"] for each in committables]))
+
+
+@dataclass
+class Splits:
+    """A source of some splits, one for each increment."""
+
+    total_splits: int
+    finished_splits: int = 0
+    given: int = 0
+    total_bytes: int | None = None
+    finished_bytes: int | None = None
+
+    def next_increment(self) -> Increment | None:
+        if self.given == self.total_splits:
+            return None
+        self.given += 1
+        return Increment(self.given, (Split(str(self.given)),))
+
+    def load(self, increment: Increment) -> Any:
+        return increment.number
+
+    def require_unchanged(self, increment: Increment) -> None:
+        """They never change."""
+
+    def finish(self, increment: Increment) -> None:
+        self.finished_splits = increment.number
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"finished": self.finished_splits}
+
+
+class _Frame:
+    def __init__(self, reports: Sequence[TaskReport]) -> None:
+        self._reports = reports
+
+    def collect(self) -> list[dict[str, bytes]]:
+        return [{CONTROL: report.encode()} for report in self._reports]
+
+
+class _Tasks:
+    combines = True
+
+    def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> SnapshotMoment:
+        return moment
+
+
+@dataclass
+class LoopWithoutSpark:
+    """Runs increments of one vertex without functions."""
+
+    attempt: StageAttempt
+    sink: Any
+    job: Job = one_output
+    checkpoint_interval: Any = None
+    monotonic: Callable[[], float] = time.monotonic
+    finished: int = 0
+    """How many increments earlier tries finished."""
+
+    @contextmanager
+    def begun(self, increments: int, commits: SinkCommits) -> Iterator[tuple[IncrementLoop, Splits]]:
+        """Give a loop that has not run yet."""
+        splits = Splits(increments, self.finished, self.finished)
+        arguments: tuple[Any, ...] = (
+            self.attempt,
+            splits,
+            (),
+            _Tasks(),
+            StageStates({}, parallelism=1, max_parallelism=1, restored={}),
+            commits,
+            Pace(self.checkpoint_interval, None, self.monotonic),
+            StageProgress("stage", increments, kept=0, monotonic=self.monotonic),
+            "run",
+            self.monotonic,
+        )
+        loop = IncrementLoop(*arguments)
+        loop._vertices = [_NoFunctions()]  # type: ignore[list-item]
+        try:
+            yield loop, splits
+        finally:
+            loop.close()
+
+    def run(self, increments: int, commits: SinkCommits | None = None) -> SinkCommits:
+        """Run increments to their end."""
+        commits = commits or SinkCommits(self.sink, self.attempt)
+        with pytest.MonkeyPatch.context() as patching, self.begun(increments, commits) as (loop, splits):
+            patching.setattr(increment_loop, "increment_frame", self._frame)
+            first = splits.next_increment()
+            assert first is not None
+            loop.run(first, splits.load(first))
+        return commits
+
+    def _frame(self, increment: int, _: Any, moment: SnapshotMoment, **options: Any) -> _Frame:
+        return _Frame(self.job(increment, moment))
+
+
+class _NoFunctions:
+    key = None
+    operators = ()

@@ -1,0 +1,164 @@
+"""A try may die before or after any call to the coordinator or the sink: the output is there once in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.exceptions import CoordinatorError, CoordinatorUnavailableError
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.restored_parts import RestoredParts
+from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import make_registration
+from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark
+from tests.unit.written_stage import JOB, WrittenStage
+
+SCHEMA = pa.schema([("number", pa.int64())])
+INCREMENTS, EMPTY = 3, 2
+
+
+class Killed(BaseException):
+    """The driver is gone."""
+
+
+@dataclass
+class Faults:
+    """Counts calls; at one of them the driver dies, or only its reply is lost."""
+
+    at: Mapping[int, str] = field(default_factory=dict)
+    calls: int = 0
+    is_dead: bool = False
+
+    def around(self, call: Callable[[], Any]) -> Any:
+        self.require_alive()
+        self.calls += 1
+        fault = self.at.get(self.calls, "")
+        if fault.endswith("before"):
+            self._strike(fault)
+        result = call()
+        if fault.endswith("after"):
+            self._strike(fault)
+        return result
+
+    def require_alive(self) -> None:
+        if self.is_dead:
+            raise Killed
+
+    def _strike(self, fault: str) -> None:
+        if fault.startswith("lost"):
+            raise CoordinatorUnavailableError("planned")
+        self.is_dead = True
+        raise Killed
+
+
+class FaultyGateway:
+    def __init__(self, gateway: Any, faults: Faults) -> None:
+        self._gateway = gateway
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._gateway, name)
+        return lambda *arguments: self._faults.around(lambda: method(*arguments))
+
+
+class FaultySink(ParquetSink):
+    def __init__(self, target: Path, faults: Faults) -> None:
+        super().__init__(str(target))
+        self._faults = faults
+
+    def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
+        self._faults.around(lambda: super(FaultySink, self).commit(checkpoint_id, committables))
+
+
+@dataclass
+class Tries:
+    """Try after try of one stage that gives the number of each of its increments but one."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.written = WrittenStage(CheckpointStorage.open(f"file://{self.folder}/checkpoints"))
+        self.target = self.folder / "output"
+
+    def run(self, faults: Faults) -> None:
+        """Run one try as ``StageRun`` does."""
+        registration = make_registration(job_name=JOB, storage_base=self.written.storage.base_uri)
+        gateway: Any = FaultyGateway(self.written.coordinator, faults)
+        attempt = StageAttempt(gateway, self.written.storage, registration)
+        restored = RestoredParts(attempt, attempt.restore())
+        sink = self._opened(attempt, restored, faults)
+        commits = SinkCommits(sink, attempt, restored.open_commits)
+        if restored.checkpoint_id is not None and commits.has_open:
+            commits.commit(restored.checkpoint_id)
+        finished = (restored.source or {}).get("finished", 0)
+        loop = LoopWithoutSpark(attempt, sink, job=self._job(sink, attempt, faults), finished=finished)
+        if finished < INCREMENTS:
+            loop.run(INCREMENTS, commits)
+        commits.end()
+        sink.close(True)
+        attempt.finish(AttemptStatus.FINISHED)
+
+    def until_success(self, faults: Faults) -> list[int]:
+        """Run tries, of which only the first has faults, and return what a reader sees."""
+        for each in (faults, Faults(), Faults()):
+            try:
+                self.run(each)
+            except (Killed, CoordinatorError):
+                continue
+            files = self.target.glob("*.parquet")
+            return sorted(row["number"] for file in files for row in pq.read_table(file).to_pylist())
+        raise AssertionError("a try without faults failed")
+
+    def _opened(self, attempt: StageAttempt, restored: RestoredParts, faults: Faults) -> FaultySink:
+        sink, grant = FaultySink(self.target, faults), attempt.grant
+        sink.open(
+            SinkContext(
+                job_id=grant.attempt.job_id,
+                job_name=JOB,
+                uid="aggregate/sink",
+                operator_id=grant.attempt.operator_id,
+                epoch=grant.attempt.epoch,
+                generation=grant.generation,
+                restored_checkpoint_id=restored.own_checkpoint_id,
+                is_fresh=restored.checkpoint_id is None,
+                schema=SCHEMA,
+            )
+        )
+        return sink
+
+    def _job(self, sink: ParquetSink, attempt: StageAttempt, faults: Faults) -> Any:
+        def job(increment: int, _: SnapshotMoment) -> Sequence[TaskReport]:
+            faults.require_alive()
+            if increment == EMPTY:
+                return []
+            context = SinkTaskContext(subtask=0, epoch=attempt.grant.attempt.epoch, task_id=new_key(), schema=SCHEMA)
+            writer = sink.writer(context)
+            writer.write(pa.table({"number": [increment]}, schema=SCHEMA))
+            return [TaskReport(vertex=0, subtask=0, committables=tuple(writer.prepare_commit()), rows=1)]
+
+        return job
+
+
+@pytest.mark.parametrize("fault", ["killed before", "killed after", "lost before", "lost after"])
+def test_output_is_there_once_wherever_a_try_ends(tmp_path: Path, fault: str) -> None:
+    undisturbed = Faults()
+    Tries(tmp_path / "undisturbed").run(undisturbed)
+    expected = [number for number in range(1, INCREMENTS + 1) if number != EMPTY]
+    found = {
+        call: Tries(tmp_path / str(call)).until_success(Faults({call: fault}))
+        for call in range(1, undisturbed.calls + 1)
+    }
+    assert found == dict.fromkeys(found, expected)
+    assert len(found) > 4 * INCREMENTS

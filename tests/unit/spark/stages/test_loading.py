@@ -1,0 +1,60 @@
+"""How a stage is found by its name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.stages.loading import load_stage
+
+MODULE = """
+from airflow_provider_statecheck import Count, DataFrameSource, Stage
+
+stage = Stage(parallelism=2).source(DataFrameSource([1], None)).key_by("a").aggregate(n=Count())
+partial = Stage().source(DataFrameSource([1], None))
+number = 5
+def make(): return stage
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stages_to_load.py").write_text(MODULE)
+    (tmp_path / "broken_to_load.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "stages_to_load", raising=False)
+
+
+def test_stage_is_an_attribute_of_a_module_or_what_a_callable_there_gives() -> None:
+    assert load_stage("stages_to_load:stage") is load_stage("stages_to_load:make")
+    assert load_stage("stages_to_load:stage").parallelism == 2
+
+
+def test_stage_itself_is_taken_as_it_is() -> None:
+    stage = load_stage("stages_to_load:stage")
+    assert load_stage(stage) is stage
+
+
+def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
+    stage = load_stage("stages_to_load:stage", parallelism=7)
+    assert (stage.parallelism, load_stage("stages_to_load:stage").parallelism) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("stages_to_load:nothing", "has no attribute 'nothing'"),
+        ("stages_to_load:number", "found int"),
+        ("stages_to_load:partial", "found a part of it"),
+        ("stages_to_load", "as module:attribute"),
+        (":stage", "as module:attribute"),
+        ("broken_to_load:stage", "No module named 'no_such_library'"),
+        (None, "found NoneType"),
+    ],
+)
+def test_what_is_no_stage_is_refused_with_what_was_found(place: str, message: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match=message):
+        load_stage(place)

@@ -1,0 +1,161 @@
+"""What is saved of functions over increments, whether their subtasks ran or not, and what they are told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    DistributionMode,
+    OperatorStateHandle,
+    OperatorStateMeta,
+)
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
+from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.executor.function_chain import FunctionChain
+from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask, TaskPlace
+from airflow_provider_statecheck.spark.stages.executor.streams import TaskStreams
+from airflow_provider_statecheck.spark.stages.nodes import MapNode
+from airflow_provider_statecheck.spark.stages.stage_states import StageStates
+from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
+from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
+from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+
+UID = "stage/buffering"
+SCHEMA = pa.schema([("value", pa.int64())])
+SUBTASKS = 2
+
+
+class Buffering(FlatMapFunction[Any, Any], CheckpointedFunction):
+    """Gives pairs, and looks into its state only where there is something to go on from, as Flink's examples do."""
+
+    def initialize_state(self, context: Any) -> None:
+        self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("held", int))
+        self.restored_from = context.get_restored_checkpoint_id()
+        self.held = list(self.state.get()) if context.is_restored() else []
+
+    def snapshot_state(self, context: Any) -> None:
+        self.state.update(self.held)
+
+    def flat_map(self, value: Any) -> Any:
+        self.held.append(value.value)
+        if len(self.held) == 2:
+            yield (sum(self.held),)
+            self.held = []
+
+
+@pytest.fixture
+def states() -> StageStates:
+    return StageStates({UID: OperatorSchemas()}, parallelism=1, max_parallelism=1, restored={})
+
+
+def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values: list[int]) -> list[int]:
+    """Run an increment of one subtask and return what it gives."""
+    storage = CheckpointStorage.open(f"file://{folder}")
+    task = OperatorTask(
+        uid=UID,
+        operator_id=operator_id_of(UID),
+        node=MapNode(uid="buffering", function=Buffering(), output="value bigint"),
+        input_schema=SCHEMA,
+        output_schema=SCHEMA,
+        states=states.of(UID),
+        restored_checkpoint_id=states.saved_with(UID),
+    )
+    place = TaskPlace(
+        job_id="0" * 32,
+        subtask=0,
+        parallelism=1,
+        max_parallelism=1,
+        epoch=1,
+        now_ms=0,
+        logical_date=None,
+        state_backend=MemoryStateBackend(),
+    )
+    chain = FunctionChain([task], place, storage)
+    chain.open()
+    batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
+    given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
+    streams = TaskStreams(storage, f"file://{folder}/keyed-0", StateWriting(epoch=1))
+    saved, _ = chain.snapshot(SnapshotMoment(checkpoint_id=checkpoint_id, timestamp=0), streams)
+    chain.close()
+    states.update([TaskReport(vertex=0, subtask=0, states=saved)], [[UID]], checkpoint_id)
+    return given
+
+
+def test_function_is_told_that_it_goes_on_from_the_increment_before(tmp_path: Path, states: StageStates) -> None:
+    assert run_increment(tmp_path, states, 1, [1, 2, 3]) == [3]
+    assert run_increment(tmp_path, states, 0, [4, 5]) == [7]
+    assert run_increment(tmp_path, states, 2, [6]) == [11]
+
+
+def test_function_knows_with_which_checkpoint_it_was_saved(tmp_path: Path, states: StageStates) -> None:
+    assert states.saved_with(UID) is None
+    run_increment(tmp_path, states, 5, [1])
+    assert states.saved_with(UID) == 5
+
+
+def test_function_that_never_ran_is_told_so(tmp_path: Path, states: StageStates) -> None:
+    states.update([], [[UID]], 1)
+    assert states.saved_with(UID) is None
+
+
+def union(name: str) -> OperatorSubtaskState:
+    meta = OperatorStateMeta(offsets=(0,), mode=DistributionMode.UNION)
+    handle = OperatorStateHandle(states=(("union", meta),), stream=ByteStreamStateHandle(name, b"x"))
+    return OperatorSubtaskState(managed_operator=(handle,))
+
+
+def restored(state: OperatorState) -> StageStates:
+    target = RestoreTarget(
+        operator_id=state.operator_id,
+        uid=UID,
+        parallelism=SUBTASKS,
+        max_parallelism=4,
+        is_max_parallelism_configured=True,
+    )
+    dealt = assign_states([target], [state]).subtask_states
+    return StageStates(
+        {UID: OperatorSchemas()},
+        parallelism=SUBTASKS,
+        max_parallelism=4,
+        restored=dealt,
+        unchanged={UID: state},
+        restored_checkpoint_id=3,
+    )
+
+
+def test_union_list_of_a_function_that_did_not_run_is_saved_once_and_not_by_each_subtask() -> None:
+    saved = OperatorState(
+        operator_id=operator_id_of(UID),
+        uid=UID,
+        parallelism=SUBTASKS,
+        max_parallelism=4,
+        subtask_states={0: union("a"), 1: union("b")},
+    )
+    (again,) = restored(restored(saved).operator_states()[0]).operator_states()
+    assert again == saved
+
+
+def test_function_that_ran_since_the_restore_is_saved_as_it_is_now() -> None:
+    saved = OperatorState(
+        operator_id=operator_id_of(UID),
+        uid=UID,
+        parallelism=1,
+        max_parallelism=4,
+        subtask_states={0: union("a")},
+    )
+    states = restored(saved)
+    states.update([TaskReport(vertex=0, subtask=index) for index in range(SUBTASKS)], [[UID]], 4)
+    (now,) = states.operator_states()
+    assert (now.parallelism, now.subtask_states) == (SUBTASKS, {})
