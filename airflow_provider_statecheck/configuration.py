@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from configparser import ConfigParser
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
 from airflow_provider_statecheck.checkpoint.flink_keys import find, warn_of_useless
+from airflow_provider_statecheck.checkpoint.interval_setting import parse_interval
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -31,7 +33,8 @@ class StatecheckSettings:
     checkpoint_timeout_seconds: float
     tolerable_failed_checkpoints: int
     overhead_budget: float | None
-    checkpoint_interval: timedelta | None
+    checkpoint_interval: timedelta | str | None
+    """A duration, ``auto``, or ``None`` for no limit."""
     min_pause: timedelta
     externalized_checkpoint_retention: ExternalizedCheckpointCleanup
     savepoint_dir: str | None
@@ -91,7 +94,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_timeout_seconds": _number,
     "tolerable_failed_checkpoints": _whole_number,
     "overhead_budget": _number,
-    "checkpoint_interval": _checked_by(CheckpointConfig.checkpoint_interval, "checkpoint_interval"),
+    "checkpoint_interval": partial(parse_interval, "checkpoint_interval"),
     "min_pause": _checked_by(CheckpointConfig.min_pause_between_checkpoints, "min_pause"),
     "externalized_checkpoint_retention": _checked_by(
         CheckpointConfig.externalized_checkpoint_retention, "externalized_checkpoint_retention"

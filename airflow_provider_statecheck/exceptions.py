@@ -17,6 +17,7 @@ Every error that this package raises on purpose, in one tree.
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
         ConcurrentAttemptError          another live task uses the same uid in this job
+        OpenCommitError                 a sink has not committed everything that its stage completed
         AccessDeniedError               the token or user may not do that
           TokenExpiredError             a new token has to be asked for
         CoordinatorUnavailableError     retryable
@@ -28,8 +29,14 @@ Every error that this package raises on purpose, in one tree.
         CorruptStateError               checksum or length differs
       StateError
         UnknownStateError               also LookupError
+        StateMigrationError             state of an earlier version cannot go on with the types of this one
         DuplicateNameError              a name is used twice in one scope
         UnsupportedStateError           a value or a DataFrame that cannot be saved faithfully
+        SnapshotCancelledError          a snapshot was cancelled while it was written
+        BackendRestoreError             the backend could not be restored from what the checkpoint names
+      SourceError
+        SourceChangedError              files are no longer what was listed
+        SourceRestartRequiredError      they are not, and the stage is to begin again
 """
 
 from __future__ import annotations
@@ -147,6 +154,12 @@ class ConcurrentAttemptError(CoordinatorError):
     code = "concurrent_attempt"
 
 
+class OpenCommitError(CoordinatorError):
+    """A stage cannot finish while its sink has not committed what completed checkpoints hold."""
+
+    code = "open_commit"
+
+
 class AccessDeniedError(CoordinatorError):
     """The caller's token or user may not do what it asked for."""
 
@@ -217,6 +230,12 @@ class UnknownStateError(StateError, LookupError):
     code = "unknown_state"
 
 
+class StateMigrationError(StateError):
+    """State was written with types from which those of this version cannot be reached."""
+
+    code = "state_migration"
+
+
 class DuplicateNameError(StateError):
     """A name was used twice in one scope."""
 
@@ -227,3 +246,33 @@ class UnsupportedStateError(StateError):
     """A value or DataFrame that could not be restored equal to what was saved."""
 
     code = "unsupported_state"
+
+
+class BackendRestoreError(StateError):
+    """The state backend could not be restored from what the checkpoint names."""
+
+    code = "backend_restore"
+
+
+class SnapshotCancelledError(StateError):
+    """A snapshot was cancelled while it was written; nothing of it is left."""
+
+    code = "snapshot_cancelled"
+
+
+class SourceError(StateCheckError):
+    """Something about where a stage reads from."""
+
+    code = "source"
+
+
+class SourceChangedError(SourceError):
+    """Files of a source are no longer what was listed at the start."""
+
+    code = "source_changed"
+
+
+class SourceRestartRequiredError(SourceError):
+    """Files of a source have changed, and the user wants the stage to begin again then."""
+
+    code = "source_restart_required"

@@ -36,6 +36,8 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_provider_statecheck.operators.pyspark",
                     "airflow_provider_statecheck.operators.spark_submit",
+                    "airflow_provider_statecheck.operators.stage",
+                    "airflow_provider_statecheck.operators.stage_submit",
                 ],
             }
         ],
@@ -131,8 +133,9 @@ _OPTIONS = {
         "0.05",
     ),
     "checkpoint_interval": _option(
-        "How much time lies between two checkpoints that loops take by themselves: milliseconds, or a number with a "
-        "unit. Without a value a loop takes them after as many items as it says.",
+        "How much time lies between two checkpoints that are taken by themselves: milliseconds, a number with a unit, or "
+        "auto, which finds it by what checkpoints cost and how often the job failed. Without a value a loop takes them "
+        "after as many items as it says, and a stage with state after each increment.",
         "string",
         None,
         "5 min",

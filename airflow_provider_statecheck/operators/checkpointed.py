@@ -30,8 +30,8 @@ class CheckpointedOperator(BaseOperator):
     :param tolerable_failed_checkpoints: How many may fail in a row before the task fails, ``-1`` for any number.
     :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
         is put off beyond it.
-    :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as ``5 min``;
-        a bare number is milliseconds.
+    :param checkpoint_interval: How much time lies between two checkpoints that are taken by themselves, such as ``5 min``; a
+        bare number is milliseconds, and ``auto`` finds it by what checkpoints cost and how often the job failed.
     :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
     :param externalized_checkpoint_retention: After which ends of the run the checkpoints stay: ``RETAIN_ON_CANCELLATION``,
         ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.

@@ -14,6 +14,8 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     NoRestorableCheckpointError,
     SnapshotClaimedError,
+    SourceChangedError,
+    StateMigrationError,
     StoppedWithSavepointError,
 )
 from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
@@ -35,6 +37,8 @@ A_RETRY_CANNOT_HELP = (
     NoRestorableCheckpointError,
     ConcurrentAttemptError,
     SnapshotClaimedError,
+    SourceChangedError,
+    StateMigrationError,
     StoppedWithSavepointError,
 )
 
@@ -74,7 +78,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
     registration = _from_savepoint(task, storage, _registration(task, context, settings, storage.base_uri))
     push_link(task, context, registration.job_name)
-    return PreparedStage(storage, registration, _driver_settings(settings, storage))
+    return PreparedStage(storage, registration, _driver_settings(task, context, settings, storage))
 
 
 def _from_savepoint(
@@ -106,19 +110,28 @@ def _claim_mode(given: str) -> RestoreMode:
         raise InvalidConfigurationError(f"Expected claim_mode to be one of {modes}, found {given!r}.") from error
 
 
-def _driver_settings(settings: StatecheckSettings, storage: CheckpointStorage) -> DriverSettings:
+def _driver_settings(
+    task: CheckpointedOperator, context: Mapping[str, Any], settings: StatecheckSettings, storage: CheckpointStorage
+) -> DriverSettings:
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
 
-    interval = settings.checkpoint_interval
     return DriverSettings(
         tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
         overhead_budget=settings.overhead_budget,
-        checkpoint_interval_ms=None if interval is None else interval // _MILLISECOND,
+        checkpoint_interval=_interval_text(settings.checkpoint_interval),
         min_pause_ms=settings.min_pause // _MILLISECOND,
         data_inline_threshold=settings.data_inline_threshold,
         savepoint_dir=settings.savepoint_dir,
         storage_options=dict(storage.options),
+        logical_date=context["dag_run"].logical_date,
+        parallelism=getattr(task, "parallelism", None),
+        renamed_uids=dict(task.renamed_uids or {}),
+        allow_non_restored_state=task.allow_non_restored_state,
     )
+
+
+def _interval_text(interval: timedelta | str | None) -> str | None:
+    return str(interval // _MILLISECOND) if isinstance(interval, timedelta) else interval
 
 
 def _registration(

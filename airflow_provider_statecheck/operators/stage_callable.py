@@ -40,33 +40,41 @@ class StageCallable(CheckpointedOperator, PythonOperator):
 
     @override
     def execute_callable(self) -> Any:
-        """Register an attempt, restore, run the function, and close the attempt."""
-        from airflow_provider_statecheck.spark.context import StageContext
+        """Register an attempt and let it do the work."""
         from airflow_provider_statecheck.spark.driver.readiness import make_ready
-        from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
 
         spark = self.op_kwargs["spark"]
         prepared = self._require_prepared()
         make_ready(spark, prepared.storage)
-        attempt = self._open_attempt(prepared)
+        return self._work(spark, self._open_attempt(prepared), prepared)
+
+    def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
+        """Restore, run the function, and close the attempt."""
+        from airflow_provider_statecheck.spark.context import StageContext
+
         driver = prepared.driver
         with StageContext(
             spark,
             attempt,
             overhead_budget=driver.overhead_budget,
-            checkpoint_interval=driver.checkpoint_interval_ms,
+            checkpoint_interval=driver.checkpoint_interval,
             min_pause=driver.min_pause_ms,
         ) as checkpoint:
             self._give(checkpoint)
-            self._is_stage_running = True
-            try:
-                return run_interruptibly(spark, super().execute_callable)
-            except BaseException as error:
-                self.kept = checkpoint.kept()
-                _name_lost_driver(error)
-                raise
-            finally:
-                self._is_stage_running = False
+            return self._run_interruptibly(spark, super().execute_callable, checkpoint.kept)
+
+    def _run_interruptibly(self, spark: Any, work: Callable[[], Any], kept: Callable[[], str]) -> Any:
+        from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+
+        self._is_stage_running = True
+        try:
+            return run_interruptibly(spark, work)
+        except BaseException as error:
+            self.kept = kept()
+            _name_lost_driver(error)
+            raise
+        finally:
+            self._is_stage_running = False
 
     @override
     def on_kill(self) -> None:

@@ -136,9 +136,9 @@ def pipeline(request: pytest.FixtureRequest, api: str, tmp_path: Path) -> Iterat
     """
     made: list[Pipeline] = []
 
-    def make(mode: str, trouble: str) -> Pipeline:
+    def make(mode: str, trouble: str, kind: type[Pipeline] = Pipeline) -> Pipeline:
         where = _local() if mode == "local" else _standalone(request.getfixturevalue("cluster"), mode)
-        made.append(Pipeline(tmp_path, api, *where, trouble=trouble))
+        made.append(kind(tmp_path, api, *where, trouble=trouble))
         return made[0]
 
     yield make

@@ -53,6 +53,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         ("tolerable_failed_checkpoints", "0", 0),
         ("overhead_budget", "0.05", 0.05),
         ("checkpoint_interval", "5 min", timedelta(minutes=5)),
+        ("checkpoint_interval", " Auto ", "auto"),
         ("min_pause", "30000", timedelta(seconds=30)),
         (
             "externalized_checkpoint_retention",

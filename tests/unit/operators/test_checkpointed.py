@@ -12,6 +12,8 @@ from airflow_provider_statecheck.decorators.checkpointed_spark import checkpoint
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
+from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
+from airflow_provider_statecheck.operators.stage_submit import CheckpointedStageSubmitOperator
 
 ARGUMENTS: dict[str, Any] = {
     "job": "sales/{{ ds }}",
@@ -53,7 +55,15 @@ def make_decorated(**arguments: Any) -> CheckpointedOperator:
     return operator
 
 
-MAKERS = pytest.mark.parametrize("make", [make_pyspark, make_submit, make_decorated])
+def make_stage(**arguments: Any) -> CheckpointedOperator:
+    return CheckpointedStageOperator(task_id="t", stage="pipelines.sales:stage", **arguments)
+
+
+def make_stage_submit(**arguments: Any) -> CheckpointedOperator:
+    return CheckpointedStageSubmitOperator(task_id="t", stage="pipelines.sales:stage", **arguments)
+
+
+MAKERS = pytest.mark.parametrize("make", [make_pyspark, make_submit, make_decorated, make_stage, make_stage_submit])
 
 
 def taken(operator: CheckpointedOperator) -> dict[str, Any]:

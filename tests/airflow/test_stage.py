@@ -1,0 +1,89 @@
+"""Tries of a stage with state under Airflow, each in a process of its own, with real trouble."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from tests.airflow.conftest import Airflow
+from tests.airflow.dags.payments import expected
+
+pytestmark = pytest.mark.airflow
+
+RESUMED = ["day 1", "day 2", "day 3", "day 3", "day 4"]
+
+
+def rows(directory: Path) -> list[tuple[Any, ...]]:
+    """Return what a reader of a directory sees."""
+    files = sorted(directory.rglob("part-*.parquet"))
+    return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+
+def require_resumed(airflow: Airflow, date: str) -> Any:
+    """Assert that the retry went on where the first try was, and return the tries."""
+    assert airflow.computed() == RESUMED, airflow.output
+    assert rows(airflow.work / "output") == expected()
+    view = airflow.job(f"test/stateful/{date}T00:00:00+00:00")
+    attempts = [a for a in view.attempts if a.operator_id == operator_id_of("balances")]
+    assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
+    assert attempts[1].restored_from == 2
+    return attempts
+
+
+def test_retry_goes_on_with_the_increment_that_failed_and_each_row_is_written_once(airflow: Airflow) -> None:
+    assert airflow.test_dag("stateful", "2026-02-01T00:00:00+00:00", trouble="raise") == 0, airflow.output
+    attempts = require_resumed(airflow, "2026-02-01")
+    assert "planned" in attempts[0].message
+    assert "kept checkpoint 2" in airflow.output
+    assert "'increments': 2, 'rows': 20, 'checkpoint_id': 5" in airflow.output
+    # The second task: functions of the Dag's own file, and checkpoints whose interval is found.
+    assert rows(airflow.work / "doubled") == [(n, 2 * n) for n in range(10, 30)]
+    assert "Checkpoints are taken every" in airflow.output
+
+
+@pytest.mark.soak
+def test_second_tasks_test_of_one_date_resumes_in_the_test_namespace(airflow: Airflow) -> None:
+    # Airflow itself ends with 0 when a task fails under "tasks test".
+    command = ("tasks", "test", "stateful", "work", "2026-02-02")
+    airflow.run("dags", "reserialize")
+    airflow.run(*command, trouble="raise")
+    airflow.run(*command)
+    require_resumed(airflow, "2026-02-02")
+
+
+@pytest.mark.soak
+def test_execution_timeout_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
+    status = airflow.test_dag("stateful", "2026-02-03T00:00:00+00:00", trouble="run into the timeout")
+    assert status == 0, airflow.output
+    first = require_resumed(airflow, "2026-02-03")[0]
+    assert "AirflowTaskTimeout" in first.message
+    assert (first.ended_at - first.registered_at).total_seconds() < 60 + 5
+
+
+@pytest.mark.soak
+def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow: Airflow) -> None:
+    process = airflow.start_dag_test("stateful", "2026-02-04T00:00:00+00:00", trouble="wait for a signal")
+    _wait_until_in_trouble(airflow, process.stdout)
+    sent = time.time()
+    os.kill(process.pid, signal.SIGTERM)
+    assert airflow.finish(process) == 0, airflow.output
+    first = require_resumed(airflow, "2026-02-04")[0]
+    assert "StageTerminatedError" in first.message
+    assert first.ended_at.timestamp() - sent < 5
+
+
+def _wait_until_in_trouble(airflow: Airflow, output: Any) -> None:
+    """Read the process's output until a task of Spark's is inside the function."""
+    while not (airflow.work / "trouble").exists():
+        ready, _, _ = select.select([output], [], [], 120)
+        assert ready, "the stage did not begin"
+        os.read(output.fileno(), 65536)  # not by lines, for select does not see what a reader of lines holds back

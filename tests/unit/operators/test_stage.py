@@ -1,0 +1,149 @@
+"""The operator of a stage with state: what it takes, and what it refuses before any work."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
+from airflow_provider_statecheck.exceptions import SourceChangedError, StateMigrationError
+from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
+from tests.unit.interpreter import modules_loaded_by
+from tests.unit.operators import stages_of_test
+
+PLACE = "tests.unit.operators.stages_of_test"
+DATE = datetime(2026, 1, 1, tzinfo=UTC)
+CONTEXT: dict[str, Any] = {"dag_run": SimpleNamespace(logical_date=DATE)}
+
+DAG_FILE = """
+from datetime import datetime, timedelta
+from airflow.sdk import DAG
+from airflow_provider_statecheck import *
+
+
+class Balance(KeyedProcessFunction):
+    state = ValueStateDescriptor("balance", int, 0, ttl=StateTtlConfig(timedelta(days=1)))
+
+    def process_element(self, value, context):
+        return ()
+
+
+class Named(RichMapFunction, CheckpointedFunction):
+    state = ListStateDescriptor("seen", dict[str, tuple[int, ...]])
+
+    def initialize_state(self, context): ...
+    def snapshot_state(self, context): ...
+    def map(self, value): return value
+
+
+def of(source):
+    return Stage().source(source).map(Named(), output="a string").key_by("a").process(Balance(), output="a string")
+
+
+with DAG("d", schedule=None, start_date=datetime(2026, 1, 1)):
+    sources = [ParquetSource("s3://lake/a/", bytes_per_increment="2 GiB"), CsvSource("s3://lake/b", schema="a int")]
+    sources += [JsonSource("s3://lake/c", schema="a int"), DataFrameSource([1], lambda spark, split: spark.range(1))]
+    for number, source in enumerate(sources):
+        stage = of(source).key_by("a").aggregate(total=Sum("b"), n=Count(), least=Min("b"), most=Max("b"))
+        stage = stage.sink(ParquetSink("s3://lake/out"))
+        CheckpointedStageOperator(task_id=f"t{number}", stage=stage, checkpoint_interval="auto")
+    CheckpointedStageSubmitOperator(task_id="submitted", stage="pipelines.balances:stage")
+"""
+
+
+def make(stage: Any, **arguments: Any) -> CheckpointedStageOperator:
+    return CheckpointedStageOperator(task_id="t", stage=stage, checkpoint_dir="memory://statecheck", **arguments)
+
+
+def test_a_dag_with_stages_loads_neither_spark_nor_arrow() -> None:
+    loaded = {name.partition(".")[0] for name in modules_loaded_by(DAG_FILE)}
+    assert "airflow_provider_statecheck" in loaded
+    assert not loaded & {"pyspark", "py4j", "pyarrow", "pandas", "numpy", "xxhash", "fastapi", "alembic"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (f"{PLACE}:without_a_source", "Expected a stage with a source"),
+        (stages_of_test.without_a_key, "found a part of it"),
+        (f"{PLACE}:not_a_stage", "Expected a Stage at .*, found int"),
+        (f"{PLACE}:nothing", "found none: .* has no attribute 'nothing'"),
+        ("no_such_module:stage", "No module named 'no_such_module'"),
+        ("tests.unit.operators.stages_of_test", "as module:attribute, found 'tests"),
+        (5, "Expected a Stage, or where it is as module:attribute, found int"),
+    ],
+)
+def test_wrong_stage_fails_without_a_retry_before_anything_is_asked(stage: Any, message: str) -> None:
+    # A checkpoint_dir that is wrong too would be told first if anything were prepared first.
+    operator = CheckpointedStageOperator(task_id="t", stage=stage, num_retained=-1)
+    with pytest.raises(AirflowFailException, match=message):
+        operator.execute(CONTEXT)
+
+
+def test_error_of_the_users_own_while_the_stage_is_made_is_shown_as_it_is() -> None:
+    with pytest.raises(ValueError, match="planned"):
+        make(f"{PLACE}:failing").execute(CONTEXT)
+
+
+@pytest.mark.parametrize("kind", [StateMigrationError, SourceChangedError])
+def test_trouble_that_no_retry_can_mend_fails_the_task_for_good(kind: type[Exception], monkeypatch: Any) -> None:
+    def refuse(*_: object) -> None:
+        raise kind("planned")
+
+    operator = make(stages_of_test.stage)
+    monkeypatch.setattr(CheckpointedStageOperator, "prepare", refuse)
+    with pytest.raises(AirflowFailException, match="planned"):
+        operator.execute(CONTEXT)
+
+
+@pytest.mark.parametrize("stage", [stages_of_test.stage, f"{PLACE}:stage", f"{PLACE}:made"], ids=["it", "at", "made"])
+@pytest.mark.parametrize(("given", "uid"), [(None, "keyless"), ("mine", "mine")])
+def test_the_stage_names_itself_unless_the_task_does(stage: Any, given: str | None, uid: str, monkeypatch: Any) -> None:
+    def stop(*_: object) -> None:
+        raise RuntimeError("far enough")
+
+    operator = make(stage, uid=given, parallelism=3)
+    monkeypatch.setattr(CheckpointedStageOperator, "prepare", stop)
+    with pytest.raises(RuntimeError, match="far enough"):
+        operator.execute(CONTEXT)
+    assert operator.uid == uid
+    assert operator._stage.parallelism == 3
+
+
+def test_a_uid_is_known_when_the_dag_is_parsed_so_that_two_tasks_of_one_are_refused() -> None:
+    assert make(stages_of_test.stage).uid == "keyless"
+
+
+def test_nothing_of_a_stage_reaches_airflows_database() -> None:
+    with DAG("d", schedule=None, start_date=DATE) as dag:
+        operator = make(stages_of_test.stage)
+    assert stages_of_test.SECRET not in json.dumps(DagSerialization.to_dict(dag))
+    assert not {"stage", "op_kwargs['stage']"} & set(operator.template_fields)
+    assert stages_of_test.SECRET not in repr(operator.stage)
+    assert stages_of_test.SECRET not in repr([getattr(operator, name) for name in operator.template_fields])
+
+
+def test_mapped_task_is_serialised_alike_each_time_the_dag_is_parsed() -> None:
+    """Another text would be another version of the Dag."""
+
+    def parse() -> str:
+        stage = (
+            Stage("s").source(DataFrameSource([1], lambda spark, _: spark.range(1))).sink(ParquetSink("s3://lake/a"))
+        )
+        with DAG("d", schedule=None, start_date=DATE) as dag:
+            CheckpointedStageOperator.partial(task_id="t", stage=stage).expand(map_key=["eu", "us"])
+        return json.dumps(DagSerialization.to_dict(dag), sort_keys=True)
+
+    assert parse() == parse()
+
+
+def test_the_place_holder_says_that_it_is_none() -> None:
+    with pytest.raises(ValueError, match="Expected the stage to be run by its operator"):
+        make(stages_of_test.stage).python_callable()

@@ -1,0 +1,380 @@
+"""Another maximum parallelism for a checkpoint, offline: no key loses or gains anything, and it can be restored at any parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    DistributionMode,
+    KeyGroupsStateHandle,
+    OperatorStateHandle,
+    OperatorStateMeta,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.environment import StateEnvironment
+from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
+from airflow_provider_statecheck.state.rescaling_runs import RunsRescaling
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
+
+UID = "balances/balance"
+KEYS = KeySerializer((KeyField("customer", pa.int64()), KeyField("country", pa.string())))
+ALL = [(number, country) for number in range(-15, 25) for country in ("de", "nz", "")]
+OLD = 16
+
+
+def descriptors() -> dict[str, Any]:
+    lived: Any = ValueStateDescriptor("seen", int)
+    lived.enable_time_to_live(StateTtlConfig(timedelta(seconds=10)))
+    return {
+        "balance": ValueStateDescriptor("balance", float),
+        "orders": ListStateDescriptor("orders", str),
+        "by_day": MapStateDescriptor("by_day", str, int),
+        "seen": lived,
+    }
+
+
+@dataclass
+class Streams:
+    storage: CheckpointStorage
+    directory: str
+    inline_threshold: int = 0
+
+    def create_checkpoint_state_output_stream(self, scope: Any) -> FsCheckpointStateOutputStream:
+        writing = StateWriting(epoch=1, inline_threshold=self.inline_threshold)
+        return FsCheckpointStateOutputStream.open(self.storage, self.directory, writing)
+
+
+class Operator:
+    """Subtasks of one operator with a state backend."""
+
+    def __init__(self, backend: Any, storage: CheckpointStorage, base: str) -> None:
+        self.backend = backend
+        self.storage = storage
+        self.base = base
+        self.now_ms = 1_000
+
+    def open(self, groups: int, owned: KeyGroupRange, restored: Any = (), index: int = 0) -> Any:
+        environment = StateEnvironment(
+            storage=self.storage,
+            subtask_index=index,
+            parallelism=1,
+            max_parallelism=groups,
+            now_ms=lambda: self.now_ms,
+            epoch=1,
+        )
+        return self.backend.create_keyed_state_backend(environment, "job", UID, KEYS, groups, owned, restored=restored)
+
+    def filled(self, parallelism: int) -> OperatorState:
+        subtasks = {}
+        for index, owned in enumerate(key_group_ranges(parallelism, OLD)):
+            state = self.open(OLD, owned, index=index)
+            self.fill(state, [key for key in ALL if KEYS.key_group_of(key, OLD) in owned])
+            handle = state.snapshot(3, 0, Streams(self.storage, f"{self.base}/chk-3")).run().handle
+            if handle is not None:
+                subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
+            state.dispose()
+        return OperatorState(
+            operator_id=operator_id_of(UID),
+            uid=UID,
+            parallelism=parallelism,
+            max_parallelism=OLD,
+            subtask_states=subtasks,
+            coordinator_state=ByteStreamStateHandle("schemas", b"{}"),
+        )
+
+    def fill(self, backend: Any, keys: list[Any]) -> None:
+        states = {name: backend.get_partitioned_state(each) for name, each in descriptors().items()}
+        windows = backend.get_partitioned_state(descriptors()["balance"], "window-1")
+        for number, key in enumerate(keys):
+            backend.set_current_key(key)
+            states["balance"].update(number / 8)
+            states["orders"].update([f"{key}-{i}" for i in range(number % 4)])
+            for day in range(number % 3):
+                states["by_day"].put(f"day {day}", number)
+            states["seen"].update(number)
+            if number % 5 == 0:
+                windows.update(float(number))
+
+    def content(self, backend: Any) -> dict[Any, Any]:
+        found = {}
+        states = {name: backend.get_partitioned_state(each) for name, each in descriptors().items()}
+        windows = backend.get_partitioned_state(descriptors()["balance"], "window-1")
+        for key in ALL:
+            if KEYS.key_group_of(key, backend.number_of_key_groups) not in backend.key_group_range:
+                continue
+            backend.set_current_key(key)
+            found[key] = (
+                states["balance"].value(),
+                list(states["orders"].get() or ()),
+                dict(states["by_day"].entries()),
+                states["seen"].value(),
+                windows.value(),
+            )
+        return found
+
+    def restored(self, document: CheckpointDocument, parallelism: int) -> dict[Any, Any]:
+        target = RestoreTarget(
+            operator_id=operator_id_of(UID),
+            uid=UID,
+            parallelism=parallelism,
+            max_parallelism=document.operator_states[0].max_parallelism,
+            is_max_parallelism_configured=True,
+        )
+        assigned = assign_states([target], document.operator_states).subtask_states
+        found: dict[Any, Any] = {}
+        ranges = key_group_ranges(parallelism, target.max_parallelism)
+        for index, owned in enumerate(ranges):
+            handles = assigned.get((target.operator_id, index), OperatorSubtaskState()).managed_keyed
+            backend = self.open(target.max_parallelism, owned, handles, index)
+            found |= self.content(backend)
+            backend.dispose()
+        return found
+
+
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "filesystem": FsStateBackend,
+    "arrow": ArrowStateBackend,
+    "arrow-in-small-blocks": lambda: ArrowStateBackend(ArrowStateSettings(block_rows=2, part_bytes=400)),
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def operator(request: pytest.FixtureRequest, storage: CheckpointStorage, base: str) -> Operator:
+    return Operator(BACKENDS[request.param](), storage, base)
+
+
+@pytest.fixture
+def base(tmp_path: Any) -> str:
+    return f"file://{tmp_path}/lake"
+
+
+@pytest.fixture
+def storage(base: str) -> CheckpointStorage:
+    return CheckpointStorage.open(base)
+
+
+def document_of(*states: OperatorState) -> CheckpointDocument:
+    return CheckpointDocument(
+        job_id="0" * 32,
+        job_name="sales",
+        operator_id=operator_id_of("balances"),
+        uid="balances",
+        checkpoint_id=3,
+        epoch=1,
+        generation=1,
+        snapshots=(),
+        state=InlineStateHandle(value={}),
+        created_at="2026-01-01T00:00:00+00:00",
+        operator_states=states,
+    )
+
+
+def rescaled(operator: Operator, source: CheckpointDocument, groups: int) -> CheckpointDocument:
+    directory = f"{operator.base}/savepoint-000000-0123456789ab"
+    written = rescale_max_parallelism(operator.storage, source, directory=directory, max_parallelism=groups)
+    assert written.metadata_uri == f"{directory}/_metadata"
+    return decode_metadata(operator.storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
+
+
+@pytest.mark.parametrize("groups", [3, 16, 40])
+def test_each_key_has_the_same_state_as_before_under_its_new_key_group(operator: Operator, groups: int) -> None:
+    source = document_of(operator.filled(3))
+    before = operator.restored(source, 3)
+    assert sum(value is not None for value in before) == len(ALL)
+    after = rescaled(operator, source, groups)
+    assert after.operator_states[0].max_parallelism == groups
+    assert operator.restored(after, 3) == before
+
+
+def test_it_can_be_restored_at_any_parallelism_up_to_the_new_maximum(operator: Operator) -> None:
+    source = document_of(operator.filled(2))
+    before = operator.restored(source, 2)
+    after = rescaled(operator, source, 9)
+    for parallelism in range(1, 10):
+        assert operator.restored(after, parallelism) == before
+
+
+def test_state_that_lives_for_a_time_keeps_the_time_at_which_it_was_used(operator: Operator) -> None:
+    after = rescaled(operator, document_of(operator.filled(2)), 32)
+    operator.now_ms = 11_000
+    assert {content[3] for content in operator.restored(after, 2).values()} == {None}
+    operator.now_ms = 10_999
+    assert None not in {content[3] for content in operator.restored(after, 2).values()}
+
+
+def test_the_source_stays_as_it_is_and_the_savepoint_needs_nothing_of_it(operator: Operator) -> None:
+    source = document_of(operator.filled(2))
+    before = operator.restored(source, 2)
+    files = {uri: operator.storage.read_bytes(f"{operator.base}/chk-3/{uri}") for uri in list_names(operator, "chk-3")}
+    after = rescaled(operator, source, 32)
+    again = {uri: operator.storage.read_bytes(f"{operator.base}/chk-3/{uri}") for uri in list_names(operator, "chk-3")}
+    assert again == files
+    operator.storage.delete_directory(f"{operator.base}/chk-3")
+    assert operator.restored(after, 5) == before
+
+
+def list_names(operator: Operator, directory: str) -> list[str]:
+    return [uri.rpartition("/")[2] for uri in operator.storage.list_files(f"{operator.base}/{directory}")]
+
+
+def test_it_is_a_savepoint_that_can_be_moved(operator: Operator) -> None:
+    after = rescaled(operator, document_of(operator.filled(2)), 32)
+    assert after.properties.is_savepoint
+    assert after.relocatable
+
+
+def test_it_can_be_rescaled_back_again(operator: Operator) -> None:
+    source = document_of(operator.filled(2))
+    there = rescaled(operator, source, 100)
+    directory = f"{operator.base}/savepoint-000000-ba9876543210"
+    written = rescale_max_parallelism(operator.storage, there, directory=directory, max_parallelism=OLD)
+    back = decode_metadata(operator.storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
+    assert operator.restored(back, 4) == operator.restored(source, 4)
+
+
+def test_an_operator_without_keyed_state_keeps_its_lists_and_gets_the_new_maximum(operator: Operator) -> None:
+    lists = OperatorStateHandle(
+        (("buffer", OperatorStateMeta((0, 4), DistributionMode.SPLIT_DISTRIBUTE)),),
+        ByteStreamStateHandle("l", b"12345678"),
+    )
+    plain = OperatorState(
+        operator_id=operator_id_of("balances/clean"),
+        uid="balances/clean",
+        parallelism=2,
+        max_parallelism=OLD,
+        subtask_states={1: OperatorSubtaskState(managed_operator=(lists,))},
+    )
+    after = rescaled(operator, document_of(operator.filled(2), plain), 32)
+    assert after.operator_states[1] == replace(plain, max_parallelism=32)
+
+
+def test_other_state_of_the_driver_is_copied(operator: Operator) -> None:
+    data = b"what the source has read"
+    uri = f"{operator.base}/chk-3/source"
+    operator.storage.write_bytes(uri, data)
+    stream = Streams(operator.storage, f"{operator.base}/chk-3").create_checkpoint_state_output_stream(None)
+    stream.write(data)
+    source = replace(operator.filled(2), coordinator_state=stream.close_and_get_handle())
+    after = rescaled(operator, document_of(source), 32)
+    handle: Any = after.operator_states[0].coordinator_state
+    assert handle.uri.startswith(f"{operator.base}/savepoint-000000-0123456789ab/")
+    assert operator.storage.read_bytes(handle.uri) == data
+
+
+def test_fewer_key_groups_than_subtasks_are_refused(operator: Operator) -> None:
+    with pytest.raises(InvalidConfigurationError, match="parallelism 3 and max_parallelism 2"):
+        rescaled(operator, document_of(operator.filled(3)), 2)
+    assert not operator.storage.is_directory(f"{operator.base}/savepoint-000000-0123456789ab")
+
+
+def test_raw_keyed_state_is_refused_before_anything_is_written(operator: Operator) -> None:
+    raw = KeyGroupsStateHandle(KeyGroupRange(0, 15), (0,) * 16, ByteStreamStateHandle("r", b"x"))
+    state = replace(operator.filled(1), subtask_states={0: OperatorSubtaskState(raw_keyed=(raw,))})
+    with pytest.raises(UnsupportedStateError, match="raw keyed state of operator 'balances/balance'"):
+        rescaled(operator, document_of(state), 32)
+    assert not operator.storage.is_directory(f"{operator.base}/savepoint-000000-0123456789ab")
+
+
+def test_of_one_that_fails_nothing_is_left(operator: Operator) -> None:
+    first, second = operator.filled(2), operator.filled(2)
+    second = replace(second, operator_id=operator_id_of("other"), uid="other")
+    handle: Any = second.subtask_states[1].managed_keyed[0]
+    stream: Any = handle.stream if isinstance(handle, KeyGroupsStateHandle) else handle.shared[0][1]
+    operator.storage.delete_file(stream.uri)
+    with pytest.raises(CheckpointNotFoundError):
+        rescaled(operator, document_of(first, second), 32)
+    assert not operator.storage.is_directory(f"{operator.base}/savepoint-000000-0123456789ab")
+
+
+def changed(operator: Operator, source: OperatorState) -> OperatorState:
+    """Return the state after a second snapshot, at another parallelism, which removed and changed some keys."""
+    target = RestoreTarget(
+        operator_id=source.operator_id, uid=UID, parallelism=5, max_parallelism=OLD, is_max_parallelism_configured=True
+    )
+    assigned = assign_states([target], [source]).subtask_states
+    subtasks = {}
+    for index, owned in enumerate(key_group_ranges(5, OLD)):
+        backend = operator.open(OLD, owned, assigned[source.operator_id, index].managed_keyed, index)
+        states = {name: backend.get_partitioned_state(each) for name, each in descriptors().items()}
+        for key in (key for key in ALL[::4] if KEYS.key_group_of(key, OLD) in owned):
+            backend.set_current_key(key)
+            states["balance"].clear()
+            states["by_day"].clear()
+            states["orders"].add("one more")
+        handle = backend.snapshot(4, 0, Streams(operator.storage, f"{operator.base}/chk-4")).run().handle
+        subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
+        backend.dispose()
+    return replace(source, parallelism=5, subtask_states=subtasks)
+
+
+def test_what_was_removed_or_changed_since_an_earlier_snapshot_stays_so(operator: Operator) -> None:
+    source = document_of(changed(operator, operator.filled(2)))
+    before = operator.restored(source, 5)
+    assert {content[0] for key, content in before.items() if key in ALL[::4]} == {None}
+    assert operator.restored(rescaled(operator, source, 40), 3) == before
+
+
+def test_of_a_handle_that_lends_some_of_its_key_groups_no_others_are_taken(operator: Operator) -> None:
+    old = operator.filled(2)
+    new = changed(operator, old)
+    target = RestoreTarget(
+        operator_id=old.operator_id, uid=UID, parallelism=5, max_parallelism=OLD, is_max_parallelism_configured=True
+    )
+    lent = assign_states([target], [old]).subtask_states
+    # Subtasks that had no input keep what they were lent, in which others have old values.
+    mixed = {i: new.subtask_states[i] if i % 2 else lent[old.operator_id, i] for i in range(5)}
+    source = document_of(replace(new, subtask_states=mixed))
+    before = operator.restored(source, 5)
+    assert before not in (operator.restored(document_of(old), 5), operator.restored(document_of(new), 5))
+    assert operator.restored(rescaled(operator, source, 40), 5) == before
+
+
+def test_large_state_is_written_in_several_runs(storage: CheckpointStorage, base: str) -> None:
+    operator = Operator(ArrowStateBackend(), storage, base)
+    source = operator.filled(2)
+    handles: Any = [handle for subtask in source.subtask_states.values() for handle in subtask.managed_keyed]
+    streams = Streams(storage, f"{base}/rescaled")
+    ranges = key_group_ranges(2, 40)
+    written = RunsRescaling(storage, streams, new=40, checkpoint_id=3, bytes_at_once=1).rescaled(handles, ranges)
+    assert [len(handle.shared) > len(descriptors()) for handle in written if handle is not None] == [True, True]
+    subtasks = {i: OperatorSubtaskState(managed_keyed=(each,)) for i, each in enumerate(written) if each is not None}
+    after = document_of(replace(source, max_parallelism=40, subtask_states=subtasks))
+    assert operator.restored(after, 3) == operator.restored(document_of(source), 2)
+
+
+def test_rows_of_one_state_with_several_types_are_refused(storage: CheckpointStorage, base: str) -> None:
+    operator = Operator(ArrowStateBackend(), storage, base)
+    source = operator.filled(1)
+    handles: Any = source.subtask_states[0].managed_keyed
+    backend = operator.open(OLD, KeyGroupRange(0, OLD - 1))
+    backend.set_current_key(ALL[0])
+    backend.get_partitioned_state(ValueStateDescriptor("balance", int)).update(1)
+    other = backend.snapshot(4, 0, Streams(storage, f"{base}/chk-4")).run().handle
+    rescaling = RunsRescaling(storage, Streams(storage, f"{base}/rescaled"), new=40, checkpoint_id=4)
+    with pytest.raises(UnsupportedStateError, match="state 'balance' to be written with one type"):
+        rescaling.rescaled([*handles, other], key_group_ranges(1, 40))
