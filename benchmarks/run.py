@@ -9,18 +9,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import c1_coordinator, c2_scale, d1_import, file_merging, s1_snapshot
+from benchmarks import (
+    c1_coordinator,
+    c2_scale,
+    d1_import,
+    file_merging,
+    g1_growth,
+    i1_incremental,
+    i2_amplification,
+    k1_keyed_aggregate,
+    k2_keyed_function,
+    m1_memory,
+    o1_overhead,
+    s1_snapshot,
+)
 from benchmarks.measure import Result
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 MARK = "<!-- results -->"
 WORKLOADS: dict[str, Callable[..., list[Result]]] = {
+    "K1": k1_keyed_aggregate.run,
+    "K2": k2_keyed_function.run,
     "S1": s1_snapshot.run,
     "D1": d1_import.run,
     "C1": c1_coordinator.run,
     "C2": c2_scale.run,
     "F1": file_merging.run,
+    "I1": i1_incremental.run,
+    "I2": i2_amplification.run,
+    "M1": m1_memory.run,
+    "O1": o1_overhead.run,
+    "G1": g1_growth.run,
 }
 
 

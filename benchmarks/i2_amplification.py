@@ -1,0 +1,71 @@
+"""
+I2: how often data is written again, and how much space it takes, over 100 increments of 1 % of the keys.
+
+Each increment is a new backend, as on Spark. The peers are the goals themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
+from benchmarks.keyed_state import Subtask, change, distinct_keys, fill
+from benchmarks.measure import Result
+
+_INCREMENTS = 100
+_MOST_WRITES = 4.0
+_MOST_SPACE = 2.0
+
+
+def run(work: Path, *, quick: bool) -> list[Result]:
+    """Measure the bytes of each snapshot, and those that its handle names."""
+    count = 200_000 if quick else 5_000_000
+    keys, subtask, random = distinct_keys(count), Subtask(work), np.random.default_rng(3)
+    backend = subtask.open()
+    fill(backend, keys)
+    handle, live = subtask.save(backend)
+    written = changed = largest = 0
+    for _ in range(_INCREMENTS):
+        backend.dispose()
+        backend = subtask.open(handle)
+        some = random.choice(keys, count // 100, replace=False)
+        change(backend, some)
+        handle, new = subtask.save(backend)
+        written, largest = written + new, max(largest, _named(handle))
+        changed += _alone(work, some)
+    backend.dispose()
+    about = {"keys": count, "increments": _INCREMENTS}
+    return [
+        _result("100 x 1 %, write amplification", written / changed, _MOST_WRITES, about),
+        _result("100 x 1 %, space over live state", largest / live, _MOST_SPACE, about),
+    ]
+
+
+def _named(handle: object) -> int:
+    return handle.state_size if isinstance(handle, IncrementalKeyedStateHandle) else 0
+
+
+def _alone(work: Path, keys: object) -> int:
+    """Return how many bytes the changes of an increment are, written for themselves."""
+    subtask = Subtask(work)
+    backend = subtask.open()
+    fill(backend, keys)
+    _, written = subtask.save(backend)
+    backend.dispose()
+    return written
+
+
+def _result(case: str, found: float, allowed: float, sizes: dict[str, int]) -> Result:
+    return Result(
+        id="I2",
+        case=case,
+        ours=found,
+        peer=allowed,
+        unit="x",
+        ratio=allowed / found,
+        goal=1.0,
+        pairs=[[found, allowed]],
+        sizes=sizes,
+    )

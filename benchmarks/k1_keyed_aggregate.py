@@ -1,0 +1,85 @@
+"""
+K1: sum, count and maximum by key over TPC-H lineitem, one file an increment and a checkpoint behind each.
+
+Each side has a session that is started and warm; a reading is one run from nothing to the end of the input. What changed
+goes nowhere on all sides. Flink reads CSV, for which we read the same CSV; its time is what the job itself tells, without
+the start of its cluster.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Result, in_turn
+from benchmarks.peers.flink_environment import flink_python
+from benchmarks.side import Side
+from benchmarks.sides import ratio_result, require_same_figures, stage_side
+from benchmarks.tpch import KEYS, first_parts, lineitem, lineitem_csv, rows_of
+
+SMALL = "0.01"
+"""For what is run once to compare results, where a peer gives them row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another side."""
+
+    name: str
+    module: str
+    goal: float
+    arguments: tuple[str, ...] = ()
+    reads_csv: bool = False
+
+
+ROCKSDB = Peer("spark-rocksdb", "benchmarks.peers.spark_aggregate", 3.0, ("rocksdb",))
+HDFS = Peer("spark-hdfs", "benchmarks.peers.spark_aggregate", 2.0, ("hdfs",))
+FLINK = Peer("flink-sql from CSV", "benchmarks.peers.flink_aggregate", 2.0, (), reads_csv=True)
+PEERS = (ROCKSDB, HDFS, FLINK)
+
+
+def run(
+    work: Path, *, quick: bool, peers: Sequence[Peer] = PEERS, keys: Sequence[str] = KEYS, pairs: int = 5
+) -> list[Result]:
+    """Measure every key against every peer, or a small table against the first where it is to be quick."""
+    if quick:
+        peers, keys, pairs = peers[:1], keys[:1], 1
+    results: list[Result] = []
+    with stage_side(work) as ours:
+        for peer in peers:
+            with peer_side(peer, work) as theirs:
+                results.extend(_compared(ours, theirs, peer, key, work, pairs, quick=quick) for key in keys)
+    return results
+
+
+def peer_side(peer: Peer, work: Path) -> Side:
+    """Return the process of a peer, which is not started yet."""
+    place = work / f"{peer.name.split()[0]}"
+    log, arguments = place.with_suffix(".log"), [str(place), *peer.arguments]
+    if peer.reads_csv:
+        return Side(peer.module, log, python=flink_python(), arguments=arguments)
+    return Side(peer.module, log, arguments=arguments)
+
+
+def _compared(ours: Side, theirs: Side, peer: Peer, key: str, work: Path, pairs: int, *, quick: bool) -> Result:
+    scale = SMALL if quick else "1"
+    files = lineitem_csv(scale) if peer.reads_csv else lineitem(scale)
+    if quick:
+        files = first_parts(files, 2, work)
+    request: dict[str, Any] = {"files": str(files), "key": key}
+    readings = in_turn(lambda: ours.seconds(kind="aggregate", **request), lambda: theirs.seconds(**request), pairs)
+    checked = lineitem_csv(SMALL) if peer.reads_csv else files
+    count = same_figures(ours, theirs, "aggregate", checked, key, work)
+    sizes = {"scale": scale, "rows": rows_of(lineitem(scale)), "keys of the compared results": count}
+    return ratio_result("K1", f"{key} vs {peer.name}", readings, peer.goal, sizes)
+
+
+def same_figures(ours: Side, theirs: Side, kind: str, files: Path, key: str, work: Path) -> int:
+    """Run both sides once more, compare what they give, and return how many keys there are."""
+    mine, other = work / uuid.uuid4().hex, work / uuid.uuid4().hex
+    ours.ask(kind=kind, files=str(files), key=key, output=str(mine))
+    theirs.ask(files=str(files), key=key, output=str(other))
+    return require_same_figures(mine, other, key)

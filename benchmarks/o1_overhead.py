@@ -1,0 +1,46 @@
+"""
+O1: what checkpoints at the automatic interval add to a stage, against the same stage with the last checkpoint alone.
+
+Both write what changed of the state behind each increment, which is how it gets to the next one. The ratio is the time
+without over the time with checkpoints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Result, in_turn
+from benchmarks.side import Side
+from benchmarks.sides import ratio_result, stage_side
+from benchmarks.tpch import lineitem, rows_of
+
+KEY = "l_partkey"
+GOAL = 1 / 1.05
+NEVER = "7 d"
+INCREMENT = {"bytes_per_increment": "64 MiB"}
+
+
+def run(work: Path, *, quick: bool, scale: str = "10", pairs: int = 3) -> list[Result]:
+    """Measure a stage of a minute or more, or a short one where it is to be quick."""
+    if quick:
+        scale, pairs = "0.03", 1
+    files = lineitem(scale)
+    with stage_side(work) as ours:
+        _ask(ours, lineitem("0.01"), "auto")
+        checkpoints: list[int] = []
+
+        def with_checkpoints() -> float:
+            found = _ask(ours, files, "auto")
+            checkpoints.append(found["checkpoints"])
+            return float(found["seconds"])
+
+        readings = in_turn(with_checkpoints, lambda: float(_ask(ours, files, NEVER)["seconds"]), pairs)
+    sizes = {"scale": scale, "rows": rows_of(files), "key": KEY, "checkpoints": checkpoints[1:]}
+    return [ratio_result("O1", "checkpoints at the automatic interval vs the last alone", readings, GOAL, sizes)]
+
+
+def _ask(side: Side, files: Path, interval: str) -> dict[str, Any]:
+    answer = side.ask(kind="aggregate", files=str(files), key=KEY, interval=interval, increment=INCREMENT)
+    assert answer is not None
+    return answer

@@ -1,0 +1,31 @@
+"""The function of K2: sum, count and maximum by key, one element after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
+from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
+from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+
+
+class RunningFigures(KeyedProcessFunction[int, Any, Any]):
+    """Keeps the figures of each key; gives them when the input has ended, if asked to."""
+
+    def __init__(self, *, gives: bool) -> None:
+        self._gives = gives
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        """Ask for the state."""
+        self._figures = runtime_context.get_state(ValueStateDescriptor("figures", tuple[float, int, float]))
+
+    def process_element(self, value: Any, context: KeyedContext[int]) -> None:
+        """Add one price."""
+        total, count, top = self._figures.value() or (0.0, 0, 0.0)
+        self._figures.update((total + value.price, count + 1, max(top, value.price)))
+
+    def on_end_of_input(self, context: KeyedContext[int]) -> Any:
+        """Give the figures of a key."""
+        if self._gives:
+            yield context.current_key, *(self._figures.value() or ())

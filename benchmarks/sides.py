@@ -1,0 +1,64 @@
+"""Comparisons of our stages with a peer, each in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.dataset
+
+from benchmarks.measure import Result, median_ratio, medians
+from benchmarks.side import Side
+
+FIGURES = ("total", "n", "top")
+_ROUNDING = 1e-9
+
+
+def stage_side(work: Path) -> Side:
+    """Return our side."""
+    return Side("benchmarks.stage_side", work / "ours.log", arguments=[str(work / "ours")])
+
+
+def ratio_result(
+    id: str, case: str, readings: list[list[float]], goal: float | None, sizes: dict[str, Any], unit: str = "s"
+) -> Result:
+    """Return a result from pairs of ours and the peer's."""
+    ours, peer = medians(readings)
+    ratio = median_ratio(readings)
+    return Result(
+        id=id, case=case, ours=ours, peer=peer, unit=unit, ratio=ratio, goal=goal, pairs=readings, sizes=sizes
+    )
+
+
+def require_same_figures(ours: Path, peer: Path, key: str) -> int:
+    """
+    Compare what two sides say of all keys, sums up to the rounding that follows from another order.
+
+    :param ours: A folder of Parquet files.
+    :param peer: Such a folder, or a CSV file; of a key with several rows the one that counted most is the last.
+    :return: How many keys there are.
+    :raises RuntimeError: if they differ.
+    """
+    mine, theirs = _figures(ours, key), _figures(peer, key)
+    same = len(mine) == len(theirs) and all(mine.column(name).equals(theirs.column(name)) for name in (key, "n", "top"))
+    if not same or not _are_close(mine.column("total"), theirs.column("total")):
+        raise RuntimeError(f"Expected the same figures by {key} from both sides, found others in {ours} and {peer}.")
+    return len(mine)
+
+
+def _figures(source: Path, key: str) -> Any:
+    table = pa.csv.read_csv(source) if source.is_file() else pa.dataset.dataset(source, format="parquet").to_table()
+    table = table.select([key, *FIGURES]).cast(
+        pa.schema([(key, pa.int64()), ("total", pa.float64()), ("n", pa.int64()), ("top", pa.float64())])
+    )
+    table = table.sort_by([(key, "ascending"), ("n", "descending")])
+    last = table.group_by(key, use_threads=False).aggregate([(name, "first") for name in FIGURES])
+    return last.rename_columns({f"{name}_first": name for name in FIGURES}).combine_chunks()
+
+
+def _are_close(mine: Any, theirs: Any) -> bool:
+    differences = pc.abs(pc.subtract(mine, theirs))
+    return bool(pc.all(pc.less_equal(differences, pc.multiply(pc.abs(theirs), _ROUNDING))).as_py())

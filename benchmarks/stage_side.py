@@ -1,0 +1,117 @@
+"""Our side of the comparisons of stages; a request is one run of a stage from nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import uuid
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_statecheck.spark.driver.session import start_session
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sources.csv_source import CsvSource
+from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
+from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.source import Source
+from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Sum
+from airflow_provider_statecheck.spark.stages.script import run_stage
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from benchmarks.answering import answer
+from benchmarks.nowhere_sink import NowhereSink
+from benchmarks.peak_memory import PeakMemory
+from benchmarks.running_figures import RunningFigures
+from benchmarks.spark_side import COLUMNS, CONF, prices
+
+FIGURES = "total double, n bigint, top double"
+
+
+class StageSide:
+    """
+    Runs the stages of the workloads.
+
+    :param work: Where checkpoints and the database go.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._spark = start_session(CONF)
+        self._spark.sparkContext.setLogLevel("ERROR")
+
+    def run(
+        self,
+        *,
+        kind: str,
+        files: str,
+        key: str,
+        output: str | None = None,
+        interval: str | None = None,
+        increment: dict[str, Any] | None = None,
+        watch: bool = False,
+    ) -> dict[str, Any]:
+        """
+        Run a stage.
+
+        :param kind: ``aggregate`` or ``function``.
+        :param files: A folder; one file is an increment.
+        :param output: Where the figures of all keys are written at the end; by default those that changed go nowhere.
+        :param interval: Between two checkpoints.
+        :param increment: How large increments are, other than one file.
+        :param watch: Whether the memory of the Python workers is watched.
+        """
+        name = uuid.uuid4().hex
+        sink = ParquetSink(output) if output else NowhereSink()
+        source = _source(kind, sorted(map(str, Path(files).iterdir())), key, increment)
+        price = "price" if isinstance(source, CsvSource) else "cast(l_extendedprice as double)"
+        stage = _figured(Stage(name).source(source).key_by(key), kind, key, price, is_given=output is not None).sink(
+            sink
+        )
+        with PeakMemory(watch=watch) as memory:
+            begin = time.perf_counter()
+            result = run_stage(
+                self._spark,
+                stage,
+                job=name,
+                checkpoint_dir=str(self._work / name),
+                metadata=f"sqlite:///{self._work}/statecheck.db",
+                settings=StageSettings(checkpoint_interval=interval),
+            )
+            seconds = time.perf_counter() - begin
+        return {
+            "seconds": seconds,
+            "increments": result.increments,
+            "rows": result.rows,
+            "checkpoints": result.checkpoint_id,
+            "peak_mb": memory.peak_mb,
+        }
+
+
+def _source(kind: str, files: list[str], key: str, increment: dict[str, Any] | None) -> Source:
+    increment = increment or {"files_per_increment": 1}
+    if files[0].endswith(".csv"):
+        return CsvSource(files, schema=COLUMNS, columns=[key, "price"], **increment)
+    if kind == "function":
+        return DataFrameSource(files, partial(prices, key))
+    return ParquetSource(files, columns=[key, "l_extendedprice"], **increment)
+
+
+def _figured(stage: Stage, kind: str, key: str, price: str, *, is_given: bool) -> Stage:
+    if kind == "function":
+        return stage.process(RunningFigures(gives=is_given), output=f"{key} bigint, {FIGURES}")
+    figures: dict[str, Any] = {"total": Sum(price), "n": Count(), "top": Max(price)}
+    return stage.aggregate(emit="end" if is_given else "changes", **figures)
+
+
+def main() -> None:
+    """Answer until there is nothing more to do."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    work = Path(sys.argv[1])
+    work.mkdir(parents=True, exist_ok=True)
+    answer(StageSide(work).run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""TPC-H lineitem as the workloads read it; made once and kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+KEYS = ("l_suppkey", "l_partkey", "l_orderkey")
+PARTS = 8
+
+
+def kept_folder() -> Path:
+    """Return where large things that are the same each time are kept, outside of the repository."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "airflow-provider-statecheck-benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def lineitem(scale: str) -> Path:
+    """Return a folder with the table in parts of the same size."""
+    target = kept_folder() / f"tpch{scale}"
+    if not target.exists():
+        made = target.with_name(f"{target.name}.part")
+        shutil.rmtree(made, ignore_errors=True)
+        tool = str(Path(sys.executable).parent / "tpchgen-cli")
+        command = [tool, "parquet", "-s", scale, "--tables=lineitem", f"--parts={PARTS}", f"--output-dir={made}"]
+        subprocess.run(command, check=True)
+        made.rename(target)
+    return target / "lineitem"
+
+
+def lineitem_csv(scale: str) -> Path:
+    """Return a folder with the keys and the price as CSV without a header, for peers that read no Parquet by themselves."""
+    target = kept_folder() / f"tpch{scale}-csv"
+    if not target.exists():
+        made = target.with_name(f"{target.name}.part")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        for part in sorted(lineitem(scale).glob("*.parquet")):
+            table = pq.read_table(part, columns=[*KEYS, "l_extendedprice"])
+            table = table.set_column(len(KEYS), "price", table["l_extendedprice"].cast(pa.float64()))
+            pa.csv.write_csv(table, made / f"{part.stem}.csv", pa.csv.WriteOptions(include_header=False))
+        made.rename(target)
+    return target
+
+
+def first_parts(folder: Path, count: int, work: Path) -> Path:
+    """Return a folder with the first parts of another alone."""
+    target = work / f"{folder.parent.name}-{folder.name}-{count}"
+    if not target.exists():
+        target.mkdir()
+        for part in sorted(folder.iterdir())[:count]:
+            (target / part.name).symlink_to(part)
+    return target
+
+
+def rows_of(folder: Path) -> int:
+    """Return how many rows the Parquet files of a folder have."""
+    return sum(pq.ParquetFile(part).metadata.num_rows for part in folder.glob("*.parquet"))
