@@ -24,7 +24,7 @@ demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
 	@$(BIN)/python scripts/demo.py
 
 test: $(READY) ## Run the tests
-	@$(BIN)/python -m pytest -m 'not soak' $(ARGS)
+	@sh scripts/run_tests $(BIN)/python $(ARGS)
 
 soak: $(READY) ## Run the long tests
 	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
