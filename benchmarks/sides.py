@@ -35,7 +35,7 @@ def ratio_result(
 
 def require_same_figures(ours: Path, peer: Path, key: str) -> int:
     """
-    Compare what two sides say of all keys, sums up to the rounding that follows from another order.
+    Compare what two sides say of all keys, prices up to the rounding of doubles.
 
     :param ours: A folder of Parquet files.
     :param peer: Such a folder, or a CSV file; of a key with several rows the one that counted most is the last.
@@ -43,8 +43,8 @@ def require_same_figures(ours: Path, peer: Path, key: str) -> int:
     :raises RuntimeError: if they differ.
     """
     mine, theirs = _figures(ours, key), _figures(peer, key)
-    same = len(mine) == len(theirs) and all(mine.column(name).equals(theirs.column(name)) for name in (key, "n", "top"))
-    if not same or not _are_close(mine.column("total"), theirs.column("total")):
+    same = len(mine) == len(theirs) and all(mine.column(name).equals(theirs.column(name)) for name in (key, "n"))
+    if not same or not all(_are_close(mine.column(name), theirs.column(name)) for name in ("total", "top")):
         raise RuntimeError(f"Expected the same figures by {key} from both sides, found others in {ours} and {peer}.")
     return len(mine)
 

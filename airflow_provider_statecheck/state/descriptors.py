@@ -100,7 +100,7 @@ class StateDescriptor(Generic[T]):
         """
         Set the serializer, of the type unless one is given; where one is set already nothing happens.
 
-        :param serializer: A ``TypeSerializer``, or what :func:`serializer_of` makes one of.
+        :param serializer: A ``TypeSerializer``, or what ``serializer_of`` makes one of.
         :raises UnsupportedStateError: for a type that cannot be state.
         """
         if self._serializer is None:

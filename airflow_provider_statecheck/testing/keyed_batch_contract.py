@@ -130,6 +130,16 @@ class KeyedBatchContract:
         with pytest.raises(InvalidConfigurationError, match="key groups"):
             batch.put(keys, pa.nulls(len(KEYS), pa.int64()))
 
+    def test_keys_in_another_order_than_that_of_their_groups_are_refused(self, keyed: KeyedHarness) -> None:
+        import pyarrow as pa
+
+        batch = keyed.open().batch_state(ValueStateDescriptor("n", int))
+        _, keys = batch_of(keyed, KEYS)
+        order = pa.array(range(len(keys) - 1, -1, -1))
+        turned = KeyBatch(keys.key_groups.take(order), tuple(column.take(order) for column in keys.columns))
+        with pytest.raises(InvalidConfigurationError, match="order of their key groups"):
+            batch.get(turned)
+
     def test_other_number_of_values_than_keys_is_refused(self, keyed: KeyedHarness) -> None:
         import pyarrow as pa
 

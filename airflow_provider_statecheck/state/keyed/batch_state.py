@@ -85,7 +85,7 @@ class BatchState:
         self._table.put_batch(keys, _of_type(values, self._arrow_type))
 
     def _require_owned(self, keys: KeyBatch) -> None:
-        # They are in the order of their key groups.
+        _require_ordered(keys.key_groups)
         ends = (keys.key_groups[0].as_py(), keys.key_groups[-1].as_py()) if len(keys) else ()
         foreign = [key_group for key_group in ends if key_group not in self._key_group_range]
         if foreign:
@@ -94,6 +94,17 @@ class BatchState:
                 f"Expected keys of the key groups {owned.start} to {owned.end}, found one of {foreign[0]}; keys must be "
                 f"partitioned as the state is."
             )
+
+
+def _require_ordered(key_groups: Any) -> None:
+    import pyarrow.compute as pc
+
+    # Backends look keys up by it, and would not find what is out of order.
+    follows = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
+    if pc.any(follows).as_py():
+        raise InvalidConfigurationError(
+            "Expected keys in the order of their key groups, found another order; sort them by key group first."
+        )
 
 
 def _of_type(values: Any, arrow_type: Any) -> Any:

@@ -51,7 +51,9 @@ class AggregateRun(OperatorRun):
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
         wanted = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
-        grouped = table.group_by(by, use_threads=False).aggregate(wanted).combine_chunks()
+        grouped = table.group_by(by, use_threads=False).aggregate(wanted)
+        # The order of groups is not that of their first elements where hashes meet.
+        grouped = grouped.sort_by(KEY_GROUP).combine_chunks()
         columns = [grouped.column(name).combine_chunks() for name in by]
         values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in wanted}
         return KeyBatch(columns[0], tuple(columns[1:])), values
