@@ -13,6 +13,8 @@ from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from tests.spark.stages.stage_tries import StageTries
 
+pytestmark = pytest.mark.soak
+
 FUNCTIONS = """
 from typing import Any
 

@@ -100,7 +100,8 @@ class Runner:
             self._give(namespace, block)
             code = "\n" * block.line + self._here(textwrap.dedent(block.code))
             known = set(namespace)
-            exec(compile(code, str(block.page), "exec"), namespace)
+            # Without this module's own __future__, which readers of a page do not have.
+            exec(compile(code, str(block.page), "exec", dont_inherit=True), namespace)
             _build_tasks({name: value for name, value in namespace.items() if name not in known})
 
     def _give(self, namespace: dict[str, Any], block: Block) -> None:

@@ -223,6 +223,7 @@ CASES = (
                 result=30 * sum(range(100)),
             ),
         ),
+        is_slow=True,
     ),
     Case(
         name="cleared after success",

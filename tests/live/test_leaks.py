@@ -16,7 +16,7 @@ from tests.live.deployment import Deployment
 from tests.live.rest import wait_until
 from tests.live.runs import StageRun
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 APPLICATION = Path(__file__).with_name("application.py")
 KINDS = ("log", "row", "command line", "page")
