@@ -155,9 +155,10 @@ class IncrementLoop:
 
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
         tasks = self._tasks.of(moment, is_woken=is_woken)
-        job = increment_frame(frame, self._vertices, tasks, combines=self._tasks.combines, is_woken=is_woken)
+        job = increment_frame(frame, self._vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken)
         reports = [TaskReport.decode(bytes(row[CONTROL])) for row in job.collect()]
         require_all_subtasks(reports, self._vertices, self._states.parallelism)
+        self._tasks.combining.observe(reports)
         return reports
 
     def _moment(self, pending: PendingCheckpoint | None, *, is_end: bool) -> SnapshotMoment:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.spark.stages.combining import Combining
 from airflow_provider_statecheck.spark.stages.executor.columns import KEY_GROUP
 from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment
 from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask
@@ -38,7 +39,7 @@ class IncrementTasks:
     state_backend: Any
     data_inline_threshold: int
     logical_date: datetime | None
-    combines: bool
+    combining: Combining
     """Whether aggregates are combined in the JVM before the shuffle."""
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> list[VertexTask]:

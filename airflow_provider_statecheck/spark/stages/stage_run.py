@@ -19,6 +19,7 @@ from airflow_provider_statecheck.spark.kept import kept_line
 from airflow_provider_statecheck.spark.progress import StageProgress
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.carried_schemas import carried_schemas
+from airflow_provider_statecheck.spark.stages.combining import Combining
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
 from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planned import PlannedVertex, StagePlanner
@@ -233,7 +234,7 @@ class StageRun:
             state_backend=self._state_backend(),
             data_inline_threshold=self._settings.data_inline_threshold,
             logical_date=self._settings.logical_date,
-            combines=self._settings.combines,
+            combining=Combining(self._settings.combines),
         )
 
     def _state_backend(self) -> StateBackend:

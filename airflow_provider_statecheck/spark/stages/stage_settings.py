@@ -29,7 +29,7 @@ class StageSettings:
     """Up to how many bytes state travels in the metadata."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of the filesystems of source and sink where they have none of their own."""
-    combines: bool = True
-    """Whether aggregates are combined in the JVM before the shuffle."""
+    combines: bool | None = None
+    """Whether aggregates are combined in the JVM before the shuffle; ``None`` finds out where it pays."""
     monotonic: Callable[[], float] = time.monotonic
     """The clock for durations, in seconds."""

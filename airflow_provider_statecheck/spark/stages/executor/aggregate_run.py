@@ -26,6 +26,9 @@ class AggregateRun(OperatorRun):
     Elements have the columns of the key and, under the name of each aggregate, a partial result of it.
     """
 
+    keys = 0
+    """How many there were so far."""
+
     @override
     def open(self) -> None:
         super().open()
@@ -36,6 +39,7 @@ class AggregateRun(OperatorRun):
         keys, partial = self._grouped(table)
         merged = self._merged(self._state.get(keys), partial)
         self._state.put(keys, merged)
+        self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
         return self._given(keys, merged) if self._node.emits_changes else self._nothing()
 

@@ -20,6 +20,8 @@ class TaskReport:
     """Of the functions, each with this subtask alone; of one without state there is none."""
     committables: tuple[dict[str, Any], ...] = ()
     """What the sink has staged."""
+    keys: int = 0
+    """How many keys declared aggregates had in them, summed over what was worked on at once."""
     rows: int = 0
     """How many elements came in."""
     new_bytes: int = 0
@@ -33,6 +35,7 @@ class TaskReport:
             "states": [encode_operator_state(state, str) for state in self.states],
             "committables": list(self.committables),
             "rows": self.rows,
+            "keys": self.keys,
             "new_bytes": self.new_bytes,
         }
         return json.dumps(values, separators=(",", ":")).encode()

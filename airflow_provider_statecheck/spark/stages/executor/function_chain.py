@@ -62,6 +62,11 @@ class FunctionChain:
             for elements in run.end():
                 yield self._onward(position + 1, elements)
 
+    @property
+    def keys(self) -> int:
+        """Return how many keys declared aggregates had."""
+        return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
+
     def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[tuple[OperatorState, ...], int]:
         """
         Save the state of all functions: first all of them are asked to bring it up to date, then it is written.

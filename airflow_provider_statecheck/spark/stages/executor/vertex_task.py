@@ -92,6 +92,7 @@ class VertexTask:
             states=states,
             committables=() if writer is None else tuple(writer.prepare_commit()),
             rows=inbox.rows,
+            keys=chain.keys,
             new_bytes=new_bytes,
         )
 

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.spark.costs.pace import Pace
 from airflow_provider_statecheck.spark.progress import StageProgress
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages import increment_loop
+from airflow_provider_statecheck.spark.stages.combining import Combining
 from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
@@ -80,7 +81,7 @@ class _Frame:
 
 
 class _Tasks:
-    combines = True
+    combining = Combining(None)
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> SnapshotMoment:
         return moment
