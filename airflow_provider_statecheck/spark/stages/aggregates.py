@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +16,10 @@ class Aggregate:
 
     expression: str
 
-    @property
-    def spark_function(self) -> str:
-        """Return the name of the function that Spark has for the first step."""
-        raise NotImplementedError
-
-    @property
-    def combine(self) -> str:
-        """Return the name of the function that Arrow has for combining partial results."""
-        raise NotImplementedError
+    spark_function: ClassVar[str]
+    """The name of the function that Spark has for the first step."""
+    combine: ClassVar[str]
+    """The name of the function that Arrow has for combining partial results."""
 
 
 class Sum(Aggregate):
