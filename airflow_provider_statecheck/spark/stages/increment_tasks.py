@@ -23,6 +23,9 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink
 
+INLINE_BUDGET = 4 * 1024 * 1024
+"""How many bytes of inline state a task may carry along for all subtasks of an operator."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncrementTasks:
@@ -38,6 +41,7 @@ class IncrementTasks:
     attempt: AttemptRef
     state_backend: Any
     data_inline_threshold: int
+    """In bytes; with many subtasks it is less, because what is inline travels with every task of the next increment."""
     logical_date: datetime | None
     combining: Combining
     """Whether aggregates are combined in the JVM before the shuffle."""
@@ -63,7 +67,7 @@ class IncrementTasks:
             sink=self.sink if is_last else None,
             state_directory=self.state_directory,
             storage=TaskStorage.of(self.storage),
-            data_inline_threshold=self.data_inline_threshold,
+            data_inline_threshold=min(self.data_inline_threshold, INLINE_BUDGET // self.states.parallelism),
             moment=moment,
             job_id=self.attempt.job_id,
             parallelism=self.states.parallelism,

@@ -1,0 +1,38 @@
+"""What the tasks of an increment are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.spark.stages.combining import Combining
+from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment
+from airflow_provider_statecheck.spark.stages.increment_tasks import INLINE_BUDGET, IncrementTasks
+from airflow_provider_statecheck.spark.stages.planned import PlannedVertex
+from airflow_provider_statecheck.spark.stages.stage_states import StageStates
+from airflow_provider_statecheck.state.backends.loading import load_state_backend
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+
+def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
+    storage = CheckpointStorage.open("memory://increment-tasks")
+    return IncrementTasks(
+        vertices=(PlannedVertex(key=None, operators=(), input_schema=None, output_schema=None),),
+        states=StageStates({}, parallelism=parallelism, max_parallelism=32768, restored={}),
+        schemas={},
+        sink=None,
+        storage=storage,
+        state_directory="memory://increment-tasks/shared",
+        attempt=AttemptRef(job_id=job_id_of("job"), operator_id=operator_id_of("stage"), epoch=1),
+        state_backend=load_state_backend(None, {}),
+        data_inline_threshold=threshold,
+        logical_date=None,
+        combining=Combining(None),
+    )
+
+
+@pytest.mark.parametrize(("parallelism", "expected"), [(2, 20 * 1024), (1000, INLINE_BUDGET // 1000)])
+def test_subtasks_share_what_inline_state_may_travel_with_each_task(parallelism: int, expected: int) -> None:
+    task = _tasks(parallelism, threshold=20 * 1024).of(SnapshotMoment(checkpoint_id=1, timestamp=0))[0]
+    assert task.data_inline_threshold == expected
