@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
-from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, StaleAttemptError, StoppedWithSavepointError
+from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.costs.pace import Pace
@@ -18,6 +18,7 @@ from airflow_provider_statecheck.spark.progress import StageProgress
 from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_frame import increment_frame
+from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs
 from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planned import PlannedVertex
 from airflow_provider_statecheck.spark.stages.report_check import require_all_subtasks
@@ -53,9 +54,10 @@ class IncrementLoop:
 
     Writing the metadata, acknowledging and committing happen in a thread of their own, so that the next increment need not
     wait for them. A checkpoint is completed only after the one before it, and what it holds does not depend on whether that
-    one was.
+    one was. Where that thread finds that the stage has to end, the job of the next increment is cancelled.
 
     :param tasks: Makes the tasks of each increment.
+    :param jobs: Runs them.
     :param pace: How soon after a checkpoint the next one is taken; the last increment does not wait.
     :param progress: Tells how far the stage is.
     :param run_key: Of the run whose input this is.
@@ -68,6 +70,7 @@ class IncrementLoop:
         enumerator: SplitEnumerator,
         vertices: Sequence[PlannedVertex],
         tasks: IncrementTasks,
+        jobs: IncrementJobs,
         states: StageStates,
         commits: SinkCommits,
         pace: Pace,
@@ -79,6 +82,7 @@ class IncrementLoop:
         self._enumerator = enumerator
         self._vertices = vertices
         self._tasks = tasks
+        self._jobs = jobs
         self._states = states
         self._commits = commits
         self._pace = pace
@@ -119,9 +123,11 @@ class IncrementLoop:
         self._completing.shutdown(wait=True)
 
     def _run_increment(self, increment: Increment, frame: DataFrame, *, is_end: bool) -> int:
+        if self._completion is not None and self._completion.done():
+            self._wait()
         pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_end or self._pace.allows() else None
         moment = self._moment(pending, is_end=is_end)
-        reports = self._reports_unless_stopped(frame, moment)
+        reports = self._reports_unless_ended(frame, moment)
         self._wait()
         uids = [[operator.uid for operator in vertex.operators] for vertex in self._vertices]
         self._states.update(reports, uids, moment.checkpoint_id)
@@ -136,14 +142,15 @@ class IncrementLoop:
             self._complete(pending)
         return rows
 
-    def _reports_unless_stopped(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
+    def _reports_unless_ended(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
         try:
             return self._reports(frame, moment)
         except Exception as error:
-            # A stage that has stopped is not tried again, whatever became of the increment after that.
-            stopped = None if self._completion is None else self._completion.exception()
-            if isinstance(stopped, StoppedWithSavepointError | StaleAttemptError):
-                raise stopped from error
+            # A stage that has stopped is not tried again, whatever became of the increment after that; and what ended it
+            # is why the increment's job was cancelled.
+            ended = None if self._completion is None else self._completion.exception()
+            if ended is not None:
+                raise ended from error
             raise
 
     def _reports(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
@@ -156,7 +163,7 @@ class IncrementLoop:
     def _run_job(self, frame: DataFrame, moment: SnapshotMoment, *, is_woken: bool) -> list[TaskReport]:
         tasks = self._tasks.of(moment, is_woken=is_woken)
         job = increment_frame(frame, self._vertices, tasks, combines=self._tasks.combining.is_on, is_woken=is_woken)
-        reports = [TaskReport.decode(bytes(row[CONTROL])) for row in job.collect()]
+        reports = [TaskReport.decode(bytes(row[CONTROL])) for row in self._jobs.collect(job)]
         require_all_subtasks(reports, self._vertices, self._states.parallelism)
         self._tasks.combining.observe(reports)
         return reports
@@ -173,6 +180,11 @@ class IncrementLoop:
         self._unsaved_bytes = 0
         self._pace.completed()
         self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
+        self._completion.add_done_callback(self._cancel_what_is_of_no_use)
+
+    def _cancel_what_is_of_no_use(self, completion: Future[None]) -> None:
+        if completion.exception() is not None:
+            self._jobs.cancel()
 
     def _acknowledge_and_commit(self, prepared: _Prepared) -> None:
         begin = self._monotonic()

@@ -20,6 +20,7 @@ from airflow_provider_statecheck.spark.progress import StageProgress
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.carried_schemas import carried_schemas
 from airflow_provider_statecheck.spark.stages.combining import Combining
+from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs
 from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
 from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
 from airflow_provider_statecheck.spark.stages.planned import PlannedVertex, StagePlanner
@@ -128,6 +129,7 @@ class StageRun:
                 enumerator,
                 planned,
                 tasks,
+                IncrementJobs(self._spark),
                 states,
                 commits,
                 self._pace(restored),

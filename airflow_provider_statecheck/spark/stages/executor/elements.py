@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.stages.executor.python_values import python_values
 
 
 class Elements:
@@ -47,7 +48,7 @@ def rows_of(table: Any) -> list[Any]:
     """Return the rows of a table as named tuples; a column whose name is no identifier is reached by its position."""
     # As _make does it, without a frame of Python for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
-    columns = [column.to_pylist() for column in table.columns]
+    columns = [python_values(column) for column in table.columns]
     return list(map(make, zip(*columns, strict=True)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,6 +81,19 @@ class _Frame:
         return [{CONTROL: report.encode()} for report in self._reports]
 
 
+@dataclass
+class JobsWithoutSpark:
+    """Runs what was prepared, and notes when it was cancelled."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def collect(self, frame: _Frame) -> list[dict[str, bytes]]:
+        return frame.collect()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
 class _Tasks:
     combining = Combining(None)
 
@@ -96,6 +110,7 @@ class LoopWithoutSpark:
     job: Job = one_output
     checkpoint_interval: Any = None
     monotonic: Callable[[], float] = time.monotonic
+    jobs: Any = field(default_factory=lambda: JobsWithoutSpark())
     finished: int = 0
     """How many increments earlier tries finished."""
 
@@ -108,6 +123,7 @@ class LoopWithoutSpark:
             splits,
             (),
             _Tasks(),
+            self.jobs,
             StageStates({}, parallelism=1, max_parallelism=1, restored={}),
             commits,
             Pace(self.checkpoint_interval, None, self.monotonic),

