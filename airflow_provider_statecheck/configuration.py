@@ -14,7 +14,7 @@ from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, Exte
 from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
 from airflow_provider_statecheck.checkpoint.flink_keys import find, warn_of_useless
 from airflow_provider_statecheck.checkpoint.interval_setting import parse_interval
-from airflow_provider_statecheck.checkpoint.records import OnClear
+from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.uris import normalise_pointer
@@ -30,6 +30,7 @@ class StatecheckSettings:
     checkpoint_dir: str
     storage_conn_id: str | None
     num_retained: int
+    retained_runs: int
     checkpoint_timeout_seconds: float
     tolerable_failed_checkpoints: int
     overhead_budget: float | None
@@ -40,6 +41,7 @@ class StatecheckSettings:
     savepoint_dir: str | None
     data_inline_threshold: int
     on_clear: OnClear
+    on_overlap: OnOverlap
 
     @classmethod
     def from_airflow(cls, **arguments: Any) -> Self:
@@ -79,6 +81,10 @@ def _on_clear(value: Any) -> OnClear:
     return OnClear(str(value))
 
 
+def _on_overlap(value: Any) -> OnOverlap:
+    return OnOverlap(str(value))
+
+
 def _checked_by(option: ConfigOption[Any], key: str) -> Callable[[Any], Any]:
     return lambda value: option.checked(key, value)
 
@@ -91,6 +97,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "checkpoint_dir": str,
     "storage_conn_id": str,
     "num_retained": _whole_number,
+    "retained_runs": _whole_number,
     "checkpoint_timeout_seconds": _number,
     "tolerable_failed_checkpoints": _whole_number,
     "overhead_budget": _number,
@@ -102,14 +109,17 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "savepoint_dir": _savepoint_dir,
     "data_inline_threshold": _checked_by(CheckpointConfig.data_inline_threshold, "data_inline_threshold"),
     "on_clear": _on_clear,
+    "on_overlap": _on_overlap,
 }
 _OPTIONAL = frozenset({"storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir"})
 _EXPECTED = {
     "num_retained": "a whole number",
+    "retained_runs": "a whole number",
     "checkpoint_timeout_seconds": "a number of seconds",
     "tolerable_failed_checkpoints": "a whole number",
     "overhead_budget": "a number above 0 and up to 1",
     "on_clear": f"one of {', '.join(OnClear)}",
+    "on_overlap": f"one of {', '.join(OnOverlap)}",
 }
 
 
@@ -168,6 +178,7 @@ def _under_flinks_names() -> dict[str, str]:
 
 def _check(values: dict[str, Any]) -> None:
     require("num_retained", values["num_retained"], lambda n: n >= 1, "at least 1")
+    require("retained_runs", values["retained_runs"], lambda n: n >= 0, "0 or more")
     seconds = values["checkpoint_timeout_seconds"]
     require("checkpoint_timeout_seconds", seconds, lambda s: 0.01 <= s <= _LONGEST, "from 0.01 seconds to a year")
     tolerable = values["tolerable_failed_checkpoints"]

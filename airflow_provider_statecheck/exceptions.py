@@ -16,7 +16,8 @@ Every error that this package raises on purpose, in one tree.
         StoppedWithSavepointError       somebody asked the stage to stop; ``pointer`` says where it goes on
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
-        ConcurrentAttemptError          another live task uses the same uid in this job
+        ConcurrentAttemptError          another live task, or the same one in another run, has the uid in this job
+        RunSupersededError              the job's state stands at a later run
         OpenCommitError                 a sink has not committed everything that its stage completed
         AccessDeniedError               the token or user may not do that
           TokenExpiredError             a new token has to be asked for
@@ -149,9 +150,15 @@ class StaleAttemptError(CoordinatorError):
 
 
 class ConcurrentAttemptError(CoordinatorError):
-    """Another live task uses the same uid in the same job."""
+    """Another live task, or the same one in another run, uses the same uid in the same job."""
 
     code = "concurrent_attempt"
+
+
+class RunSupersededError(CoordinatorError):
+    """The state of the job stands at a later run than the one that asks for it."""
+
+    code = "run_superseded"
 
 
 class OpenCommitError(CoordinatorError):

@@ -119,6 +119,12 @@ _OPTIONS = {
         "aws_default",
     ),
     "num_retained": _option("How many completed checkpoints of an operator to keep, at least 1.", "integer", "2"),
+    "retained_runs": _option(
+        "Of how many earlier runs of a job that lives over them the last checkpoint is kept beside those, so that as many "
+        "runs can be begun again.",
+        "integer",
+        "1",
+    ),
     "checkpoint_timeout_seconds": _option(
         "How long a checkpoint may take from its id to its acknowledgement.", "float", "600.0"
     ),
@@ -176,9 +182,14 @@ _OPTIONS = {
         "statecheck_maintenance",
     ),
     "on_clear": _option(
-        "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success it "
-        "starts over), resume keeps every step, restart keeps none.",
+        "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success its run "
+        "begins again), resume keeps every step, restart lets its run begin again.",
         "string",
         "resume_unchanged",
+    ),
+    "on_overlap": _option(
+        "What a task does while the same operator of its job still runs for another run: fail at once, or wait for its end.",
+        "string",
+        "fail",
     ),
 }

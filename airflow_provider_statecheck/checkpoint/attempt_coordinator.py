@@ -15,7 +15,7 @@ from datetime import timedelta
 from airflow_provider_statecheck.checkpoint import registration, savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness, UnknownLiveness
@@ -37,6 +37,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -77,13 +78,12 @@ class AttemptCoordinator:
         Fence all earlier attempts of the operator and say what to restore.
 
         :raises InvalidConfigurationError: for a setting out of range.
-        :raises ConcurrentAttemptError: if another task that still runs holds the operator.
+        :raises ConcurrentAttemptError: if another task, or another run of the task, still runs and holds the operator.
+        :raises RunSupersededError: if the state stands at a later run.
         :raises NoRestorableCheckpointError: if there was state and none of it is left.
         """
         require_valid(request)
-        self._refuse_rival(request)
-        with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
-            grant = registration.register(tx, request)
+        grant = self._register(request)
         log.info(
             "Job %s operator %s: attempt %s registered for %s (%s)",
             request.job_name,
@@ -262,26 +262,28 @@ class AttemptCoordinator:
         usable = [c for c in mine if c.unusable_reason is None]
         return usable[-1] if usable else None
 
-    def _refuse_rival(self, request: RegisterAttempt) -> None:
-        # Asked before the transaction: nothing foreign may run while a row is locked.
-        rival = self._running_attempt(request)
-        if rival is None or rival.owner.logical_task == request.owner.logical_task:
-            return
-        if self._liveness.is_running(rival.owner):
-            raise ConcurrentAttemptError(
-                f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {rival.owner.label}; "
-                f"{request.owner.label} was refused. Give one of the two tasks another uid.",
-                uid=request.uid,
-            )
+    def _register(self, request: RegisterAttempt) -> AttemptGrant:
+        dead: AttemptRecord | None = None
+        while True:
+            try:
+                with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
+                    return registration.register(tx, request, dead)
+            except registration.RivalError as found:
+                dead = found.rival
+            # Asked between two transactions: nothing foreign may run while a row is locked.
+            if self._liveness.is_running(dead.owner):
+                raise _overlap(dead.owner, request)
 
-    def _running_attempt(self, request: RegisterAttempt) -> AttemptRecord | None:
-        try:
-            view = self._store.describe(job_id_of(request.job_name))
-        except CheckpointNotFoundError:
-            return None
-        operator_id = operator_id_of(request.uid)
-        mine = [a for a in view.attempts if a.operator_id == operator_id and a.status is AttemptStatus.RUNNING]
-        return mine[-1] if mine else None
+
+def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:
+    is_same_task = holder.logical_task == request.owner.logical_task
+    advice = "Let runs follow each other" if is_same_task else "Give one of the two tasks another uid"
+    return ConcurrentAttemptError(
+        f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {holder.label}; "
+        f"{request.owner.label} was refused. {advice}, or say on_overlap='wait'.",
+        uid=request.uid,
+        holder=holder.label,
+    )
 
 
 def _require_place(request: TriggerCheckpoint) -> None:
@@ -326,6 +328,7 @@ def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: Trigg
         location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
         triggered_at=tx.now,
         expires_at=tx.now + timedelta(seconds=seconds),
+        run_key=attempt.owner.run_key,
         properties=CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt)),
     )
 
@@ -365,7 +368,7 @@ def _make_newest(tx: JobTransaction, attempt: AttemptRecord, completed: Checkpoi
         return
     reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
     transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: _is_subsumable(c, completed))
-    transitions.subsume(tx, attempt.operator_id, attempt.num_retained)
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 
 def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bool:
@@ -377,7 +380,7 @@ def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, checkpoint_ids:
     mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation and c.unusable_reason is None]
     confirmed = max((i for i in checkpoint_ids if i in mine), default=0)
     transitions.end_commits(tx, attempt.operator_id, lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed)
-    transitions.subsume(tx, attempt.operator_id, attempt.num_retained)
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
 
 
 def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:

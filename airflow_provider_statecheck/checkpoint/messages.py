@@ -54,6 +54,8 @@ class RegisterAttempt:
     checkpoint_timeout_seconds: float = 600.0
     retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
     """After which ends of the run the checkpoints stay, for a job that is named after its run."""
+    retained_runs: int = 1
+    """Of how many earlier runs the last checkpoint is kept, so that a run can be begun again."""
     restore_from: RestoreSource | None = None
     """Where a fresh start begins, instead of from nothing."""
 

@@ -47,7 +47,16 @@ class OnClear(StrEnum):
     RESUME = "resume"
     """Keep every step, changed or not."""
     RESTART = "restart"
-    """Start over."""
+    """Begin the run again."""
+
+
+class OnOverlap(StrEnum):
+    """What a task does while the same operator still runs for another task or run."""
+
+    FAIL = "fail"
+    """Fail at once."""
+    WAIT = "wait"
+    """Wait for its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +101,8 @@ class OperatorRecord:
     """The epoch of the newest attempt; nothing of a lower one may change anything."""
     generation: int
     """Grows with each fresh start; only checkpoints of the current generation are restored."""
+    first_run: str = ""
+    """The run that began the generation; empty where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,7 @@ class AttemptRecord:
     checkpoint_timeout_seconds: float
     registered_at: datetime
     retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
+    retained_runs: int = 1
     ended_at: datetime | None = None
     message: str = ""
 
@@ -132,6 +144,8 @@ class CheckpointRecord:
     """The directory that belongs to this checkpoint alone."""
     triggered_at: datetime
     expires_at: datetime
+    run_key: str = ""
+    """The run that took it; empty where that is not known."""
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     is_periodic: bool = False
     finalizer: str | None = None

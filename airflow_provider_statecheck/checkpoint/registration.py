@@ -1,13 +1,19 @@
-"""Registering an attempt is the fence: one transaction after which nothing of an earlier attempt counts."""
+"""
+Registering an attempt is the fence: one transaction after which nothing of an earlier attempt counts.
+
+The state of a job with a name of its own goes from run to run. Where it stands is told by the newest completed checkpoint
+of the current generation: that of the run that took it. A run with an earlier logical date is refused. A run that begins
+again goes on from where the state stood before it, in the same generation; what it took before is given up.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint import restored_snapshots, transitions
+from airflow_provider_statecheck.checkpoint import restored_snapshots, run_order, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_running
-from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import is_test_job, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -18,14 +24,29 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.start import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError
+from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, RunSupersededError
 
 
-def register(tx: JobTransaction, request: RegisterAttempt) -> AttemptGrant:
+class RivalError(Exception):
+    """
+    Another task, or the task's other run, has an attempt of the operator open.
+
+    :param rival: That attempt.
+    """
+
+    def __init__(self, rival: AttemptRecord) -> None:
+        super().__init__(rival.owner.label)
+        self.rival = rival
+
+
+def register(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None = None) -> AttemptGrant:
     """
     Give the next epoch to an attempt, settle what its predecessors left, and choose what to restore.
 
+    :param dead: An attempt whose task is known not to run any more, whatever its row says.
     :raises StaleAttemptError: if this very attempt was registered before and has been replaced since.
+    :raises RunSupersededError: if the state stands at a later run.
+    :raises RivalError: if another one's attempt is open; nobody was asked yet whether its task runs.
     :raises NoRestorableCheckpointError: if state is to be restored, existed, and no completed checkpoint is left.
     :raises SnapshotClaimedError: if the savepoint that it is to begin from belongs to another operator.
     """
@@ -33,26 +54,60 @@ def register(tx: JobTransaction, request: RegisterAttempt) -> AttemptGrant:
     if known is not None:
         ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
         return _grant(tx, require_running(tx, ref), request.on_clear)
-    return _grant(tx, _open_attempt(tx, request), request.on_clear)
+    return _grant(tx, _open_attempt(tx, request, dead), request.on_clear)
 
 
-def _open_attempt(tx: JobTransaction, request: RegisterAttempt) -> AttemptRecord:
+def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None) -> AttemptRecord:
     operator_id = operator_id_of(request.uid)
     operator = tx.operator(operator_id) or _new_operator(tx, request)
     previous = tx.attempt(operator_id, operator.epoch)
+    _refuse_superseded(tx, operator, request)
+    _refuse_rival(previous, request, dead)
     _fence(tx, operator, previous)
-    decision = _decide(tx, operator, previous, request)
-    generation = operator.generation if decision.is_restore else operator.generation + 1
+    start = _decide(tx, operator, previous, request)
+    operator = replace(operator, epoch=operator.epoch + 1)
+    if not start.goes_on:
+        operator = replace(operator, generation=operator.generation + 1, first_run=request.owner.run_key)
     # What an earlier generation wrote is retracted by the sink when it is opened.
-    transitions.end_commits(tx, operator_id, lambda c: c.generation < generation)
-    operator = replace(operator, epoch=operator.epoch + 1, generation=generation)
+    transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
-    if not decision.is_restore and request.restore_from is not None:
+    if not start.goes_on and request.restore_from is not None:
         restored_snapshots.adopt(tx, operator, request.restore_from)
-        decision = replace(decision, is_restore=True, reason=f"{decision.reason}, begun from a savepoint")
-    attempt = _new_attempt(tx, operator, request, decision)
+        start = replace(start, goes_on=True, reason=f"{start.reason}, begun from a savepoint")
+    attempt = _new_attempt(tx, operator, request, start)
     tx.save_attempt(attempt)
     return attempt
+
+
+def _refuse_superseded(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> None:
+    newest = next(iter(_candidates(tx, operator)), None)
+    run = request.owner.run_key
+    if newest is None or not run_order.is_earlier(run, newest.run_key):
+        return
+    raise RunSupersededError(
+        f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} to stand before run {run!r}, found it at the "
+        f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}); nothing was changed. Either take the later runs "
+        f"back, the newest first, and then clear this one; or let this run work on a copy of an earlier state, with "
+        f"from_checkpoint='before:{run}'.",
+        run_key=run,
+        stands_at=newest.run_key,
+        checkpoint_id=newest.checkpoint_id,
+    )
+
+
+def _refuse_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: AttemptRecord | None) -> None:
+    if previous is None or previous.status is not AttemptStatus.RUNNING or _is_same_attempt(previous, dead):
+        return
+    theirs, mine = previous.owner, request.owner
+    # Of a test that was killed, Airflow says for ever that it runs.
+    is_same_run = theirs.run_id == mine.run_id or is_test_job(request.job_name)
+    if theirs.logical_task != mine.logical_task or not is_same_run:
+        raise RivalError(previous)
+
+
+def _is_same_attempt(attempt: AttemptRecord, other: AttemptRecord | None) -> bool:
+    # Its owner too: another task may have adopted it since somebody looked.
+    return other is not None and (attempt.epoch, attempt.owner) == (other.epoch, other.owner)
 
 
 def _new_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord:
@@ -75,8 +130,11 @@ def _fence(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord
 def _decide(
     tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None, request: RegisterAttempt
 ) -> StartDecision:
-    decision = decide_start(previous, request)
-    if not decision.is_restore or _candidates(tx, operator):
+    candidates = _candidates(tx, operator)
+    decision = decide_start(_last_of_run(tx, candidates, previous, request), request)
+    if not decision.goes_on:
+        return _begin_again(tx, operator, candidates, decision, request)
+    if candidates:
         return decision
     if previous is not None and previous.generation < operator.generation:
         reason = f"{decision.reason}, but its checkpoints were given up with the end of their run or with their job"
@@ -89,6 +147,43 @@ def _decide(
     return StartDecision(False, f"{decision.reason}, no checkpoint was completed before")
 
 
+def _last_of_run(
+    tx: JobTransaction,
+    candidates: tuple[CheckpointRecord, ...],
+    previous: AttemptRecord | None,
+    request: RegisterAttempt,
+) -> AttemptRecord | None:
+    run = request.owner.run_key
+    if previous is None or previous.owner.run_key == run or not candidates or candidates[0].run_key != run:
+        return previous
+    # A later run tried and took no checkpoint; what counts is how the run ended that the state stands at.
+    operator_id = previous.operator_id
+    mine = [a for a in tx.view().attempts if a.operator_id == operator_id and a.owner.run_key == run]
+    return mine[-1] if mine else previous
+
+
+def _begin_again(
+    tx: JobTransaction,
+    operator: OperatorRecord,
+    candidates: tuple[CheckpointRecord, ...],
+    decision: StartDecision,
+    request: RegisterAttempt,
+) -> StartDecision:
+    run = request.owner.run_key
+    before = run_order.taken_before(candidates, run)
+    if not before and candidates and operator.first_run != run:
+        raise NoRestorableCheckpointError(
+            f"Run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} is to begin again ({decision.reason}), but no "
+            f"checkpoint of the run before it is retained; keep those of more runs with retained_runs, go on from its own "
+            f"newest checkpoint with on_clear='resume', or begin from a savepoint in another job."
+        )
+    if not before:
+        return decision
+    transitions.take_back(tx, candidates[: len(candidates) - len(before)])
+    reason = f"{decision.reason}, begun again at checkpoint {before[0].checkpoint_id} of run {before[0].run_key!r}"
+    return replace(decision, goes_on=True, reason=reason)
+
+
 def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
     rows = tx.open_checkpoints(of.operator_id)
     mine = [c for c in rows if c.is_restorable and c.generation == of.generation]
@@ -96,9 +191,9 @@ def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple
 
 
 def _new_attempt(
-    tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt, decision: StartDecision
+    tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt, start: StartDecision
 ) -> AttemptRecord:
-    candidates = _candidates(tx, operator) if decision.is_restore else ()
+    candidates = _candidates(tx, operator) if start.goes_on else ()
     return AttemptRecord(
         job_id=operator.job_id,
         operator_id=operator.operator_id,
@@ -107,10 +202,11 @@ def _new_attempt(
         generation=operator.generation,
         status=AttemptStatus.RUNNING,
         owner=request.owner,
-        start_reason=decision.reason,
+        start_reason=start.reason,
         restored_from=candidates[0].checkpoint_id if candidates else None,
         storage_base=request.storage_base,
         num_retained=request.num_retained,
+        retained_runs=request.retained_runs,
         checkpoint_timeout_seconds=request.checkpoint_timeout_seconds,
         registered_at=tx.now,
         retention=request.retention,

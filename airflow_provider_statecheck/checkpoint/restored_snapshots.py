@@ -37,6 +37,7 @@ def adopt(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource) -
             location=source.pointer,
             triggered_at=tx.now,
             expires_at=tx.now,
+            run_key=operator.first_run,
             completed_at=tx.now,
             properties=CheckpointProperties() if is_claimed else CheckpointProperties.for_unclaimed_snapshot(),
             metadata_uri=source.metadata_uri,

@@ -1,4 +1,4 @@
-"""Whether an attempt restores or starts afresh: clear is not retry."""
+"""Whether an attempt goes on from the newest checkpoint or begins its run again: clear is not retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from airflow_provider_statecheck.checkpoint.records import AttemptRecord, Attemp
 class StartDecision:
     """How an attempt starts, and why."""
 
-    is_restore: bool
+    goes_on: bool
+    """Whether from the newest checkpoint, not from where the state stood before the run."""
     reason: str
     verify_fingerprints: bool = True
 
@@ -22,7 +23,8 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
     """
     Decide how an attempt starts.
 
-    :param previous: The newest attempt of the same operator before this one.
+    :param previous: The attempt of the same operator before this one; the newest of its own run, where it was that run
+        which took the newest checkpoint.
     :param request: The registration.
     """
     if previous is None:

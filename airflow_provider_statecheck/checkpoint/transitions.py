@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint import savepoint_requests
@@ -69,12 +69,17 @@ def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
     abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: c.expires_at <= tx.now)
 
 
-def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int) -> None:
+def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int) -> None:
     """Take the completed checkpoints that fall out of retention away from restore."""
     rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
-    for checkpoint in subsumed_by_retention(rows, num_retained):
-        subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-        tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+    for checkpoint in subsumed_by_retention(rows, num_retained, retained_runs):
+        _take_away(tx, checkpoint)
+
+
+def take_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
+    """Take completed checkpoints away from restore whose run begins again; nothing of them is to be committed any more."""
+    for checkpoint in checkpoints:
+        _take_away(tx, replace(checkpoint, has_open_commit=False))
 
 
 def end_commits(tx: JobTransaction, operator_id: OperatorId, where: Callable[[CheckpointRecord], bool]) -> None:
@@ -94,6 +99,11 @@ def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | 
     is_meant = checkpoint is not None and operator_id in (None, checkpoint.operator_id)
     if checkpoint is not None and is_meant and checkpoint.awaits_discard and not _may_be_written(tx, checkpoint):
         tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
+
+
+def _take_away(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
+    subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
+    tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
 
 
 def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:

@@ -26,6 +26,7 @@ def require_valid(request: RegisterAttempt) -> None:
     :raises InvalidConfigurationError: for the first one that is out of range.
     """
     require("num_retained", request.num_retained, lambda n: n >= 1, "at least 1")
+    require("retained_runs", request.retained_runs, lambda n: n >= 0, "0 or more")
     require(
         "checkpoint_timeout_seconds",
         request.checkpoint_timeout_seconds,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptRef, FinishAttempt, RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.gateway.taking_turns import registering
 from airflow_provider_statecheck.hooks.transport import over_http
 from airflow_provider_statecheck.spark.driver.handover import Handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -28,13 +29,21 @@ class SubmittedStage:
     :param access: The way to the coordinator.
     :param registration: Who asks, under which job and uid, with which settings.
     :param driver: What the driver decides by itself.
+    :param on_overlap: What to do while another run's attempt has the operator.
     """
 
-    def __init__(self, access: DriverAccess, registration: RegisterAttempt, driver: DriverSettings) -> None:
+    def __init__(
+        self,
+        access: DriverAccess,
+        registration: RegisterAttempt,
+        driver: DriverSettings,
+        on_overlap: OnOverlap = OnOverlap.FAIL,
+    ) -> None:
         self.registration = registration
         self._access = access
         self._gateway = over_http(access.gateway)
         self._driver = driver
+        self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None
 
     def register(self) -> Handover:
@@ -43,7 +52,7 @@ class SubmittedStage:
 
         :return: What the driver needs; it opens this attempt alone.
         """
-        self._attempt = self._gateway.register(self.registration).attempt
+        self._attempt = registering(self._gateway.register, self._on_overlap)(self.registration).attempt
         return Handover(
             url=self._access.url,
             token=self._access.gateway.token_of(self._attempt),

@@ -54,6 +54,7 @@ class Operator(Base):
     uid: Mapped[str] = mapped_column(String(500), nullable=False)
     epoch: Mapped[int] = mapped_column(Integer, nullable=False)
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
+    first_run: Mapped[str] = mapped_column(Text, nullable=False)
 
 
 class Attempt(Base):
@@ -72,6 +73,7 @@ class Attempt(Base):
     restored_from: Mapped[int | None] = mapped_column(BigInteger)
     storage_base: Mapped[str] = mapped_column(Text, nullable=False)
     num_retained: Mapped[int] = mapped_column(Integer, nullable=False)
+    retained_runs: Mapped[int] = mapped_column(Integer, nullable=False)
     checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
     registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     retention: Mapped[str] = mapped_column(String(32), nullable=False)
@@ -93,6 +95,7 @@ class Checkpoint(Base):
     status: Mapped[str] = mapped_column(String(16), nullable=False)
     request_key: Mapped[str] = mapped_column(String(_HEX), nullable=False, unique=True)
     location: Mapped[str] = mapped_column(Text, nullable=False)
+    run_key: Mapped[str] = mapped_column(Text, nullable=False)
     triggered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     properties: Mapped[dict[str, Any]] = mapped_column(JSON, nullable=False)

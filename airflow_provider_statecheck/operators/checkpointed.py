@@ -26,6 +26,8 @@ class CheckpointedOperator(BaseOperator):
     :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``; without it every process uses
         what its own environment has. (templated)
     :param num_retained: How many completed checkpoints to keep.
+    :param retained_runs: Of how many earlier runs of the job the last checkpoint is kept beside them, so that as many runs can
+        be begun again.
     :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
     :param tolerable_failed_checkpoints: How many may fail in a row before the task fails, ``-1`` for any number.
     :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
@@ -38,11 +40,15 @@ class CheckpointedOperator(BaseOperator):
     :param savepoint_dir: Where savepoints go whose request names no place. (templated)
     :param from_savepoint: Pointer to the savepoint, or the checkpoint of another job, that the stage begins from where it
         would begin with nothing. (templated)
+    :param from_checkpoint: For a run that works on a copy: the checkpoint of the ``job`` that it begins at, as an id,
+        ``run:<run>`` or ``before:<run>`` with a logical date or run id, or a pointer. (templated)
+    :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default the logical date or run id. (templated)
     :param claim_mode: Whose that is then: ``no_claim`` (default), its owner's, or ``claim``, this job's.
     :param renamed_uids: For a stage that changed its uid since: the old uid and the new one.
     :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's.
     :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 kb``.
     :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
+    :param on_overlap: What a task does while the same operator of the job still runs for another run: ``fail`` or ``wait``.
     """
 
     checkpoint_template_fields: Sequence[str] = (
@@ -53,6 +59,8 @@ class CheckpointedOperator(BaseOperator):
         "storage_conn_id",
         "savepoint_dir",
         "from_savepoint",
+        "from_checkpoint",
+        "fork",
     )
     operator_extra_links = (CheckpointsLink(),)
 
@@ -70,6 +78,7 @@ class CheckpointedOperator(BaseOperator):
         checkpoint_dir: str | None = None,
         storage_conn_id: str | None = None,
         num_retained: int | None = None,
+        retained_runs: int | None = None,
         checkpoint_timeout_seconds: float | None = None,
         tolerable_failed_checkpoints: int | None = None,
         overhead_budget: float | None = None,
@@ -78,11 +87,14 @@ class CheckpointedOperator(BaseOperator):
         externalized_checkpoint_retention: str | None = None,
         savepoint_dir: str | None = None,
         from_savepoint: str | None = None,
+        from_checkpoint: str | None = None,
+        fork: str | None = None,
         claim_mode: str = "no_claim",
         renamed_uids: Mapping[str, str] | None = None,
         allow_non_restored_state: bool = False,
         data_inline_threshold: str | int | None = None,
         on_clear: str | None = None,
+        on_overlap: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -92,6 +104,7 @@ class CheckpointedOperator(BaseOperator):
         self.checkpoint_dir = checkpoint_dir
         self.storage_conn_id = storage_conn_id
         self.num_retained = num_retained
+        self.retained_runs = retained_runs
         self.checkpoint_timeout_seconds = checkpoint_timeout_seconds
         self.tolerable_failed_checkpoints = tolerable_failed_checkpoints
         self.overhead_budget = overhead_budget
@@ -100,11 +113,14 @@ class CheckpointedOperator(BaseOperator):
         self.externalized_checkpoint_retention = externalized_checkpoint_retention
         self.savepoint_dir = savepoint_dir
         self.from_savepoint = from_savepoint
+        self.from_checkpoint = from_checkpoint
+        self.fork = fork
         self.claim_mode = claim_mode
         self.renamed_uids = renamed_uids
         self.allow_non_restored_state = allow_non_restored_state
         self.data_inline_threshold = data_inline_threshold
         self.on_clear = on_clear
+        self.on_overlap = on_overlap
 
     def prepare(self, context: Mapping[str, Any]) -> PreparedStage:
         """

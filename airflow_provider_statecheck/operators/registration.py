@@ -13,6 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     InvalidConfigurationError,
     NoRestorableCheckpointError,
+    RunSupersededError,
     SnapshotClaimedError,
     SourceChangedError,
     StateMigrationError,
@@ -23,7 +24,8 @@ from airflow_provider_statecheck.operators.links import push_link
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+    from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt, RestoreSource
+    from airflow_provider_statecheck.checkpoint.records import OnOverlap
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
     from airflow_provider_statecheck.spark.driver.settings import DriverSettings
@@ -36,6 +38,7 @@ A_RETRY_CANNOT_HELP = (
     IncompatibleCheckpointError,
     NoRestorableCheckpointError,
     ConcurrentAttemptError,
+    RunSupersededError,
     SnapshotClaimedError,
     SourceChangedError,
     StateMigrationError,
@@ -50,13 +53,14 @@ class PreparedStage:
     storage: CheckpointStorage
     registration: RegisterAttempt
     driver: DriverSettings
+    on_overlap: OnOverlap
 
 
 def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:
     """
     Work out where the bytes go and who asks, and make the link to the job's page work.
 
-    :raises InvalidConfigurationError: for a setting out of range, or a mapped task without a key.
+    :raises InvalidConfigurationError: for a setting out of range, a mapped task without a key, or a fork of no job.
     """
     from airflow_provider_statecheck.configuration import StatecheckSettings
     from airflow_provider_statecheck.hooks.storage import open_storage
@@ -65,6 +69,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
         checkpoint_dir=task.checkpoint_dir,
         storage_conn_id=task.storage_conn_id,
         num_retained=task.num_retained,
+        retained_runs=task.retained_runs,
         checkpoint_timeout_seconds=task.checkpoint_timeout_seconds,
         tolerable_failed_checkpoints=task.tolerable_failed_checkpoints,
         overhead_budget=task.overhead_budget,
@@ -74,30 +79,67 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
         savepoint_dir=task.savepoint_dir,
         data_inline_threshold=task.data_inline_threshold,
         on_clear=task.on_clear,
+        on_overlap=task.on_overlap,
     )
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
-    registration = _from_savepoint(task, storage, _registration(task, context, settings, storage.base_uri))
+    registration = _begun_elsewhere(task, storage, _registration(task, context, settings, storage.base_uri))
     push_link(task, context, registration.job_name)
-    return PreparedStage(storage, registration, _driver_settings(task, context, settings, storage))
+    driver = _driver_settings(task, context, settings, storage)
+    return PreparedStage(storage, registration, driver, settings.on_overlap)
 
 
-def _from_savepoint(
+def _begun_elsewhere(
     task: CheckpointedOperator, storage: CheckpointStorage, registration: RegisterAttempt
 ) -> RegisterAttempt:
-    from airflow_provider_statecheck.storage.restore_sources import find_source
-
     mode = _claim_mode(task.claim_mode)
+    if task.from_checkpoint:
+        return _fork(task, task.from_checkpoint, storage, registration)
+    if task.fork:
+        raise InvalidConfigurationError(
+            f"Expected from_checkpoint with fork={task.fork!r}, found none; say where it begins."
+        )
     if not task.from_savepoint:
         return registration
-    source = find_source(
+    return replace(registration, restore_from=_savepoint(task, task.from_savepoint, storage, registration.uid, mode))
+
+
+def _savepoint(
+    task: CheckpointedOperator, pointer: str, storage: CheckpointStorage, uid: str, mode: RestoreMode
+) -> RestoreSource | None:
+    from airflow_provider_statecheck.storage.restore_sources import find_source
+
+    return find_source(
         storage,
-        task.from_savepoint,
-        uid=registration.uid,
+        pointer,
+        uid=uid,
         mode=mode,
         renamed_uids=task.renamed_uids or {},
         allow_non_restored_state=task.allow_non_restored_state,
     )
-    return replace(registration, restore_from=source)
+
+
+def _fork(
+    task: CheckpointedOperator, begins_at: str, storage: CheckpointStorage, registration: RegisterAttempt
+) -> RegisterAttempt:
+    from airflow_provider_statecheck.hooks.transport import airflow_gateway
+    from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
+
+    if not task.job or task.from_savepoint:
+        raise InvalidConfigurationError(
+            "Expected from_checkpoint with job=, whose checkpoint it is, and without from_savepoint, found "
+            f"{'both' if task.job else 'no job'}."
+        )
+    source = find_fork_source(
+        airflow_gateway(),
+        storage,
+        registration.job_name,
+        begins_at,
+        uid=registration.uid,
+        renamed_uids=task.renamed_uids or {},
+        allow_non_restored_state=task.allow_non_restored_state,
+    )
+    name = fork_name(registration.job_name, task.fork or registration.owner.run_key)
+    return replace(registration, job_name=name, restore_from=source)
 
 
 def _claim_mode(given: str) -> RestoreMode:
@@ -149,6 +191,7 @@ def _registration(
         storage_base=storage_base,
         on_clear=settings.on_clear,
         num_retained=settings.num_retained,
+        retained_runs=settings.retained_runs,
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         retention=settings.externalized_checkpoint_retention.retention_policy,
     )

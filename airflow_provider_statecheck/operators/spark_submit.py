@@ -108,7 +108,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         registration = prepared.registration
         with driver_access(registration.owner) as access, tempfile.TemporaryDirectory() as scratch:
             self._shipping = self._shipping_to(Path(scratch), prepared)
-            self._stage = SubmittedStage(access, registration, prepared.driver)
+            self._stage = SubmittedStage(access, registration, prepared.driver, prepared.on_overlap)
             yield self._stage
 
     @contextmanager

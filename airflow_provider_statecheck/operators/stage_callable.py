@@ -46,7 +46,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         spark = self.op_kwargs["spark"]
         prepared = self._require_prepared()
         make_ready(spark, prepared.storage)
-        return self._work(spark, self._open_attempt(prepared), prepared)
+        return self._work(spark, self._register(prepared), prepared)
 
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
         """Restore, run the function, and close the attempt."""
@@ -97,6 +97,14 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
         return self._prepared
 
+    def _register(self, prepared: PreparedStage) -> StageAttempt:
+        # It may have to wait for the end of another run.
+        self._is_stage_running = True
+        try:
+            return self._open_attempt(prepared)
+        finally:
+            self._is_stage_running = False
+
     def _open_attempt(self, prepared: PreparedStage) -> StageAttempt:
         from airflow_provider_statecheck.hooks.transport import airflow_gateway
         from airflow_provider_statecheck.spark.attempt import StageAttempt
@@ -108,6 +116,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             tolerable_failed_checkpoints=prepared.driver.tolerable_failed_checkpoints,
             savepoint_dir=prepared.driver.savepoint_dir,
             data_inline_threshold=prepared.driver.data_inline_threshold,
+            on_overlap=prepared.on_overlap,
         )
 
 

@@ -32,7 +32,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnOverlap
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
@@ -42,6 +42,7 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
+from airflow_provider_statecheck.gateway.taking_turns import registering
 from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
@@ -77,6 +78,7 @@ class StageAttempt:
         number.
     :param savepoint_dir: Where savepoints go whose request names no place.
     :param data_inline_threshold: Up to how many bytes small values are written into the metadata.
+    :param on_overlap: What to do while another run's attempt has the operator.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class StageAttempt:
         tolerable_failed_checkpoints: int = -1,
         savepoint_dir: str | None = None,
         data_inline_threshold: int = INLINE_STATE_BYTES,
+        on_overlap: OnOverlap = OnOverlap.FAIL,
     ) -> None:
         self._gateway = gateway
         self._data_inline_threshold = data_inline_threshold
@@ -96,7 +99,7 @@ class StageAttempt:
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
-        self.grant: AttemptGrant = gateway.register(registration)
+        self.grant: AttemptGrant = registering(gateway.register, on_overlap)(registration)
         self._log = CheckpointLog(registration.job_name, registration.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)

@@ -125,6 +125,7 @@ def _none_left(grant: AttemptGrant, skipped: list[SkippedCheckpoint]) -> NoResto
     reasons = "; ".join(f"checkpoint {s.checkpoint_id}: {s.reason}" for s in skipped)
     return NoRestorableCheckpointError(
         f"The stage is to be restored ({grant.start_reason}), but no completed checkpoint can be read: {reasons}. "
-        f"Bring the files back, or clear the task with on_clear='restart' to start over.",
+        f"Bring the files back, clear the task with on_clear='restart' where this is the job's first "
+        f"run, or begin another job from a savepoint.",
         checkpoint_ids=tuple(s.checkpoint_id for s in skipped),
     )

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
+from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.restore_sources import find_source
 
@@ -40,14 +41,18 @@ def open_attempt(
     claim_mode: RestoreMode,
     renamed_uids: Mapping[str, str],
     allow_non_restored_state: bool,
+    retained_runs: int = 1,
+    from_checkpoint: str | None = None,
+    fork: str | None = None,
 ) -> StageAttempt:
-    """Register a try of a script; for the arguments see :meth:`StageContext.open`."""
+    """Register a try of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
     if is_test_job(job):
         raise InvalidConfigurationError(
             f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, which is for test runs, found {job!r}; name "
             f"it otherwise."
         )
-    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    _require_one_beginning(from_savepoint, from_checkpoint, fork)
+    storage, gateway = CheckpointStorage.open(checkpoint_dir, **storage_options), open_gateway(metadata)
     make_ready(spark, storage)
     source = None
     if from_savepoint is not None:
@@ -59,24 +64,44 @@ def open_attempt(
             renamed_uids=renamed_uids,
             allow_non_restored_state=allow_non_restored_state,
         )
+    if from_checkpoint is not None:
+        source = find_fork_source(
+            gateway,
+            storage,
+            job,
+            from_checkpoint,
+            uid=uid,
+            renamed_uids=renamed_uids,
+            allow_non_restored_state=allow_non_restored_state,
+        )
     registration = RegisterAttempt(
-        job_name=job,
+        job_name=job if from_checkpoint is None else fork_name(job, fork or run),
         uid=uid,
         attempt_key=new_key(),
         owner=_owner(job, run),
         storage_base=storage.base_uri,
         on_clear=on_clear,
         num_retained=num_retained,
+        retained_runs=retained_runs,
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
         restore_from=source,
     )
     return StageAttempt(
-        open_gateway(metadata),
+        gateway,
         storage,
         registration,
         tolerable_failed_checkpoints=tolerable_failed_checkpoints,
         savepoint_dir=savepoint_dir,
     )
+
+
+def _require_one_beginning(from_savepoint: str | None, from_checkpoint: str | None, fork: str | None) -> None:
+    if from_checkpoint is not None and from_savepoint is not None:
+        raise InvalidConfigurationError("Expected from_checkpoint or from_savepoint, found both; leave one out.")
+    if fork is not None and from_checkpoint is None:
+        raise InvalidConfigurationError(
+            f"Expected from_checkpoint with fork={fork!r}, found none; say where it begins."
+        )
 
 
 def _owner(job: str, run: str) -> AttemptOwner:

@@ -1,7 +1,7 @@
 """
 The contract of a checkpoint coordinator, as a suite that every form of it passes.
 
-Subclass :class:`CoordinatorContract` and give the fixtures ``clock`` and ``gateway``.
+Subclass :class:`CoordinatorContract` and give the fixtures ``clock``, ``liveness`` and ``gateway``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from airflow_provider_statecheck.exceptions import (
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
+from airflow_provider_statecheck.testing.across_runs_contract import AcrossRunsContract
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.commit_contract import CommitContract
 from airflow_provider_statecheck.testing.messages import (
@@ -53,7 +54,7 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
-class CoordinatorContract(CommitContract):
+class CoordinatorContract(CommitContract, AcrossRunsContract):
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
 
     loses_replies = False

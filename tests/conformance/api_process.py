@@ -26,6 +26,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.app import create_server_app
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 KILL_FOLDER = "killed"
@@ -33,6 +34,8 @@ KILL_RATE_FILE = "one_in"
 """Where it is there, only one in so many messages kills."""
 DATABASE_FILE = "database"
 """Where it is there, it holds the URL of the database."""
+RUNNING_FILE = "running"
+"""Where it is there, it holds the ids of the runs of which a task runs."""
 SECRET = "the secret that the test's tasks know"
 
 
@@ -44,6 +47,16 @@ class FolderClock:
 
     def now(self) -> datetime:
         return datetime.fromisoformat(self._file.read_text())
+
+
+class FolderLiveness:
+    """Which runs have a task that runs, as the test wrote it into a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / RUNNING_FILE
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        return self._file.exists() and owner.run_id in self._file.read_text().split()
 
 
 class TrustingTasks:
@@ -97,7 +110,9 @@ def serve(listener: socket.socket, folder: Path) -> None:
             return create_engine(elsewhere.read_text())
         return create_engine(f"sqlite:///{folder}/state.db", connect_args={"timeout": 30})
 
-    app = create_server_app(Services(engine, TrustingTasks(), clock=FolderClock(folder)))
+    app = create_server_app(
+        Services(engine, TrustingTasks(), liveness=FolderLiveness(folder), clock=FolderClock(folder))
+    )
     server = uvicorn.Server(uvicorn.Config(DiesBeforeReplies(app, folder), lifespan="off", log_level="warning"))
     server.run(sockets=[listener])
 

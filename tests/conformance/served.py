@@ -10,7 +10,8 @@ from pathlib import Path
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.testing.clock import ManualClock
-from tests.conformance.api_process import SECRET
+from airflow_provider_statecheck.testing.running_tasks import RunningTasks
+from tests.conformance.api_process import RUNNING_FILE, SECRET
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +49,18 @@ class FolderClock(ManualClock):
     def advance(self, seconds: float) -> None:
         super().advance(seconds)
         self._file.write_text(self.now().isoformat())
+
+
+class FolderTasks(RunningTasks):
+    """Tells the server which tasks run."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._file = folder / RUNNING_FILE
+
+    def let_run(self, *run_ids: str) -> None:
+        super().let_run(*run_ids)
+        self._file.write_text(" ".join(run_ids))
 
 
 class ClaimedTask:

@@ -15,14 +15,15 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.databases import OnPostgres, OnSqlite
 
 
 class TestInMemory(CoordinatorContract):
     @pytest.fixture
-    def gateway(self, clock: ManualClock) -> AttemptCoordinator:
+    def gateway(self, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
         self.rows = InMemoryJobStore(clock)
-        return AttemptCoordinator(self.rows)
+        return AttemptCoordinator(self.rows, liveness)
 
     def lose_completed_checkpoints(self, gateway) -> None:
         with self.rows.transaction(job_id_of("sales")) as tx:
@@ -33,9 +34,9 @@ class TestInMemory(CoordinatorContract):
 
 class SqlContract(CoordinatorContract):
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock) -> AttemptCoordinator:
+    def gateway(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
         self.database = engine
-        return AttemptCoordinator(SqlJobStore(engine, clock))
+        return AttemptCoordinator(SqlJobStore(engine, clock), liveness)
 
     def lose_completed_checkpoints(self, gateway) -> None:
         with self.database.begin() as connection:
@@ -49,10 +50,10 @@ class TestWithoutReturning(OnSqlite, SqlContract):
     """A database that cannot answer an update with the row, as MySQL."""
 
     @pytest.fixture
-    def gateway(self, engine: Engine, clock: ManualClock) -> AttemptCoordinator:
+    def gateway(self, engine: Engine, clock: ManualClock, liveness: RunningTasks) -> AttemptCoordinator:
         self.database = engine
         engine.dialect.update_returning = False
-        return AttemptCoordinator(SqlJobStore(engine, clock))
+        return AttemptCoordinator(SqlJobStore(engine, clock), liveness)
 
 
 class TestPostgres(OnPostgres, SqlContract): ...

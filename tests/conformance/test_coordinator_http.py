@@ -15,8 +15,9 @@ from airflow_provider_statecheck.gateway.retrying import RetryingGateway
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
+from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.api_process import KILL_FOLDER
-from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
+from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
 
 
 class AnyTaskGateway(HttpGateway):
@@ -46,6 +47,10 @@ class HttpContract(CoordinatorContract):
     @pytest.fixture
     def clock(self, tmp_path: Path) -> ManualClock:
         return FolderClock(tmp_path)
+
+    @pytest.fixture
+    def liveness(self, tmp_path: Path) -> RunningTasks:
+        return FolderTasks(tmp_path)
 
     @pytest.fixture
     def gateway(self, api: ApiProcess, clock: ManualClock, tmp_path: Path) -> RetryingGateway:

@@ -24,6 +24,35 @@ MIGRATIONS = Path(models.__file__).parent / "migrations"
 TABLES = set(models.Base.metadata.tables)
 
 
+MOMENT = "'2026-01-01 00:00:00'"
+
+
+def _attempt(epoch: int, run: str) -> str:
+    return (
+        "INSERT INTO statecheck_attempt (job_id, operator_id, epoch, attempt_key, generation, status, owner, start_reason, "
+        "storage_base, num_retained, checkpoint_timeout_seconds, registered_at, retention, message) VALUES "
+        f"('j', 'a', {epoch}, 'k{epoch}', 1, 'finished', '{{\"run_key\": \"{run}\"}}', '', '', 2, 1, {MOMENT}, 'r', '')"
+    ).replace('":', '"\\:')
+
+
+def _checkpoint(number: int, epoch: int) -> str:
+    return (
+        "INSERT INTO statecheck_checkpoint (job_id, checkpoint_id, operator_id, epoch, generation, status, request_key, "
+        "location, triggered_at, expires_at, properties, is_periodic, metadata_size, metadata_sha256, state_size_bytes, "
+        "full_size_bytes, counts, failure_message, has_open_commit) VALUES "
+        f"('j', {number}, 'a', {epoch}, 1, 'completed', 'r{number}', '', {MOMENT}, {MOMENT}, '{{}}', false, 0, '', 0, 0, "
+        "'{}', '', false)"
+    )
+
+
+OLDER_ROWS = [
+    "INSERT INTO statecheck_operator (job_id, operator_id, uid, epoch, generation) VALUES ('j', 'a', 'a', 3, 1)",
+    "INSERT INTO statecheck_operator (job_id, operator_id, uid, epoch, generation) VALUES ('j', 'b', 'b', 1, 1)",
+    *(_attempt(epoch, run) for epoch, run in ((1, "monday"), (2, "tuesday"))),
+    *(_checkpoint(number, number) for number in (1, 2, 3)),
+]
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.db)])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     if request.param == "sqlite":
@@ -67,6 +96,23 @@ def test_downgrade_leaves_no_table_behind(engine: Engine) -> None:
     _run(engine, "upgrade")
     _run(engine, "downgrade")
     assert TABLES.isdisjoint(inspect(engine).get_table_names())
+
+
+def test_what_an_older_release_wrote_learns_which_runs_it_is_of(engine: Engine) -> None:
+    *older, newest = reversed(list(_scripts().walk_revisions()))
+    assert newest.revision == "0005_0_1_0"
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        for script in older:
+            script.module.upgrade()
+        for statement in OLDER_ROWS:
+            connection.execute(text(statement))
+        newest.module.upgrade()
+    with engine.connect() as connection:
+        runs = connection.execute(text("SELECT run_key FROM statecheck_checkpoint ORDER BY checkpoint_id")).scalars()
+        assert list(runs) == ["monday", "tuesday", ""], "of a forgotten attempt nobody knows the run"
+        operators = connection.execute(text("SELECT first_run FROM statecheck_operator ORDER BY operator_id")).scalars()
+        assert list(operators) == ["monday", ""]
+        assert set(connection.execute(text("SELECT retained_runs FROM statecheck_attempt")).scalars()) == {1}
 
 
 def test_every_table_is_ours_by_name_and_refers_to_no_other() -> None:

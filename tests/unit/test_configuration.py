@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.configuration import conf
 
 from airflow_provider_statecheck.checkpoint.config import ExternalizedCheckpointCleanup
-from airflow_provider_statecheck.checkpoint.records import OnClear
+from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.interpreter import modules_loaded_by
@@ -31,6 +31,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         checkpoint_dir=DIRECTORY,
         storage_conn_id=None,
         num_retained=2,
+        retained_runs=1,
         checkpoint_timeout_seconds=600.0,
         tolerable_failed_checkpoints=-1,
         overhead_budget=None,
@@ -40,6 +41,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         savepoint_dir=None,
         data_inline_threshold=20 * 1024,
         on_clear=OnClear.RESUME_UNCHANGED,
+        on_overlap=OnOverlap.FAIL,
     )
 
 
@@ -49,6 +51,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         ("checkpoint_dir", "s3://lake/checkpoints", "s3://lake/checkpoints"),
         ("storage_conn_id", "aws_default", "aws_default"),
         ("num_retained", "5", 5),
+        ("retained_runs", "0", 0),
         ("checkpoint_timeout_seconds", "0.5", 0.5),
         ("tolerable_failed_checkpoints", "0", 0),
         ("overhead_budget", "0.05", 0.05),
@@ -112,6 +115,9 @@ def test_a_missing_checkpoint_dir_is_refused_with_the_way_to_set_it(given):
         ("num_retained", "two", "a whole number"),
         ("num_retained", 2.7, "a whole number"),
         ("num_retained", True, "a whole number"),
+        ("retained_runs", -1, "0 or more"),
+        ("retained_runs", "all", "a whole number"),
+        ("on_overlap", "queue", "fail, wait"),
         ("checkpoint_timeout_seconds", 0, "from 0.01 seconds"),
         ("checkpoint_timeout_seconds", -600, "from 0.01 seconds"),
         ("checkpoint_timeout_seconds", float("nan"), "from 0.01 seconds"),

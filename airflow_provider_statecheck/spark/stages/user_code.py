@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import site
 import sys
 import sysconfig
+import typing
 from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -83,7 +86,18 @@ def _send_by_value(modules: Iterable[ModuleType]) -> None:
     from pyspark import cloudpickle
 
     for module in modules:
+        _resolve_annotations(module)
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _resolve_annotations(module: ModuleType) -> None:
+    # The names in annotations that are texts mean nothing where the module is not, and state may be of such a class.
+    for kind in vars(module).values():
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            # A name that type checkers alone know stays a text.
+            with contextlib.suppress(NameError):
+                hints = typing.get_type_hints(kind, include_extras=True)
+                kind.__annotations__ = {name: hints[name] for name in inspect.get_annotations(kind)}
 
 
 def _is_installed(path: str) -> bool:

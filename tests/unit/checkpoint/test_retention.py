@@ -20,6 +20,7 @@ def completed(
     properties: CheckpointProperties | None = None,
     *,
     has_open_commit: bool = False,
+    run_key: str = "",
 ) -> CheckpointRecord:
     return CheckpointRecord(
         job_id=job_id_of("sales"),
@@ -35,7 +36,17 @@ def completed(
         unusable_reason=unusable_reason,
         properties=properties or CheckpointProperties(),
         has_open_commit=has_open_commit,
+        run_key=run_key,
     )
+
+
+def of_runs(runs: str, num_retained: int, retained_runs: int) -> list[int]:
+    """Take checkpoints by the runs that took them, as text such as ``a a b!``: a restore could not use the last one."""
+    rows = [
+        completed(number, "damaged" if run.endswith("!") else None, run_key=run.rstrip("!"))
+        for number, run in enumerate(runs.split(), 1)
+    ]
+    return [c.checkpoint_id for c in subsumed_by_retention(rows, num_retained, retained_runs)]
 
 
 def subsumed(checkpoints: str, num_retained: int) -> list[int]:
@@ -44,7 +55,7 @@ def subsumed(checkpoints: str, num_retained: int) -> list[int]:
         completed(int(c.rstrip("!+")), "damaged" if c.endswith("!") else None, has_open_commit="+" in c)
         for c in checkpoints.split()
     ]
-    return [c.checkpoint_id for c in subsumed_by_retention(rows, num_retained)]
+    return [c.checkpoint_id for c in subsumed_by_retention(rows, num_retained, 1)]
 
 
 @pytest.mark.parametrize(
@@ -99,16 +110,43 @@ def test_one_that_a_sink_has_not_committed_stays_beyond_their_number(checkpoints
 def test_a_savepoint_takes_no_place_and_never_goes():
     savepoint = CheckpointProperties.for_savepoint()
     rows = [completed(1), completed(2, properties=savepoint), completed(3), completed(4, properties=savepoint)]
-    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 1)] == [1]
-    assert subsumed_by_retention(rows[1:2], 1) == []
+    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 1, 1)] == [1]
+    assert subsumed_by_retention(rows[1:2], 1, 1) == []
 
 
 def test_a_snapshot_restored_without_a_claim_is_subsumed_like_any_and_keeps_its_bytes():
     restored = completed(1, properties=CheckpointProperties.for_unclaimed_snapshot())
-    assert subsumed_by_retention([restored, completed(2), completed(3)], 2) == [restored]
+    assert subsumed_by_retention([restored, completed(2), completed(3)], 2, 1) == [restored]
     assert not replace(restored, status=CheckpointStatus.SUBSUMED).awaits_discard
 
 
 def test_the_first_one_of_a_new_generation_subsumes_all_of_the_old():
     rows = [completed(1), completed(2), completed(3, generation=2)]
-    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 2)] == [1, 2]
+    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 2, 1)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("runs", "num_retained", "retained_runs", "expected"),
+    [
+        ("a a b b", 1, 0, [1, 2, 3]),
+        ("a a b b", 1, 1, [1, 3]),
+        ("a a b b", 3, 1, [1]),
+        ("a b c d", 1, 1, [1, 2]),
+        ("a b c d", 1, 2, [1]),
+        ("a b c d", 1, 9, []),
+        ("a b a", 1, 1, [1]),
+        ("a a", 1, 1, [1]),
+    ],
+)
+def test_the_last_one_of_each_of_the_last_runs_is_kept_beside_the_newest(runs, num_retained, retained_runs, expected):
+    assert of_runs(runs, num_retained, retained_runs) == expected
+
+
+def test_one_that_a_restore_could_not_use_is_not_the_last_of_its_run():
+    assert of_runs("a a! b b", 1, 1) == [3]
+    assert of_runs("a! b b", 1, 1) == [1, 2]
+
+
+def test_the_runs_of_an_earlier_generation_are_not_kept():
+    rows = [completed(1, run_key="a"), completed(2, generation=2, run_key="b")]
+    assert [c.checkpoint_id for c in subsumed_by_retention(rows, 1, 1)] == [1]

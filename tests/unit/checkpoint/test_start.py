@@ -38,7 +38,7 @@ def decide(
     return decide_start(previous(status), make_registration(owner=owner, on_clear=on_clear, job_name=job))
 
 
-def test_the_first_attempt_starts_afresh():
+def test_the_first_attempt_begins_its_run():
     assert decide_start(None, make_registration()) == StartDecision(False, "first attempt")
 
 
@@ -87,10 +87,10 @@ def test_the_state_of_a_job_goes_on_in_its_next_run(status, on_clear):
 
 
 @pytest.mark.parametrize("status", AttemptStatus)
-def test_a_new_run_under_an_old_logical_date_starts_afresh(status):
+def test_a_new_run_under_an_old_logical_date_begins_it_again(status):
     expected = StartDecision(False, "a new run under the logical date of an earlier one")
     assert decide(status, SAME_DATE_NEW_RUN) == expected
 
 
 def test_a_second_test_run_of_one_date_is_a_retry():
-    assert decide(AttemptStatus.FAILED, SAME_DATE_NEW_RUN, job="test/sales").is_restore
+    assert decide(AttemptStatus.FAILED, SAME_DATE_NEW_RUN, job="test/sales").goes_on

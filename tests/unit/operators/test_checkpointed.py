@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, Any] = {
     "checkpoint_dir": "s3://lake/checkpoints",
     "storage_conn_id": "lake",
     "num_retained": 3,
+    "retained_runs": 2,
     "checkpoint_timeout_seconds": 60.0,
     "tolerable_failed_checkpoints": 5,
     "overhead_budget": 0.05,
@@ -30,11 +31,14 @@ ARGUMENTS: dict[str, Any] = {
     "externalized_checkpoint_retention": "DELETE_ON_CANCELLATION",
     "savepoint_dir": "s3://lake/savepoints",
     "from_savepoint": "s3://lake/savepoints/savepoint-000000-000000000000",
+    "from_checkpoint": "before:{{ ds }}",
+    "fork": "again",
     "claim_mode": "claim",
     "renamed_uids": {"old": "stage"},
     "allow_non_restored_state": True,
     "data_inline_threshold": "1 mb",
     "on_clear": "resume",
+    "on_overlap": "wait",
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import importlib.util
 import json
 import os
 import pickle
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,6 +25,11 @@ MODULES = {
     "pipeline_of_tests/functions.py": "import rates_of_tests\ndef double(x): return rates_of_tests.RATE * x\n"
     "class Function:\n    def map(self, x): return double(x)\n",
     "rates_of_tests.py": "RATE = 2\n",
+    "types_of_tests.py": "from __future__ import annotations\nimport dataclasses, datetime, typing\n"
+    "@dataclasses.dataclass\nclass Visit:\n    at: datetime.datetime\n    pages: list[int]\n"
+    "class Place(typing.NamedTuple):\n    since: datetime.date\n"
+    "class Unresolved:\n    other: KnownToTypeCheckers\n"
+    "def visit(x): return Visit, Place, Unresolved\n",
     "unrelated/other_of_tests.py": "def other(x): return x\n",
 }
 
@@ -109,6 +116,19 @@ def test_what_was_sent_works_where_the_modules_are_not(folder: Path, monkeypatch
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(folder)])
     assert pickle.loads(data).map(4) == 8
+
+
+def test_types_of_state_that_were_sent_are_known_where_their_module_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_importable(cluster_spark(), [importlib.import_module("types_of_tests").visit])
+    data = cloudpickle.dumps(sys.modules["types_of_tests"].visit)
+    monkeypatch.delitem(sys.modules, "types_of_tests")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(folder)])
+    visit, place, unresolved = pickle.loads(data)(1)
+    assert typing.get_type_hints(visit) == {"at": datetime.datetime, "pages": list[int]}
+    assert typing.get_type_hints(place) == {"since": datetime.date}
+    assert unresolved.__annotations__ == {"other": "KnownToTypeCheckers"}
 
 
 def test_packages_of_spark_and_this_one_are_never_sent(folder: Path) -> None:

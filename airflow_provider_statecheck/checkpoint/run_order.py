@@ -1,0 +1,49 @@
+"""The runs of a job that lives over them: which came before which, and where the state stood before one began."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def is_earlier(run_key: str, other: str) -> bool:
+    """Tell whether a run is known to come before another: both have a logical date, and its own is the earlier one."""
+    mine, theirs = _logical_date(run_key), _logical_date(other)
+    return mine is not None and theirs is not None and mine < theirs
+
+
+def taken_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+    """
+    Return what is left where a run is taken back that took the newest checkpoints.
+
+    :param checkpoints: Of one generation, newest first.
+    :param run_key: The run.
+    """
+    others = (number for number, checkpoint in enumerate(checkpoints) if checkpoint.run_key != run_key)
+    return tuple(checkpoints[next(others, len(checkpoints)) :])
+
+
+def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[CheckpointRecord]:
+    """
+    Yield the newest checkpoint of each run.
+
+    :param checkpoints: Of one generation, newest first.
+    """
+    return (next(taken) for _, taken in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
+
+
+def _logical_date(run_key: str) -> datetime | None:
+    # A run id may be anything; only what begins like a date is one, not a number that could be read as such.
+    if _DATE.match(run_key) is None:
+        return None
+    try:
+        date = datetime.fromisoformat(run_key)
+    except ValueError:
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)

@@ -1,0 +1,79 @@
+"""What happens between the two transactions of a registration while somebody is asked whether a task runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError
+from airflow_provider_statecheck.testing.across_runs_contract import day
+from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+
+JOB = job_id_of("sales")
+
+
+class Meanwhile:
+    """Does something when it is asked for the first time; after that the tasks of some runs run."""
+
+    def __init__(self, *running: AttemptOwner) -> None:
+        self.running = [owner.run_id for owner in running]
+        self.asked: list[str] = []
+        self.act: Callable[[], object] = lambda: None
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        self.asked.append(owner.run_id)
+        if len(self.asked) == 1:
+            self.act()
+        return owner.run_id in self.running
+
+
+def coordinator_with(liveness: Meanwhile) -> AttemptCoordinator:
+    return AttemptCoordinator(InMemoryJobStore(), liveness)
+
+
+def test_nobody_is_asked_about_a_retry_or_an_attempt_that_ended() -> None:
+    liveness = Meanwhile(day(1))
+    coordinator = coordinator_with(liveness)
+    coordinator.register(make_registration(owner=day(1)))
+    grant = coordinator.register(make_registration(owner=day(1)))
+    coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED))
+    coordinator.register(make_registration(owner=day(2)))
+    assert liveness.asked == []
+
+
+def test_one_that_came_while_somebody_was_asked_is_asked_about_too() -> None:
+    liveness = Meanwhile(day(2))
+    coordinator = coordinator_with(liveness)
+    coordinator.register(make_registration(owner=day(1)))
+    liveness.act = lambda: coordinator.register(make_registration(owner=day(2)))
+    with pytest.raises(ConcurrentAttemptError):
+        coordinator.register(make_registration(owner=day(3)))
+    assert liveness.asked[0] == day(1).run_id
+    assert liveness.asked[-1] == day(2).run_id
+    assert coordinator.describe(JOB).attempts[-1].owner == day(2)
+
+
+def test_one_that_was_adopted_while_somebody_was_asked_is_asked_about_again() -> None:
+    liveness = Meanwhile()
+    coordinator = coordinator_with(liveness)
+    attempt = coordinator.register(make_registration(owner=day(1))).attempt
+    adopt = AdoptAttempt(attempt=attempt, owner=day(1, label="try 2"))
+    liveness.act = lambda: coordinator.adopt(adopt)
+    coordinator.register(make_registration(owner=day(2)))
+    assert liveness.asked == [day(1).run_id] * 2
+
+
+def test_one_that_ended_while_somebody_was_asked_is_not_fenced() -> None:
+    liveness = Meanwhile()
+    coordinator = coordinator_with(liveness)
+    attempt = coordinator.register(make_registration(owner=day(1))).attempt
+    complete_checkpoint(coordinator, attempt)
+    liveness.act = lambda: coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+    assert coordinator.register(make_registration(owner=day(2))).is_restore
+    assert coordinator.describe(JOB).attempts[0].status is AttemptStatus.FINISHED
