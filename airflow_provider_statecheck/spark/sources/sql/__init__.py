@@ -1,0 +1,1 @@
+"""Ranges of keys of a table or a query of a database, read by SQLAlchemy."""

@@ -1,0 +1,1 @@
+"""What the sink of another stage has committed, checkpoint by checkpoint."""
