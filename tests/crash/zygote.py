@@ -19,7 +19,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from tests.crash import pipeline, stage_pipeline
+from tests.crash import pipeline, sink_pipeline, stage_pipeline
+from tests.crash.sink_steps import StepPlan
 
 FAILED = 3
 
@@ -35,15 +36,23 @@ def connect() -> SparkSession:
     return SparkSession(SparkContext(gateway=gateway, jsc=java_context, conf=conf))
 
 
+def make_plan(command: dict[str, Any]) -> FaultPlan:
+    """Return where a try fails; the pipelines have plans of their own kinds."""
+    if command.get("pipeline") == "sink":
+        return sink_pipeline.plan_of(command)
+    kind = stage_pipeline.SharedPlan if command.get("pipeline") == "stage" else FaultPlan
+    mode = FaultMode(command.get("mode", "error"))
+    return kind(point=command.get("point"), mode=mode, times=command.get("times", 1))
+
+
 def run_try(command: dict[str, Any]) -> int:
     """Run one try in this process and return its exit status."""
     work = Path(command["work"])
-    is_stage = command.get("pipeline") == "stage"
-    make_plan = stage_pipeline.SharedPlan if is_stage else FaultPlan
-    mode = FaultMode(command.get("mode", "error"))
-    plan = make_plan(point=command.get("point"), mode=mode, times=command.get("times", 1))
+    plan = make_plan(command)
     try:
-        if is_stage:
+        if isinstance(plan, StepPlan):
+            result = sink_pipeline.run(connect(), work, plan, command)
+        elif isinstance(plan, stage_pipeline.SharedPlan):
             result = stage_pipeline.run(connect(), work, plan, command)
         else:
             result = pipeline.run(connect(), work, plan, command.get("fail_at"))

@@ -30,12 +30,24 @@ class OutputFile:
         self.waiting_bytes = 0
         self._waiting: list[Any] = []
         self._stream = path.open("xb")
-        self._parquet = pq.ParquetWriter(self._stream, schema, compression=compression, write_page_checksum=True)
+        self._metadata: list[Any] = []
+        self._parquet = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression=compression,
+            write_page_checksum=True,
+            metadata_collector=self._metadata,
+        )
 
     @property
     def written_bytes(self) -> int:
         """Return how many bytes the file has so far."""
         return self._stream.tell()
+
+    @property
+    def metadata(self) -> Any:
+        """Return what the footer of the finished file says, with the statistics of its columns."""
+        return self._metadata[0]
 
     def add(self, table: Any) -> None:
         """Take a table; it may wait for others."""

@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.sinks.committable import Committable
 from airflow_provider_statecheck.spark.sinks.committer import ParquetCommitter
+from airflow_provider_statecheck.spark.sinks.data_file_writer import FileLayout
 from airflow_provider_statecheck.spark.sinks.names import lineage_of
-from airflow_provider_statecheck.spark.sinks.parquet_writer import FileLayout, ParquetSinkWriter
+from airflow_provider_statecheck.spark.sinks.parquet_writer import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles

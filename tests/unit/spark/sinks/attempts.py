@@ -43,7 +43,7 @@ class Attempt:
         storage_options: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self.sink = ParquetSink(path, **settings)
+        self.sink: Any = ParquetSink(path, **settings)
         self.epoch = epoch
         self.schema = schema
         self.context = SinkContext(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +56,7 @@ class Job:
     next_id: int = 1
     completed: list[Checkpoint] = field(default_factory=list)
     """Those of this generation that an attempt may restore."""
+    new_attempt: Callable[..., Attempt] = Attempt
 
     def run(self, until: int) -> None:
         """Run attempts until one succeeds; where the sink refuses what is restored, start over as it says."""
@@ -81,7 +82,7 @@ class Job:
         self.epoch += 1
         last = readable[-1] if readable else None
         restored = None if last is None else last.id
-        attempt = Attempt(self.path, self.epoch, restored=restored, generation=self.generation).open()
+        attempt = self.new_attempt(self.path, self.epoch, restored=restored, generation=self.generation).open()
         for checkpoint in readable:
             self._confirm(attempt, checkpoint)
         position = 0 if last is None else last.position

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks import output_file, parquet_writer
+from airflow_provider_statecheck.spark.sinks import data_file_writer, output_file
 from airflow_provider_statecheck.spark.sinks.committable import Committable
 from airflow_provider_statecheck.spark.sinks.committed import committed_files
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
@@ -78,7 +78,7 @@ def test_a_full_file_is_followed_by_another(path):
 
 
 def test_rows_wait_for_each_other_in_row_groups_of_bounded_size(path, monkeypatch):
-    monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", table_of([1, 2]).nbytes)
+    monkeypatch.setattr(data_file_writer, "ROW_GROUP_BYTES", table_of([1, 2]).nbytes)
     attempt = Attempt(path, 1).open()
     writer = attempt.task()
     for key in range(5):
@@ -130,7 +130,7 @@ def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
 
 
 def test_few_files_are_open_at_once(path, monkeypatch):
-    monkeypatch.setattr(parquet_writer, "_OPEN_FILES", 2)
+    monkeypatch.setattr(data_file_writer, "_OPEN_FILES", 2)
     table = pa.table({"key": [1, 2, 3], "name": ["a", "b", "c"]}, SCHEMA)
     attempt = Attempt(path, 1, partition_by=["name"]).open()
     writer = attempt.task()
@@ -141,7 +141,7 @@ def test_few_files_are_open_at_once(path, monkeypatch):
 
 
 def test_memory_of_all_open_files_is_bounded(path, monkeypatch):
-    monkeypatch.setattr(parquet_writer, "ROW_GROUP_BYTES", 200)
+    monkeypatch.setattr(data_file_writer, "ROW_GROUP_BYTES", 200)
     flushed = []
     monkeypatch.setattr(output_file.OutputFile, "flush", lambda file: flushed.append(file))
     writer = Attempt(path, 1, partition_by=["name"]).open().task()
@@ -190,7 +190,8 @@ def test_giving_up_raises_nothing_where_the_storage_fails(path, monkeypatch, cap
     writer.write(table_of([1]))
     monkeypatch.setattr(TargetFiles, "delete", _failing)
     writer.abort()
-    assert "stays in the staging directory" in caplog.text
+    assert "stays in" in caplog.text
+    assert "nothing names it" in caplog.text
 
 
 def test_half_a_file_is_never_sent(memory_path, monkeypatch):

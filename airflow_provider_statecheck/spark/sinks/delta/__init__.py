@@ -1,0 +1,1 @@
+"""The parts of the sink and the source of Delta tables."""

@@ -1,0 +1,1 @@
+"""The parts of the sink that adds files to Iceberg tables."""

@@ -1,0 +1,171 @@
+"""The data files of a Delta table as items of a source: which there are, and which came since a version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.delta.log import Action, DeltaLog, LogEntry
+from airflow_provider_statecheck.spark.sinks.delta.table import DeltaSnapshot
+from airflow_provider_statecheck.spark.sinks.ledger import in_parallel
+from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.spark.sources.partitions import NULL, partition_of
+from airflow_provider_statecheck.storage.uris import redact
+
+_READER_FEATURES = frozenset(
+    {
+        "columnMapping",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+    }
+)
+"""Those that ask nothing of a reader unless the table also makes use of them, which is looked at by itself."""
+
+# Versions whose files are read, and held, at a time.
+_AT_ONCE = 64
+
+Values = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of a table."""
+
+    path: str
+    """Relative to the table."""
+    size_bytes: int
+    values: Values
+    """Of the columns of partitions, in their order."""
+
+    @property
+    def item(self) -> Item:
+        """Return it as an item, whose name tells the values too, because the log may be gone when they are needed."""
+        told = "/".join(
+            f"{quote(n, safe='')}={NULL if v is None else quote(v, safe='')}" for n, v in self.values.items()
+        )
+        return Item.of(f"{self.path}#{told}", self.size_bytes, "")
+
+    @classmethod
+    def of(cls, item: Item) -> DataFile:
+        """Return what an item tells."""
+        path, _, told = item.name.rpartition("#")
+        return cls(path, item.size_bytes, partition_of("", f"{told}/"))
+
+
+@dataclass(slots=True)
+class Additions:
+    """What versions of a table added, and which of them did more than that."""
+
+    files: dict[str, DataFile] = field(default_factory=dict)
+    changing: list[int] = field(default_factory=list)
+    """Versions that removed or changed rows of earlier ones; what they added is left out."""
+    missing: int | None = None
+    """The first version that is not kept any more."""
+
+
+def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
+    """
+    Return the files of a table at a version, ordered by their names.
+
+    :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
+    """
+    import pyarrow as pa
+
+    require_plain_files(snapshot, shown)
+    actions = pa.table(snapshot.handle.get_add_actions())
+    columns = snapshot.partition_by
+    values = _texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
+    paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
+    found = [DataFile(_local(unquote(p), shown), s, v) for p, s, v in zip(paths, sizes, values, strict=True)]
+    return tuple(sorted((file for file in found if file.size_bytes), key=lambda file: file.path))
+
+
+def additions(log: DeltaLog, first: int, last: int, columns: tuple[str, ...], shown: str) -> Additions:
+    """
+    Return what versions added, from the first to the last.
+
+    :param columns: Those of partitions.
+    :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
+    """
+    found = Additions()
+    for start in range(first, last + 1, _AT_ONCE):
+        versions = range(start, min(start + _AT_ONCE, last + 1))
+        entries = in_parallel(log.entry, versions, is_local=log.storage.is_local)
+        for version, entry in zip(versions, entries, strict=True):
+            if entry is None:
+                found.missing = version
+                return found
+            _take(found, entry, columns, shown)
+    return found
+
+
+def require_plain_files(snapshot: DeltaSnapshot, shown: str) -> None:
+    """
+    Refuse a table whose rows are not simply those of its files.
+
+    :raises UnsupportedStateError: Says why.
+    """
+    features = snapshot.handle.protocol().reader_features or ()
+    rules = [f"the table feature {name}" for name in features if name not in _READER_FEATURES]
+    if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        rules.append("column mapping")
+    if '"variant"' in snapshot.handle.schema().to_json():
+        rules.append("columns of type variant")
+    if "deletionVectors" in features and _has_deletion_vectors(snapshot):
+        rules.append("deletion vectors")
+    if rules:
+        raise _not_plain(shown, ", ".join(rules))
+
+
+def _take(found: Additions, entry: LogEntry, columns: tuple[str, ...], shown: str) -> None:
+    added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
+    removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
+    if removed - set(found.files):
+        found.changing.append(entry.version)
+        return
+    for path in removed:
+        del found.files[path]
+    found.files.update(sorted(_files(added, columns, shown)))
+
+
+def _files(added: Mapping[str, Action], columns: tuple[str, ...], shown: str) -> Iterator[tuple[str, DataFile]]:
+    for path, action in added.items():
+        if action.get("deletionVector"):
+            raise _not_plain(shown, "deletion vectors")
+        values = {column: action["partitionValues"].get(column) or None for column in columns}
+        if int(action["size"]):
+            yield path, DataFile(_local(path, shown), int(action["size"]), values)
+
+
+def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+
+
+def _texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
+
+
+def _local(path: str, shown: str) -> str:
+    if "://" in path or path.startswith("/"):
+        raise _not_plain(shown, f"a file of another table, {redact(path)}, as shallow clones have")
+    return path
+
+
+def _not_plain(shown: str, found: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected the rows of the Delta table {shown} to be those of its Parquet files, found {found}; rewrite the table "
+        "without that (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of it."
+    )

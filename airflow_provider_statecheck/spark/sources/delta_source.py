@@ -1,0 +1,204 @@
+"""A Delta table as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    SourceChangedError,
+    SourceRestartRequiredError,
+)
+from airflow_provider_statecheck.spark.sinks.delta.library import library_options
+from airflow_provider_statecheck.spark.sinks.delta.log import DeltaLog
+from airflow_provider_statecheck.spark.sinks.delta.table import DeltaSnapshot, DeltaTableAccess
+from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
+from airflow_provider_statecheck.spark.sources.changes import OnChange, on_change_of
+from airflow_provider_statecheck.spark.sources.delta_files import DataFile, additions, files_of, require_plain_files
+from airflow_provider_statecheck.spark.sources.delta_reader import DeltaReader, Position
+from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
+from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
+from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.spark.sources.ledger import Ledger
+from airflow_provider_statecheck.spark.sources.planning import Limits
+from airflow_provider_statecheck.spark.sources.sizes import parse_size, require_count
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import redact
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SHOWN = 5
+
+
+class DeltaSource:
+    """
+    The rows of a Delta table at the version that it has when a run begins; a later run reads what was added since.
+
+    :param table: The directory of the table: a path or a URI.
+    :param starting_version: The first run reads what this version and those after it added; by default the whole table.
+    :param bytes_per_increment: About how much one Spark job reads. ``"auto"`` is a 64th of all, at least 256 MiB; where
+        ``files_per_increment`` is given, it is no limit.
+    :param files_per_increment: How many files one Spark job reads at most.
+    :param columns: Which columns to read; all by default.
+    :param on_change: What to do if rows of versions that were read have been changed or deleted since: ``"fail"``,
+        ``"ignore"`` to pass over the versions that did so, or ``"restart"``.
+    :param storage_options: Options of the filesystem; by default those of the stage's checkpoint storage.
+    :param delta_options: Options of deltalake for the same storage; by default they are made of ``storage_options``.
+    :raises InvalidConfigurationError: if an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        starting_version: int | None = None,
+        bytes_per_increment: str | int | None = "auto",
+        files_per_increment: int | None = None,
+        columns: Sequence[str] | None = None,
+        on_change: str = "fail",
+        storage_options: Mapping[str, Any] | None = None,
+        delta_options: Mapping[str, str] | None = None,
+    ) -> None:
+        if starting_version is not None and starting_version < 0:
+            raise InvalidConfigurationError(f"Expected starting_version of 0 or more, found {starting_version}.")
+        self.table = table
+        self._starting_version = starting_version
+        self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
+        self._is_auto = bytes_per_increment == "auto" and self._files is None
+        self._bytes = (
+            None if bytes_per_increment in (None, "auto") else parse_size(bytes_per_increment, "bytes_per_increment")
+        )
+        self._columns = _names(columns)
+        self._on_change = on_change_of(on_change)
+        self._options = None if storage_options is None else HiddenOptions(storage_options)
+        self._delta_options = None if delta_options is None else HiddenOptions(delta_options)
+
+    def __repr__(self) -> str:
+        return f"DeltaSource({redact(self.table)!r})"
+
+    def open(
+        self,
+        spark: SparkSession,
+        restored: Mapping[str, Any] | None = None,
+        *,
+        new_run: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> ItemEnumerator:
+        """
+        List the files of the table and plan what is left of them.
+
+        :param spark: The session that will read.
+        :param restored: What an enumerator of this source gave; ``None`` at the start.
+        :param new_run: Whether a new run goes on with the state of one that has ended, so that what was added since is read.
+        :param storage_options: Options of the filesystem that lists; they may be credentials.
+        :raises EnvironmentNotReadyError: if deltalake is missing.
+        :raises InvalidConfigurationError: if there is no table, or versions of the start are not kept.
+        :raises UnsupportedStateError: if the rows of the table are not those of its Parquet files.
+        :raises SourceChangedError: if rows that were read have changed since.
+        :raises SourceRestartRequiredError: if they have and the stage is to begin again.
+        """
+        options = storage_options if self._options is None else self._options.reveal()
+        storage = CheckpointStorage.open(self.table, **dict(options or {}))
+        if restored is None:
+            state, position = self._first(storage)
+        else:
+            before = decode_source_state(restored)
+            position = Position.decode(before.reader)
+            state = before
+            if new_run:
+                state, position = self._following(storage, before, position)
+        limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._files)
+        reader = DeltaReader(spark, storage, position, columns=self._columns, on_change=self._on_change)
+        return ItemEnumerator(state, limits, reader, lambda _: None)
+
+    def _first(self, storage: CheckpointStorage) -> tuple[SourceState, Position]:
+        snapshot = self._snapshot(storage)
+        shown = redact(storage.base_uri)
+        if self._starting_version is None:
+            files: Iterable[DataFile] = files_of(snapshot, shown)
+        else:
+            files = self._added_from(storage, snapshot, self._starting_version)
+        return self._state(file.item for file in files), _position_of(snapshot)
+
+    def _following(
+        self, storage: CheckpointStorage, before: SourceState, position: Position
+    ) -> tuple[SourceState, Position]:
+        snapshot = self._snapshot(storage)
+        shown = redact(storage.base_uri)
+        if snapshot.table_id != position.table_id or snapshot.version < position.version:
+            raise self._changed(shown, position.version, "it was made anew")
+        require_plain_files(snapshot, shown)
+        log = DeltaLog(storage)
+        found = additions(log, position.version + 1, snapshot.version, snapshot.partition_by, shown)
+        if found.missing is not None:
+            raise self._changed(shown, position.version, f"the log of version {found.missing} is not kept any more")
+        if found.changing and self._on_change is not OnChange.IGNORE:
+            raise self._changed(shown, position.version, _told(found.changing))
+        # What is finished need not be remembered: the version tells.
+        left = [item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished]
+        state = self._state([*left, *(file.item for file in found.files.values())], before.increments)
+        return state, _position_of(snapshot)
+
+    def _added_from(self, storage: CheckpointStorage, snapshot: DeltaSnapshot, first: int) -> Iterable[DataFile]:
+        shown = redact(storage.base_uri)
+        if first > snapshot.version + 1:
+            raise InvalidConfigurationError(
+                f"Expected starting_version of at most {snapshot.version + 1} for {shown}, found {first}."
+            )
+        require_plain_files(snapshot, shown)
+        found = additions(DeltaLog(storage), first, snapshot.version, snapshot.partition_by, shown)
+        if found.missing is not None:
+            raise InvalidConfigurationError(
+                f"Expected the log of {shown} from version {first} on, found that version {found.missing} is not kept any "
+                "more; begin at a later one, or with the whole table."
+            )
+        if found.changing and self._on_change is not OnChange.IGNORE:
+            raise SourceChangedError(
+                f"Expected versions of {shown} that only add rows from {first} on, found that {_told(found.changing)}. Begin "
+                "after them, or set on_change to 'ignore' to pass over them."
+            )
+        return found.files.values()
+
+    def _state(self, items: Iterable[Item], increments: int = 0) -> SourceState:
+        ledger = Ledger(tuple(items))
+        target = max(SMALLEST_TARGET_BYTES, ledger.total_bytes // WANTED_INCREMENTS) if self._is_auto else None
+        return SourceState(ledger, increments, target)
+
+    def _snapshot(self, storage: CheckpointStorage) -> DeltaSnapshot:
+        options = self._delta_options or HiddenOptions(library_options(storage.base_uri, storage.options))
+        found = DeltaTableAccess(storage.base_uri, options).snapshot()
+        if found is None:
+            raise InvalidConfigurationError(
+                f"Expected a Delta table in {redact(storage.base_uri)}, found none; correct the path."
+            )
+        return found
+
+    def _changed(self, shown: str, version: int, what: str) -> SourceChangedError | SourceRestartRequiredError:
+        begun = f"Expected that since version {version} the Delta table {shown} has only grown, found that {what}"
+        if self._on_change is OnChange.RESTART:
+            return SourceRestartRequiredError(f"{begun}; the stage begins again, as on_change='restart' says.")
+        return SourceChangedError(
+            f"{begun}. Set on_change to 'restart' to read everything again, or to 'ignore' to pass over versions that change "
+            "rows where their log is kept."
+        )
+
+
+def _position_of(snapshot: DeltaSnapshot) -> Position:
+    schema = str(snapshot.handle.schema().to_json())
+    return Position(snapshot.version, snapshot.table_id, schema, snapshot.partition_by)
+
+
+def _told(versions: Sequence[int]) -> str:
+    shown = ", ".join(str(version) for version in versions[:_SHOWN])
+    more = f" and {len(versions) - _SHOWN} more" if len(versions) > _SHOWN else ""
+    return f"rows were changed or deleted by version {shown}{more}"
+
+
+def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
+        raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
+    return tuple(columns)

@@ -1,0 +1,65 @@
+"""A table in a database of its own, and the attempts that write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import NullPool, create_engine, text
+
+from airflow_provider_statecheck.spark.sinks.sql.tables import COMMITS, HEADS
+from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from tests.unit.spark.sinks.two_phase.attempts import Attempt
+
+TABLE = "balances"
+
+
+@dataclass(frozen=True)
+class Place:
+    url: str
+    folder: Path
+
+    def sink(self, table: str = TABLE, **settings: Any) -> SqlSink:
+        return SqlSink(self.url, table, staging=f"file://{self.folder}/staging", **settings)
+
+    def attempt(self, epoch: int, *, settings: dict[str, Any] | None = None, **context: Any) -> Attempt:
+        return Attempt(lambda: self.sink(**(settings or {})), epoch, **context)
+
+    def open(self, epoch: int, **context: Any) -> Attempt:
+        return self.attempt(epoch, **context).open()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.startswith("sqlite")
+
+    @property
+    def staged(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "staging").rglob("*.staged"))
+
+    @contextmanager
+    def connection(self) -> Iterator[Any]:
+        with create_engine(self.url, poolclass=NullPool).begin() as connection:
+            yield connection
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        with self.connection() as connection:
+            found = connection.execute(text(statement))
+            return [tuple(row) for row in found] if found.returns_rows else []
+
+    def rows(self, columns: str = "key, name", table: str = TABLE) -> list[tuple[Any, ...]]:
+        return sorted(self.run(f"SELECT {columns} FROM {table}"))
+
+    @property
+    def seen(self) -> list[int]:
+        return [key for (key,) in self.rows("key")]
+
+    @property
+    def commits(self) -> list[tuple[int, int, int]]:
+        return sorted(self.run(f"SELECT generation, checkpoint_id, row_count FROM {COMMITS}"))
+
+    def clear(self) -> None:
+        for name in (TABLE, HEADS, COMMITS):
+            self.run(f"DROP TABLE IF EXISTS {name}")

@@ -1,0 +1,103 @@
+"""How a SQL sink is told its database, and who never hears of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StorageError,
+)
+from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
+from tests.unit.spark.sinks.two_phase.attempts import Attempt, context_of
+
+SECRET = "postgresql+psycopg2://ada:engine-1843@localhost:1/lake?sslpassword=hidden"
+
+
+def a_sink(url, tmp_path, **settings):
+    return SqlSink(url, "balances", staging=f"file://{tmp_path}/staging", **settings)
+
+
+def test_a_sink_is_shown_without_its_password(tmp_path):
+    shown = repr(a_sink(SECRET, tmp_path))
+    assert shown == "SqlSink('postgresql+psycopg2://localhost/lake', 'balances')"
+
+
+def test_a_database_that_does_not_answer_is_told_without_the_password(tmp_path):
+    with pytest.raises(StorageError, match="The database postgresql") as told:
+        a_sink(SECRET, tmp_path).open(context_of(1))
+    chain = f"{told.value} {told.value.__cause__} {told.value.__dict__}"
+    assert "engine-1843" not in chain
+    assert "hidden" not in chain
+
+
+def test_tasks_get_a_copy_without_the_url(sqlite):
+    opened = sqlite.open(1).sink
+    assert sqlite.url.encode() not in pickle.dumps({**opened.__getstate__(), "_shown": ""})
+    with pytest.raises(CoordinatorError, match="found a copy for tasks"):
+        pickle.loads(pickle.dumps(opened)).open(context_of(1))
+
+
+def test_what_tasks_hand_over_names_no_database(sqlite):
+    assert "sqlite" not in str(sqlite.open(1).write(1))
+
+
+def test_a_sink_that_was_not_opened_is_copied_whole(sqlite):
+    sink = copy.deepcopy(sqlite.sink())
+    Attempt(lambda: sink, 1).open().add(1, 1)
+    assert sqlite.seen == [1]
+
+
+def test_a_url_comes_from_the_environment_of_the_driver_when_the_sink_is_opened(sqlite, tmp_path, monkeypatch):
+    sink = a_sink("env:LAKE_URL", tmp_path)
+    with pytest.raises(InvalidConfigurationError, match="LAKE_URL"):
+        sink.open(context_of(1))
+    monkeypatch.setenv("LAKE_URL", sqlite.url)
+    sink.open(context_of(1))
+    assert repr(sink) == "SqlSink('env:LAKE_URL', 'balances')"
+
+
+def test_a_url_comes_from_a_function_that_is_called_when_the_sink_is_opened(sqlite, tmp_path):
+    calls = []
+
+    def url():
+        calls.append(1)
+        return sqlite.url
+
+    sink = a_sink(url, tmp_path)
+    assert calls == []
+    Attempt(lambda: sink, 1).open().add(1, 1)
+    assert sqlite.seen == [1]
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql+pymysql://host/name", "postgresql+asyncpg://host/name", "sqlite+aiosqlite:///a.db"]
+)
+def test_a_database_that_nobody_tried_is_refused(tmp_path, url):
+    with pytest.raises(InvalidConfigurationError, match="postgresql\\+psycopg2"):
+        a_sink(url, tmp_path).open(context_of(1))
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused(tmp_path, url):
+    with pytest.raises(InvalidConfigurationError, match="of an SQLite file"):
+        a_sink(url, tmp_path).open(context_of(1))
+
+
+def test_a_staging_directory_that_is_a_file_is_refused(sqlite):
+    (sqlite.folder / "staging").write_text("")
+    with pytest.raises(EnvironmentNotReadyError, match="found a file"):
+        sqlite.open(1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"upsert_by": "key"}, {"upsert_by": ["a", "a"]}, {"upsert_by": [""]}, {"on_earlier_output": "keep"}]
+)
+def test_a_setting_out_of_its_range_is_refused(tmp_path, settings):
+    with pytest.raises(InvalidConfigurationError):
+        a_sink("sqlite:///x.db", tmp_path, **settings)

@@ -1,0 +1,314 @@
+"""What a reader of a table sees of the output of a stage, attempt after attempt."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    StaleAttemptError,
+    StorageError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.sinks.names import lineage_of
+from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, COMMITS, HEADS, LINEAGE
+from tests.unit.spark.sinks.sql.databases import TABLE, Place
+from tests.unit.spark.sinks.two_phase.attempts import SCHEMA
+
+UPSERT = {"upsert_by": ["key"]}
+
+
+def test_a_sql_sink_is_a_sink(sqlite):
+    assert isinstance(sqlite.sink(), Sink)
+
+
+def test_nothing_is_seen_before_the_commit(place):
+    first = place.open(1)
+    written = [*first.write(1, 2), *first.write(3, subtask=1), *first.write(subtask=2)]
+    assert place.seen == []
+    first.commit(1, written)
+    assert place.rows() == [(1, "name 1"), (2, "name 2"), (3, "name 3")]
+    assert place.commits == [(1, 1, 3)]
+
+
+def test_rows_say_who_made_them(place):
+    first = place.open(1)
+    first.add(1, 1)
+    lineage = lineage_of(first.context.job_id, first.context.uid)
+    assert place.rows(f"{LINEAGE}, {CHECKPOINT}") == [(lineage, 1)]
+
+
+def test_a_commit_may_be_repeated_also_by_a_later_attempt(place):
+    written = place.open(1).add(1, 1, 2)
+    second = place.open(2, restored=1, restored_epoch=1)
+    second.commit(1, written)
+    second.commit(1, written)
+    assert place.seen == [1, 2]
+
+
+def test_a_later_attempt_makes_the_commit_that_never_was(place):
+    written = place.open(1).write(1, 2)
+    # It has no input of its own, and so knows no columns.
+    second = place.open(2, restored=1, restored_epoch=1, schema=None)
+    second.commit(1, written)
+    second.finish()
+    assert place.seen == [1, 2]
+
+
+def test_a_commit_that_fails_leaves_nothing_and_may_be_repeated(place):
+    first = place.open(1)
+    written = [*first.write(1), *first.write(2, subtask=1)]
+    (staged,) = (place.folder / "staging").rglob(written[1]["files"][0]["staged"])
+    moved = staged.rename(place.folder / "moved")
+    with pytest.raises(CorruptStateError, match="found none"):
+        first.commit(1, written)
+    assert (place.seen, place.commits) == ([], [])
+    moved.rename(staged)
+    first.commit(1, written)
+    assert place.seen == [1, 2]
+
+
+def test_staged_rows_that_were_changed_are_not_committed(place):
+    first = place.open(1)
+    written = first.write(1)
+    written[0]["files"][0]["rows"] = 2
+    with pytest.raises(CorruptStateError, match="Expected 2 rows in the staged file"):
+        first.commit(1, written)
+    assert place.seen == []
+
+
+def test_staged_rows_go_with_their_commit(place):
+    first = place.open(1)
+    first.add(1, 1)
+    assert place.staged == []
+
+
+def test_staged_rows_of_earlier_attempts_go_with_the_first_commit_of_a_newer_one(place):
+    first = place.open(1)
+    open_commit, _ = first.write(1), first.write(2)
+    second = place.open(2, restored=1, restored_epoch=1)
+    assert len(place.staged) == 2
+    second.commit(1, open_commit)
+    assert len(place.staged) == 1
+    second.add(2, 20)
+    assert place.staged == []
+    assert place.seen == [1, 20]
+
+
+def test_rows_that_are_staged_while_the_increment_before_is_committed_stay(place):
+    first = place.open(1)
+    written, following = first.write(1), first.write(2)
+    first.commit(1, written)
+    first.commit(2, following)
+    assert place.seen == [1, 2]
+
+
+def test_at_the_end_nothing_stays_staged(place):
+    first = place.open(1)
+    first.write(1)
+    first.sink.close(succeeded=False)
+    assert len(place.staged) == 1
+    place.open(2).finish()
+    assert place.staged == []
+
+
+def test_an_attempt_of_a_lower_epoch_cannot_open(place):
+    place.open(2)
+    with pytest.raises(StaleAttemptError, match="Attempt 2 has taken table balances"):
+        place.open(1)
+
+
+def test_a_zombie_cannot_commit(place):
+    zombie = place.open(1)
+    written = zombie.write(1)
+    place.open(2).add(2, 5)
+    with pytest.raises(StaleAttemptError, match="attempt 1 may not write"):
+        zombie.commit(1, written)
+    with pytest.raises(StaleAttemptError):
+        zombie.finish()
+    assert place.seen == [5]
+
+
+def test_a_zombie_that_has_looked_already_is_refused_by_the_transaction_itself(place, monkeypatch):
+    from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
+
+    zombie = place.open(1)
+    written = zombie.write(1)
+    apply = SqlDestination.apply
+
+    def overtaken(destination, epoch, change):
+        monkeypatch.setattr(SqlDestination, "apply", apply)
+        place.open(2).add(2, 5)
+        return apply(destination, epoch, change)
+
+    monkeypatch.setattr(SqlDestination, "apply", overtaken)
+    with pytest.raises(StaleAttemptError):
+        zombie.commit(1, written)
+    assert place.seen == [5]
+
+
+def test_output_newer_than_the_restored_checkpoint_is_replaced_by_the_first_new_commit(place):
+    first = place.open(1)
+    for checkpoint_id in (1, 2, 3):
+        first.add(checkpoint_id, checkpoint_id)
+    second = place.open(2, restored=1, restored_epoch=1)
+    assert place.seen == [1, 2, 3]
+    second.add(4, 20)
+    assert place.seen == [1, 20]
+    assert place.commits == [(1, 1, 1), (1, 4, 1)]
+
+
+def test_output_newer_than_the_restored_checkpoint_goes_at_the_end_if_nothing_replaced_it(place):
+    first = place.open(1)
+    first.add(1, 1)
+    first.add(2, 2)
+    place.open(2, restored=1, restored_epoch=1).finish()
+    assert place.seen == [1]
+
+
+def test_a_checkpoint_whose_output_was_replaced_cannot_be_restored(place):
+    first = place.open(1)
+    first.add(1, 1)
+    first.add(2, 2)
+    place.open(2, restored=1, restored_epoch=1).add(3, 20)
+    with pytest.raises(CorruptStateError, match="output of checkpoint 2 in table balances"):
+        place.open(3, restored=2, restored_epoch=1)
+
+
+def test_a_fresh_start_replaces_earlier_output_with_its_first_commit(place):
+    place.open(1).add(1, 1)
+    second = place.open(2, generation=2)
+    assert place.seen == [1]
+    second.add(2, 20)
+    assert place.seen == [20]
+    assert place.commits == [(2, 2, 1)]
+
+
+def test_a_fresh_start_is_refused_beside_earlier_output_if_told_so(place):
+    place.open(1).add(1, 1)
+    with pytest.raises(EnvironmentNotReadyError, match="on_earlier_output is 'refuse'"):
+        place.open(2, generation=2, settings={"on_earlier_output": "refuse"})
+
+
+def test_rows_of_others_are_never_touched(place):
+    place.open(1, job="other").add(1, 1)
+    place.run(f"INSERT INTO {TABLE} (key, name) VALUES (7, 'by hand')")
+    place.open(1).add(1, 2)
+    place.open(2, generation=2).add(2, 20)
+    assert place.seen == [1, 7, 20]
+
+
+def test_what_a_savepoint_has_of_another_job_is_not_committed(place):
+    written = place.open(1, job="other").write(1)
+    place.open(1).commit(1, written)
+    assert place.seen == []
+    assert place.staged != []
+
+
+def test_two_sinks_of_one_job_may_have_tables_of_their_own_with_one_log_table(place):
+    place.open(1).add(1, 1)
+    place.run("DROP TABLE IF EXISTS other_balances")
+    second = place.attempt(2, restored=1, restored_epoch=1, settings={"table": "other_balances"}).open()
+    second.add(2, 2)
+    assert place.rows("key", "other_balances") == [(2,)]
+    assert place.seen == [1]
+    assert len(place.run(f"SELECT 1 FROM {HEADS}")) == 2
+    place.run("DROP TABLE other_balances")
+
+
+def test_unmarked_rows_are_added_to_a_table_without_our_columns(place):
+    place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT, added_at TEXT)")
+    place.open(1, settings={"mark_rows": False}).add(1, 1)
+    assert place.rows("key, name, added_at") == [(1, "name 1", None)]
+
+
+@pytest.mark.parametrize("start", [{"generation": 2}, {"restored": 1, "restored_epoch": 1}])
+def test_unmarked_rows_are_not_taken_back_but_the_start_is_refused(place, start):
+    first = place.open(1, settings={"mark_rows": False})
+    first.add(1, 1)
+    first.add(2, 2)
+    with pytest.raises(EnvironmentNotReadyError, match="cannot be taken back"):
+        place.open(2, settings={"mark_rows": False}, **start)
+    assert place.seen == [1, 2]
+
+
+def test_a_row_replaces_the_one_with_its_keys(place):
+    first = place.open(1, settings=UPSERT)
+    first.add(1, 1, 2, name="old")
+    first.add(2, 2, 3, name="new")
+    assert place.rows() == [(1, "old 1"), (2, "new 2"), (3, "new 3")]
+
+
+def test_of_rows_with_the_same_keys_in_one_checkpoint_the_last_one_stays(place):
+    first = place.open(1, settings=UPSERT)
+    first.commit(1, [*first.write(1, name="a"), *first.write(1, name="b"), *first.write(1, name="c")])
+    assert place.rows() == [(1, "c 1")]
+
+
+def test_rows_that_a_replaced_checkpoint_made_go_and_those_that_it_only_changed_stay(place):
+    first = place.open(1, settings=UPSERT)
+    first.add(1, 1, name="first")
+    first.add(2, 1, 2, name="second")
+    second = place.open(2, restored=1, restored_epoch=1, settings=UPSERT)
+    second.add(3, 3, name="third")
+    assert place.rows() == [(1, "second 1"), (3, "third 3")]
+
+
+def test_a_row_that_another_job_wrote_to_since_is_not_taken_back(place):
+    place.open(1, settings=UPSERT).add(1, 1, 2, name="ours")
+    place.open(1, job="other", settings=UPSERT).add(1, 2, name="theirs")
+    place.open(2, generation=2, settings=UPSERT).add(2, 3, name="ours")
+    assert place.rows() == [(2, "theirs 2"), (3, "ours 3")]
+
+
+def test_all_columns_may_be_keys(place):
+    first = place.open(1, settings={"upsert_by": ["key", "name"]})
+    first.add(1, 1)
+    first.add(2, 1, 2)
+    assert place.rows() == [(1, "name 1"), (2, "name 2")]
+
+
+def test_unmarked_rows_may_replace_others_too(place):
+    first = place.open(1, settings={**UPSERT, "mark_rows": False})
+    first.add(1, 1, name="old")
+    first.add(2, 1, name="new")
+    assert place.rows() == [(1, "new 1")]
+
+
+def test_a_key_that_is_null_is_refused_in_the_task(place):
+    first = place.open(1, settings=UPSERT)
+    with pytest.raises(UnsupportedStateError, match="found null in key"):
+        first.write_table(pa.table({"key": pa.array([None], pa.int64()), "name": ["a"]}))
+    assert place.staged == []
+
+
+def test_output_that_a_constraint_refuses_is_told_without_its_values(place):
+    place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT CHECK (length(name) < 8))")
+    first = place.open(1, settings={"mark_rows": False})
+    written = first.write(1, name="secret")
+    with pytest.raises(UnsupportedStateError, match="does not take the output") as told:
+        first.commit(1, written)
+    assert "secret 1" not in str(told.value)
+    assert told.value.__cause__ is None
+    assert (place.seen, place.commits) == ([], [])
+
+
+def test_a_table_that_is_gone_is_told(place):
+    first = place.open(1)
+    written = first.write(1)
+    place.run(f"DROP TABLE {TABLE}")
+    with pytest.raises(StorageError, match="failed"):
+        first.commit(1, written)
+    assert place.run(f"SELECT * FROM {COMMITS}") == []
+
+
+def test_what_is_not_open_says_so(sqlite: Place):
+    sink = sqlite.sink()
+    with pytest.raises(CoordinatorError, match="opened before"):
+        sink.writer(SinkTaskContext(subtask=0, epoch=1, task_id="task", schema=SCHEMA))
+    with pytest.raises(CoordinatorError, match="found it closed"):
+        sink.commit(1, [])

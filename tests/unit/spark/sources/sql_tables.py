@@ -1,0 +1,84 @@
+"""Tables for sources of a database, and what a source reads of them without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from airflow_provider_statecheck.spark.snapshots.arrow_columns import arrow_schema
+from airflow_provider_statecheck.spark.sources.sql import reader
+from airflow_provider_statecheck.spark.sources.sql.range_tasks import RangeReader
+from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+
+Rows = list[dict[str, Any]]
+
+
+class Table:
+    """One table of a database."""
+
+    def __init__(self, url: str, *columns: sa.Column[Any], name: str = "orders") -> None:
+        self.url = url
+        self.name = name
+        self.table = sa.Table(name, sa.MetaData(), *columns)
+        self._do(lambda connection: self.table.drop(connection, checkfirst=True))
+        self._do(lambda connection: self.table.create(connection))
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows."""
+        self._do(lambda connection: connection.execute(self.table.insert(), [dict(row) for row in rows]))
+
+    def add_keys(self, keys: Iterable[Any]) -> None:
+        """Add a row for each key."""
+        self.add(*({"id": key} for key in keys))
+
+    def execute(self, statement: str) -> None:
+        """Change rows."""
+        self._do(lambda connection: connection.execute(sa.text(statement)))
+
+    def drop(self) -> None:
+        """Remove the table."""
+        self._do(lambda connection: self.table.drop(connection))
+
+    def _do(self, action: Callable[[sa.Connection], Any]) -> None:
+        engine = sa.create_engine(self.url, poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            action(connection)
+
+
+def without_spark(monkeypatch: Any) -> None:
+    """Let sources read in this process, each range as its task would."""
+
+    def load(_: Any, database: Any, relation: Any, schema: Any, ranges: Any) -> list[Rows]:
+        return [list(_read(RangeReader(database, relation, arrow_schema(schema), keys.name))) for keys in ranges]
+
+    monkeypatch.setattr(reader, "load_ranges", load)
+
+
+def _read(found: RangeReader) -> Iterable[dict[str, Any]]:
+    from airflow_provider_statecheck.spark.sources.sql.key_ranges import KeyRange
+
+    batches = found._read_range(KeyRange.of_name(str(found.packed_ranges)))
+    return (row for batch in batches for row in pa.Table.from_batches([batch]).to_pylist())
+
+
+def increments(enumerator: Any) -> list[list[Rows]]:
+    """Return the rows of each range of all increments that are left, finished."""
+    found = []
+    for increment in iter(enumerator.next_increment, None):
+        found.append(enumerator.load(increment))
+        enumerator.require_unchanged(increment)
+        enumerator.finish(increment)
+    return found
+
+
+def keys_of(found: list[list[Rows]], name: str = "id") -> list[Any]:
+    """Return the keys of all rows in the order in which they were read."""
+    return [row[name] for increment in found for rows in increment for row in rows]
+
+
+def stored(enumerator: Any) -> Any:
+    """Return the state of a source as a checkpoint gives it back."""
+    return decode_state(encode_state(enumerator.snapshot()))

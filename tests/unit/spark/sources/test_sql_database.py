@@ -1,0 +1,106 @@
+"""How a database is found, and what nobody sees of its address."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import sys
+
+import pytest
+import sqlalchemy
+
+from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
+from airflow_provider_statecheck.spark.sources.sql.database import Database, open_database, shown_address
+
+SECRET = "p@ss/w%rd"
+URL = "postgresql+psycopg2://me:p%40ss%2Fw%25rd@127.0.0.1:1/shop?sslpassword=also-secret"
+SECRETS = (SECRET, "p%40ss%2Fw%25rd", "also-secret")
+
+
+def hides(text):
+    return not any(secret in text for secret in SECRETS)
+
+
+def test_an_address_is_a_url_a_variable_or_a_function(monkeypatch):
+    monkeypatch.setenv("SHOP", URL)
+
+    for address in (URL, "env:SHOP", lambda: URL):
+        assert open_database(address).shown == "postgresql+psycopg2://127.0.0.1/shop"
+
+
+def test_a_variable_that_is_not_set_is_refused(monkeypatch):
+    monkeypatch.delenv("SHOP", raising=False)
+
+    with pytest.raises(InvalidConfigurationError, match="SHOP"):
+        open_database("env:SHOP")
+
+
+@pytest.mark.parametrize("url", [f"no url {SECRET}", sqlalchemy.make_url(URL), None, f"mysql:{SECRET}"])
+def test_what_is_no_url_is_refused_and_not_shown(url):
+    with pytest.raises(InvalidConfigurationError, match="URL of a database") as raised:
+        Database(url)
+    assert hides(str(raised.value))
+    assert raised.value.__cause__ is None
+
+
+def test_an_address_is_shown_without_its_secrets():
+    assert shown_address("env:SHOP") == "env:SHOP"
+    assert hides(shown_address(URL) + repr(Database(URL)) + shown_address(lambda: URL))
+
+
+def test_a_database_that_does_not_answer_is_told_without_secrets():
+    with pytest.raises(SourceError, match="cannot be read") as raised, Database(URL).connect():
+        pass
+
+    assert "OperationalError" in str(raised.value)
+    assert hides(str(raised.value))
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_secrets_of_a_message_are_blotted_out(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError(f"of {URL}: {SECRETS}")
+
+    monkeypatch.setattr(sqlalchemy, "create_engine", fail)
+
+    with pytest.raises(SourceError, match="RuntimeError") as raised, Database(URL).connect():
+        pass
+    assert hides(str(raised.value))
+
+
+def test_a_refused_statement_is_told_without_its_values(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+
+    with pytest.raises(SourceError, match="no such table") as raised, database.connect() as connection:
+        connection.execute(sqlalchemy.text("select * from missing where id = :id"), {"id": "somebody's"})
+    assert "somebody's" not in str(raised.value)
+
+
+def test_values_are_not_logged(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "sqlalchemy.engine")
+
+    with Database(f"sqlite:///{tmp_path}/a.db").connect() as connection:
+        connection.execute(sqlalchemy.text("select 1 where 'x' = :name"), {"name": "somebody's"})
+
+    assert "select 1" in caplog.text
+    assert "somebody's" not in caplog.text
+
+
+@pytest.mark.parametrize("url", ["mssql+pymssql://host/shop", "nosuch://host/shop"])
+def test_a_missing_driver_names_what_to_install(url):
+    with pytest.raises(EnvironmentNotReadyError, match="postgres"), Database(url).connect():
+        pass
+
+
+def test_sqlalchemy_that_is_missing_where_tasks_run_is_named(monkeypatch):
+    database = Database(URL)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+
+    with pytest.raises(EnvironmentNotReadyError, match="install SQLAlchemy"), database.connect():
+        pass
+
+
+def test_a_database_reaches_its_tasks(tmp_path):
+    with pickle.loads(pickle.dumps(Database(f"sqlite:///{tmp_path}/a.db"))).connect() as connection:
+        assert connection.execute(sqlalchemy.text("select 1")).scalar() == 1

@@ -1,0 +1,342 @@
+"""What a stage reads of another one's committed output, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    SourceChangedError,
+    SourceRestartRequiredError,
+)
+from airflow_provider_statecheck.spark.sources import stage_output_source
+from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
+from airflow_provider_statecheck.spark.sources.stage_output.reader import StageOutputReader
+from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
+from tests.unit.spark.sinks.attempts import Attempt
+
+StageOutputSource: Any = stage_output_source.StageOutputSource  # no session is needed here
+
+
+@pytest.fixture
+def path(tmp_path):
+    return f"file://{tmp_path}/balances"
+
+
+@pytest.fixture
+def source(path):
+    def source(**named):
+        return StageOutputSource(path, **{"checkpoints_per_increment": 1, **named})
+
+    return source
+
+
+@pytest.fixture(autouse=True)
+def _reads_without_spark(monkeypatch):
+    def load(reader, splits):
+        files = [file.uri for split in splits for file in reader._commits[split.item.name].files]
+        return sorted(k for uri in files for k in pq.read_table(uri.removeprefix("file://")).column("key").to_pylist())
+
+    monkeypatch.setattr(StageOutputReader, "load", load)
+
+
+def stored(enumerator):
+    return decode_state(encode_state(enumerator.snapshot()))
+
+
+def read(enumerator, count=None):
+    """The keys of some increments, which are finished."""
+    found: list[Any] = []
+    while count is None or len(found) < count:
+        increment = enumerator.next_increment()
+        if increment is None:
+            break
+        found.append(enumerator.load(increment))
+        enumerator.require_unchanged(increment)
+        enumerator.finish(increment)
+    return found
+
+
+def after(source, count):
+    enumerator = source.open(None)
+    read(enumerator, count)
+    return stored(enumerator)
+
+
+def fallen_back(path, checkpoint_id=3):
+    """A second attempt that goes on from checkpoint 1 and replaces what came after it."""
+    attempt = Attempt(path, 2, restored=1).open()
+    attempt.add(checkpoint_id, 30)
+    return attempt
+
+
+def begun_again(path):
+    """An attempt of a new generation, whose first commit replaces everything."""
+    attempt = Attempt(path, 2, generation=2).open()
+    attempt.add(9, 90)
+    return attempt
+
+
+def test_each_checkpoint_upstream_is_an_increment_of_all_its_files(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.commit(1, [*attempt.write(1), *attempt.write(2, subtask=1)])
+    attempt.add(2, 3)
+    attempt.add(10, 4)
+
+    assert read(source().open(None)) == [[1, 2], [3], [4]]
+
+
+def test_checkpoints_are_joined_up_to_the_limits(path, source):
+    attempt = Attempt(path, 1).open()
+    for checkpoint_id in range(1, 6):
+        attempt.add(checkpoint_id, checkpoint_id)
+
+    assert read(source(checkpoints_per_increment=2).open(None)) == [[1, 2], [3, 4], [5]]
+    assert read(source(checkpoints_per_increment=None).open(None)) == [[1, 2, 3, 4, 5]]
+    assert read(source(checkpoints_per_increment=None, bytes_per_increment=1).open(None)) == [[1], [2], [3], [4], [5]]
+
+
+def test_an_automatic_increment_keeps_its_size_within_a_run(path, source):
+    Attempt(path, 1).open().add(1, 1)
+
+    state = source(checkpoints_per_increment=None).open(None).snapshot()
+
+    assert state["target_bytes"] == SMALLEST_TARGET_BYTES
+    assert (
+        source(checkpoints_per_increment=None).open(None, state | {"target_bytes": 7}).snapshot()["target_bytes"] == 7
+    )
+
+
+def test_progress_is_told_in_bytes(path, source):
+    Attempt(path, 1).open().add(1, 1)
+    enumerator = source().open(None)
+
+    read(enumerator)
+
+    assert enumerator.finished_bytes == enumerator.total_bytes > 0
+
+
+def test_output_that_waits_for_its_commit_is_not_read(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.write(2)
+
+    assert read(source().open(None)) == [[1]]
+
+
+def test_checkpoints_without_output_are_no_increments(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.commit(1, attempt.write())
+    assert read(source().open(None)) == []
+
+    attempt.add(2, 2)
+    assert read(source().open(None)) == [[2]]
+
+
+def test_where_no_sink_ever_wrote_a_start_is_refused(path, source):
+    with pytest.raises(InvalidConfigurationError, match="output of a ParquetSink"):
+        source().open(None)
+
+
+def test_several_sinks_of_one_directory_are_one_source(path, source):
+    Attempt(path, 1, job="a").open().add(1, 1)
+    Attempt(path, 1, job="b").open().add(1, 2)
+
+    assert sorted(read(source().open(None))) == [[1], [2]]
+
+
+def test_a_restore_goes_on_after_the_finished_checkpoints_and_leaves_new_ones_to_the_next_run(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    state = after(source(), 1)
+    attempt.add(3, 3)
+
+    again = source().open(None, state)
+
+    assert read(again) == [[2]]
+    assert read(source().open(None, stored(again), new_run=True)) == [[3]]
+
+
+def test_a_new_run_reads_first_what_the_one_before_left(path, source):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    state = after(source(), 1)
+    attempt.add(3, 3)
+
+    enumerator = source().open(None, state, new_run=True)
+
+    assert read(enumerator) == [[2], [3]]
+    assert enumerator.snapshot()["increments"] == 3
+
+
+def test_a_new_run_without_new_commits_has_no_increment(path, source):
+    Attempt(path, 1).open().add(1, 1)
+
+    assert read(source().open(None, after(source(), 1), new_run=True)) == []
+
+
+def upstream_of_three(path):
+    attempt = Attempt(path, 1).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    return attempt
+
+
+@pytest.mark.parametrize("new_run", [True, False])
+def test_a_fall_back_upstream_behind_what_was_read_fails_and_names_the_checkpoint(path, source, new_run):
+    upstream_of_three(path)
+    state = after(source(), 2)
+    fallen_back(path)
+
+    with pytest.raises(SourceChangedError, match=r"retracted checkpoint 2 of [0-9a-f]{12}, because"):
+        source().open(None, state, new_run=new_run)
+
+
+@pytest.mark.parametrize("new_run", [True, False])
+def test_a_new_beginning_upstream_fails(path, source, new_run):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    begun_again(path)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
+        source().open(None, state, new_run=new_run)
+
+
+def test_a_retraction_begins_again_where_the_user_says_so(path, source):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    begun_again(path)
+
+    with pytest.raises(SourceRestartRequiredError, match="begins again"):
+        source(on_change="restart").open(None, state)
+    assert read(source(on_change="restart").open(None)) == [[90]]
+
+
+def test_a_retraction_is_passed_over_where_the_user_says_so(path, source):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    begun_again(path)
+
+    within = source(on_change="ignore").open(None, state)
+
+    assert read(within) == []
+    assert read(source(on_change="ignore").open(None, stored(within), new_run=True)) == [[90]]
+
+
+def test_a_new_run_reads_what_replaced_output_that_nobody_had_read(path, source):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    fallen_back(path)
+
+    assert read(source().open(None, state, new_run=True)) == [[30]]
+
+
+def test_within_a_run_output_that_was_still_to_be_read_is_missed(path, source):
+    upstream_of_three(path)
+    state = after(source(), 1)
+    fallen_back(path)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
+        source().open(None, state)
+
+
+@pytest.mark.parametrize(
+    ("on_change", "kind"),
+    [("fail", SourceChangedError), ("ignore", SourceChangedError), ("restart", SourceRestartRequiredError)],
+)
+def test_a_retraction_right_before_an_increment_is_read_is_noticed(path, source, on_change, kind):
+    upstream_of_three(path)
+    enumerator = source(on_change=on_change).open(None)
+    increment = enumerator.next_increment()
+    begun_again(path)
+
+    with pytest.raises(kind, match="retracted checkpoint 1"):
+        enumerator.load(increment)
+
+
+def test_a_retraction_while_an_increment_is_read_is_noticed(path, source):
+    upstream_of_three(path)
+    enumerator = source().open(None)
+    increment = enumerator.next_increment()
+    enumerator.load(increment)
+    begun_again(path)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 1"):
+        enumerator.require_unchanged(increment)
+
+
+def test_a_commit_that_is_made_again_is_the_same(path, source):
+    attempt = Attempt(path, 1).open()
+    written = attempt.add(1, 1)
+    state = after(source(), 1)
+    Attempt(path, 2, restored=1).open().commit(1, written)
+
+    assert read(source().open(None, state, new_run=True)) == []
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2, 3])
+def test_wherever_attempts_end_each_checkpoint_is_read_once(path, source, retries):
+    attempt, state, found = Attempt(path, 1).open(), None, []
+    for checkpoint_id in range(1, 4):
+        attempt.add(checkpoint_id, checkpoint_id)
+    for _ in range(retries):
+        enumerator = source().open(None, state)
+        found += read(enumerator, 1)
+        enumerator.next_increment()  # planned, and lost with the attempt
+        state = stored(enumerator)
+
+    assert found + read(source().open(None, state)) == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_output_on_an_object_store_is_read_with_the_options_of_the_source_or_the_stage(
+    object_store, monkeypatch, is_own
+):
+    object_store.faults.clear()
+    path, options = f"s3://{object_store.make_bucket()}/balances", object_store.storage_options
+    monkeypatch.setattr(StageOutputReader, "load", lambda _, splits: [split.split_id for split in splits])
+    attempt = Attempt(path, 1, storage_options=options).open()
+    attempt.add(1, 1)
+    attempt.add(2, 2)
+    source = StageOutputSource(path, checkpoints_per_increment=1, storage_options=options if is_own else None)
+    enumerator = source.open(None, storage_options={"endpoint_url": "http://127.0.0.1:1"} if is_own else options)
+    assert len(read(enumerator, 1)) == 1
+    second = enumerator.next_increment()
+    Attempt(path, 2, restored=1, storage_options=options).open().add(3, 3)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint 2"):
+        enumerator.load(second)
+
+
+def test_paths_may_be_written_in_several_ways(tmp_path, path):
+    Attempt(path, 1).open().add(1, 1)
+
+    for written in (tmp_path / "balances", f"{path}/", f"{tmp_path}/x/../balances"):
+        assert read(StageOutputSource(written).open(None)) == [[1]]
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"checkpoints_per_increment": 0},
+        {"bytes_per_increment": "much"},
+        {"columns": "key"},
+        {"on_change": "shrug"},
+    ],
+)
+def test_an_argument_out_of_its_range_is_refused(source, named):
+    with pytest.raises(InvalidConfigurationError):
+        source(**named)
+
+
+def test_options_of_a_storage_are_not_shown():
+    source = StageOutputSource("s3://me:very-secret@lake/balances", storage_options={"secret": "very-secret"})
+
+    assert repr(source) == "StageOutputSource('s3://***@lake/balances')"
+    assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
