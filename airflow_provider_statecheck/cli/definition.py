@@ -22,6 +22,8 @@ _MODULES = {
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
     "stats": "stats_commands",
+    "state": "state_commands",
+    "diff": "state_commands",
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
@@ -99,6 +101,15 @@ ARG_TIMEOUT = Arg(
     help="How long to wait for a stage that runs (default: 600)",
 )
 ARG_POINTER = Arg(("pointer",), help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
+ARG_STATE = Arg(("name",), metavar="NAME", nargs="?", help="Name of a state; without it, the states are listed")
+ARG_STATE_NAME = Arg(("name",), metavar="NAME", help="Name of the state")
+ARG_BEFORE = Arg(("before",), help="URI of a checkpoint or savepoint")
+ARG_AFTER = Arg(("after",), help="URI of a later one")
+ARG_FUNCTION = Arg(("--uid",), help="Uid of the function, where several have a state of that name")
+ARG_NAMESPACES = Arg(("--namespaces",), action="store_true", help="Also the rows of namespaces, with a column for them")
+ARG_ROWS = Arg(
+    ("--limit",), type=positive_int(allow_zero=False), default=20, help="How many rows at most (default: 20)"
+)
 ARG_MAX_PARALLELISM = Arg(
     ("--max-parallelism",),
     type=positive_int(allow_zero=False),
@@ -131,6 +142,27 @@ def _reading() -> tuple[ActionCommand, ...]:
             ARG_JOB_OR_POINTER,
             ARG_CHECKPOINT,
             ARG_DEEP,
+            ARG_STORAGE,
+        ),
+        _command(
+            "state",
+            "Show the state in a checkpoint: which there is, or the rows of one",
+            ARG_POINTER,
+            ARG_STATE,
+            ARG_FUNCTION,
+            ARG_ROWS,
+            ARG_NAMESPACES,
+            ARG_STORAGE,
+        ),
+        _command(
+            "diff",
+            "Show which keys of a state two checkpoints differ in",
+            ARG_BEFORE,
+            ARG_AFTER,
+            ARG_STATE_NAME,
+            ARG_FUNCTION,
+            ARG_ROWS,
+            ARG_NAMESPACES,
             ARG_STORAGE,
         ),
     )

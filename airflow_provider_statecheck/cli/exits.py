@@ -17,6 +17,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
     StorageError,
+    UnknownStateError,
 )
 
 
@@ -27,7 +28,7 @@ class Exit(IntEnum):
     FOUND = 1
     """Something is not as it should be."""
     USAGE = 2
-    """Wrong arguments, or there is no such job or checkpoint."""
+    """Wrong arguments, or there is no such job, checkpoint or state."""
     UNAVAILABLE = 3
     """Storage or database did not answer."""
 
@@ -40,6 +41,7 @@ _EXITS: tuple[tuple[type[StateCheckError], Exit], ...] = (
     (CommitStateUnknownError, Exit.UNAVAILABLE),
     (EnvironmentNotReadyError, Exit.UNAVAILABLE),
     (CheckpointNotFoundError, Exit.USAGE),
+    (UnknownStateError, Exit.USAGE),
     (InvalidConfigurationError, Exit.USAGE),
 )
 

@@ -58,7 +58,7 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="seconds")
     if isinstance(value, list):
-        return "\n".join(value)
+        return "\n".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.1f}"
     return readable_size(value) if key.endswith("bytes") else str(value)

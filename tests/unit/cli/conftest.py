@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
-from airflow_provider_statecheck.cli import commands, savepoint_commands, stats_commands
+from airflow_provider_statecheck.cli import commands, savepoint_commands, state_commands, stats_commands
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -38,6 +38,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
         monkeypatch.setattr(module, "savepoint_gateway", lambda: stage.savepoints)
         monkeypatch.setattr(module, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(stats_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(commands, "job_recovery", lambda: JobRecovery(store))
     yield stage

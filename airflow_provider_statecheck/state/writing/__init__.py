@@ -1,0 +1,1 @@
+"""State from data: new savepoints whose state was computed elsewhere, or edited."""

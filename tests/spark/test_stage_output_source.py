@@ -1,0 +1,165 @@
+"""A stage that reads what another one has committed, with a real Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.exceptions import SourceChangedError
+from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
+from airflow_provider_statecheck.spark.stages.aggregates import Count, Sum
+from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.spark.stages.functions import FailingOnce
+from tests.spark.stages.stage_tries import JOB, StageTries
+from tests.unit.spark.sinks.attempts import Attempt
+
+ACCOUNTS = 3
+OUTPUT = pa.schema([("account", pa.string()), ("number", pa.int64()), ("balance", pa.int64())])
+
+
+@pytest.fixture
+def tries(spark, tmp_path):
+    return StageTries(spark, tmp_path)
+
+
+def following(enumerator):
+    return enumerator.next_increment()
+
+
+def part(number):
+    """Ten payments, numbered in their order."""
+    numbers = range(number * 10, number * 10 + 10)
+    return {
+        "account": [f"{n % ACCOUNTS:03d}" for n in numbers],
+        "number": list(numbers),
+        "amount": [1] * 10,
+        "purpose": ["rent"] * 10,
+    }
+
+
+def upstream(tries, function):
+    keyed = (
+        Stage("stage")
+        .source(ParquetSource(str(tries.input), files_per_increment=1))
+        .key_by("account", order_by="number")
+    )
+    output = "account string, number bigint, balance bigint"
+    sink = ParquetSink(str(tries.output), partition_by=["account"])
+    return keyed.process(function, uid="balance", output=output).sink(sink)
+
+
+def downstream(tries, **named):
+    source = StageOutputSource(str(tries.output), **{"checkpoints_per_increment": 1, **named})
+    counted = Stage("report").source(source).key_by("account").aggregate(n=Count(), total=Sum("number"), emit="changes")
+    return counted.sink(ParquetSink(str(tries.folder / "report")))
+
+
+def run_downstream(tries, run="2026-01-01", **named):
+    return tries.run(downstream(tries, **named), job_name="reports", uid="report", owner=make_owner(run_key=run))
+
+
+def run_upstream(tries, function, run="2026-01-01"):
+    return tries.run(upstream(tries, function), owner=make_owner(run_key=run))
+
+
+def never(tries):
+    return FailingOnce(tries.folder / "failed", number=-1)
+
+
+def counts(tries):
+    """The newest number of rows of each account in the report."""
+    rows = ds.dataset(tries.folder / "report", format="parquet").to_table().to_pylist()
+    return {
+        account: max(row["n"] for row in rows if row["account"] == account) for account in {r["account"] for r in rows}
+    }
+
+
+def test_rows_are_those_that_were_committed_with_the_types_of_their_columns(spark, tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    enumerator = StageOutputSource(str(tries.output)).open(spark)
+
+    frame = enumerator.load(following(enumerator))
+
+    assert dict(frame.dtypes) == {"account": "string", "number": "bigint", "balance": "bigint"}
+    assert {row["account"] for row in frame.collect()} == {"000", "001", "002"}
+    assert sorted(row["number"] for row in frame.collect()) == list(range(20))
+    assert following(enumerator) is None
+
+
+def test_chosen_columns_come_in_their_order(spark, tries):
+    tries.write_input(part(0))
+    run_upstream(tries, never(tries))
+    enumerator = StageOutputSource(str(tries.output), columns=["balance", "account"]).open(spark)
+
+    assert enumerator.load(following(enumerator)).columns == ["balance", "account"]
+
+
+def test_columns_stay_those_of_the_first_attempt(spark, tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    source = StageOutputSource(str(tries.output), checkpoints_per_increment=1)
+    enumerator = source.open(spark)
+    first = following(enumerator)
+    before = enumerator.load(first).schema
+    enumerator.finish(first)
+
+    again = source.open(spark, enumerator.snapshot())
+
+    assert again.snapshot()["reader"]["schema"] == before.json()
+    assert again.load(following(again)).schema == before
+
+
+def test_each_run_reads_what_was_committed_since_the_run_before(tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    assert run_downstream(tries).increments == 2
+    tries.write_input(part(2))
+    run_upstream(tries, never(tries), run="2026-01-02")
+
+    second = run_downstream(tries, run="2026-01-02")
+
+    assert (second.increments, second.rows) == (1, 10)
+    assert counts(tries) == {"000": 10, "001": 10, "002": 10}
+    assert run_downstream(tries, run="2026-01-03").increments == 0
+
+
+def test_output_of_a_failed_try_is_read_as_far_as_it_was_committed_and_the_rest_later(tries):
+    tries.write_input(part(0), part(1))
+    function = FailingOnce(tries.folder / "failed", number=15)
+    with pytest.raises(Exception, match="planned"):
+        run_upstream(tries, function)
+    assert run_downstream(tries).rows == 10
+    run_upstream(tries, function)
+
+    assert run_downstream(tries, run="2026-01-02").rows == 10
+    assert sum(counts(tries).values()) == 20
+
+
+def begun_again(tries):
+    """The same sink with a job that has lost its checkpoints: its first commit replaces what was there."""
+    again = Attempt(f"file://{tries.output}", 99, generation=9, partition_by=["account"], schema=OUTPUT)
+    again.context = replace(again.context, job_id=job_id_of(JOB), job_name=JOB, uid="stage/sink")
+    rows = [{"account": "000", "number": 1, "balance": 1}]
+    writer = again.open().task(schema=OUTPUT)
+    writer.write(pa.Table.from_pylist(rows, OUTPUT))
+    again.commit(99, writer.prepare_commit())
+
+
+def test_an_upstream_that_begins_again_is_noticed(tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    run_downstream(tries)
+    begun_again(tries)
+
+    with pytest.raises(SourceChangedError, match="retracted checkpoint"):
+        run_downstream(tries, run="2026-01-02")
+    assert run_downstream(tries, run="2026-01-02", on_change="restart").rows == 1
+    assert counts(tries) == {"000": 1}

@@ -1,0 +1,338 @@
+"""Savepoints whose state was given as a table: a backend restores exactly that, and all else is that of the base."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    StateMigrationError,
+    UnknownStateError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ValueStateDescriptor,
+)
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.state.reading.read_state import read_state
+from airflow_provider_statecheck.state.schemas import OperatorSchemas
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.written_state import BACKENDS, FUNCTION, GROUPS, STAGE, StatefulJob
+
+TTL = StateTtlConfig(timedelta(milliseconds=100))
+
+
+class Level(Enum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass
+class Account:
+    balance: float
+    level: Level
+    note: str | None = None
+
+
+VALUE = ValueStateDescriptor("value", int)
+ACCOUNT = ValueStateDescriptor("account", Account)
+TAGS = ListStateDescriptor("tags", str)
+AMOUNTS = MapStateDescriptor("amounts", str, int)
+SEEN = ValueStateDescriptor("seen", int, ttl=TTL)
+ALL: list[Any] = [VALUE, ACCOUNT, TAGS, AMOUNTS, SEEN]
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def job(backend: str, tmp_path: Path) -> Iterator[StatefulJob]:
+    made = StatefulJob(CheckpointStorage.open(tmp_path.as_uri()), BACKENDS[backend](), ALL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return f"{tmp_path.as_uri()}/savepoints"
+
+
+def numbers(count: int) -> pa.Table:
+    keys = [f"key {number}" for number in range(count)]
+    return pa.table({"account": keys, "value": pa.array(range(count), pa.int64())})
+
+
+def written(data: Any, state: Any, target: str, **arguments: Any) -> str:
+    defaults: dict[str, Any] = {"stage": STAGE, "function": FUNCTION, "key": ["account"], "max_parallelism": GROUPS}
+    return write_savepoint(data, state, target=target, **(defaults | arguments))
+
+
+def based(data: Any, state: Any, target: str, base: str, **arguments: Any) -> str:
+    return write_savepoint(data, state, stage=STAGE, function=FUNCTION, target=target, base=base, **arguments)
+
+
+def restore(job: StatefulJob, pointer: str, parallelism: int) -> None:
+    (function,) = CheckpointStates.load(pointer).functions()
+    job.open(parallelism, function.operator)
+
+
+def shown(pointer: str, name: str) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.values()) for row in read_state(pointer, name).read_all().to_pylist()), key=repr)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_backend_restores_what_was_given_at_any_parallelism(
+    job: StatefulJob, backend: str, target: str, parallelism: int
+) -> None:
+    pointer = written(numbers(50), VALUE, target, state_backend=backend)
+    restore(job, pointer, parallelism)
+    assert [job.state(f"key {number}", "value").value() for number in range(50)] == list(range(50))
+    assert job.state("key 50", "value").value() is None
+    job.state("key 7", "value").update(-7)
+    assert ("key 7", -7) in shown(job.save(), "value")
+
+
+def test_every_kind_comes_back_as_it_was_given(job: StatefulJob, backend: str, target: str) -> None:
+    record = {"level": "HIGH", "note": None, "balance": 1.5}
+    pointer = written(
+        pa.Table.from_pylist([{"account": "ann", "value": record}]), ACCOUNT, target, state_backend=backend
+    )
+    pointer = based(pa.table({"account": ["ann"], "value": [["x", "y"]]}), TAGS, target, pointer)
+    entries = {"account": ["ann", "ann"], "map_key": ["tea", "salt"], "map_value": pa.array([2, None], pa.int64())}
+    pointer = based(pa.table(entries), AMOUNTS, target, pointer)
+    restore(job, pointer, 2)
+    assert job.state("ann", "account").value() == Account(1.5, Level.HIGH)
+    assert list(job.state("ann", "tags").get()) == ["x", "y"]
+    assert dict(job.state("ann", "amounts").entries()) == {"tea": 2, "salt": None}
+
+
+def test_what_is_read_can_be_edited_and_written(job: StatefulJob, target: str) -> None:
+    fill(job)
+    base = job.save(run="2026-01-01T00:00:00+00:00")
+    table = read_state(base, "value").read_all()
+    edited = table.set_column(1, "value", pa.array([number * 10 for number in table["value"].to_pylist()]))
+    before = {name: shown(base, name) for name in ("value", "tags", "amounts", "account", "seen")}
+    pointer = based(edited, "value", target, base)
+    assert shown(pointer, "value") == sorted((key, value * 10) for key, value in before["value"])
+    for name in ("tags", "amounts", "account", "seen"):
+        assert shown(pointer, name) == before[name]
+    assert {name: shown(base, name) for name in before} == before
+    restore(job, pointer, 2)
+    assert job.state("key 3", "value").value() == 30
+    assert list(job.state("key 3", "tags").get()) == ["tag 3"]
+
+
+def test_keys_that_are_left_out_of_an_edit_have_no_state(job: StatefulJob, target: str) -> None:
+    fill(job)
+    pointer = based(numbers(1), "value", target, job.save())
+    restore(job, pointer, 1)
+    assert job.state("key 0", "value").value() == 0
+    assert job.state("key 3", "value").value() is None
+    assert list(job.state("key 3", "tags").get()) == ["tag 3"]
+
+
+def test_savepoint_names_nothing_outside_of_its_directory(job: StatefulJob, target: str) -> None:
+    fill(job)
+    pointer = based(numbers(5), "value", target, job.save())
+    document = CheckpointStates.load(pointer).document
+    assert document.relocatable
+    assert pointer.startswith(f"{target}/savepoint-")
+
+
+def test_every_byte_of_it_verifies(job: StatefulJob, target: str) -> None:
+    fill(job)
+    pointer = based(numbers(20_000), "value", target, job.save())
+    found = CheckpointVerifier(CheckpointStorage.open(pointer), is_deep=True).verify_pointer(pointer)
+    assert (found.is_restorable, found.problems) == (True, ())
+
+
+def test_time_of_last_use_is_given_with_state_that_expires(job: StatefulJob, backend: str, target: str) -> None:
+    job.now_ms = 1_000_000
+    moment = datetime.fromtimestamp(1000 - 0.06, UTC)
+    data = pa.table({"account": ["ann"], "value": [1], "last_access": [moment]})
+    pointer = written(data, SEEN, target, state_backend=backend)
+    restore(job, pointer, 1)
+    assert job.state("ann", "seen").value() == 1
+    job.now_ms += 40
+    assert job.state("ann", "seen").value() is None
+
+
+def test_state_that_expires_needs_times(target: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="last_access"):
+        written(numbers(1), SEEN, target)
+
+
+def test_metadata_say_who_made_it_when_and_of_what(job: StatefulJob, target: str) -> None:
+    fill(job)
+    base = job.save()
+    clock = ManualClock()
+    first = based(numbers(1), "value", target, base, by="ann", clock=clock)
+    second = based(numbers(2), "value", target, first, by="bob", clock=clock)
+    values = CheckpointStates.load(second).stage_values()
+    told = [(edit["by"], edit["base"], edit["rows"], edit["state"], edit["function"]) for edit in values["edits"]]
+    assert told == [("ann", base, 1, "value", FUNCTION), ("bob", first, 2, "value", FUNCTION)]
+    assert {edit["at"] for edit in values["edits"]} == {clock.now().isoformat()}
+    assert values["checkpoint"] == 1
+
+
+def test_state_of_another_function_is_added_and_the_rest_is_carried(
+    job: StatefulJob, backend: str, target: str
+) -> None:
+    fill(job)
+    base = job.save()
+    data = pa.table({"day": pa.array([1, 2]), "value": pa.array([10, 20])})
+    arguments: dict[str, Any] = {"stage": STAGE, "function": "days", "key": ["day"], "state_backend": backend}
+    pointer = write_savepoint(data, VALUE, target=target, base=base, **arguments)
+    assert shown_of(pointer, "days") == [(1, 10), (2, 20)]
+    assert shown_of(pointer, FUNCTION) == shown(base, "value")
+    assert CheckpointStates.load(pointer).document.relocatable
+    with pytest.raises(InvalidConfigurationError, match="'balance', 'days'"):
+        read_state(pointer, "value")
+
+
+def shown_of(pointer: str, uid: str) -> list[tuple[Any, ...]]:
+    return sorted(
+        (tuple(row.values()) for row in read_state(pointer, "value", uid=uid).read_all().to_pylist()), key=repr
+    )
+
+
+def test_key_twice_is_refused(target: str) -> None:
+    data = pa.table({"account": ["a", "b", "a"], "value": [1, 2, 3]})
+    with pytest.raises(InvalidConfigurationError, match=r"1 rows too many.*'a'"):
+        written(data, VALUE, target)
+    entries = pa.table({"account": ["a", "a"], "map_key": ["x", "x"], "map_value": [1, 2]})
+    with pytest.raises(InvalidConfigurationError, match="'x'"):
+        written(entries, AMOUNTS, target)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"balance": None, "level": "LOW", "note": None}, "value.balance"),
+        ({"balance": 1.0, "level": "NONE", "note": None}, "'NONE'"),
+        ({"balance": 1.0, "level": "LOW"}, "found balance, level"),
+        ({"balance": 1.0, "level": "LOW", "note": None, "more": 1}, "more"),
+        (None, "value"),
+        ({"balance": "much", "level": "LOW", "note": None}, "value.balance"),
+    ],
+)
+def test_values_that_do_not_fit_the_type_are_refused(target: str, value: Any, reason: str) -> None:
+    good = {"balance": 0.0, "level": "LOW", "note": "n"} if value is None else value
+    data = pa.Table.from_pylist([{"account": "a", "value": good}, {"account": "b", "value": value}])
+    with pytest.raises(UnsupportedStateError, match=reason):
+        written(data, ACCOUNT, target)
+
+
+def test_empty_list_is_no_state(target: str) -> None:
+    data = pa.table({"account": ["a"], "value": pa.array([[]], pa.list_(pa.string()))})
+    with pytest.raises(UnsupportedStateError, match="empty"):
+        written(data, TAGS, target)
+
+
+def test_other_columns_are_refused(target: str) -> None:
+    data = numbers(1).append_column("more", pa.array([1]))
+    with pytest.raises(InvalidConfigurationError, match=r"account, value.*more"):
+        written(data, VALUE, target)
+
+
+def test_rows_without_a_key_are_refused(target: str) -> None:
+    data = pa.table({"account": pa.array(["a", None]), "value": [1, 2]})
+    with pytest.raises(InvalidConfigurationError, match="account"):
+        written(data, VALUE, target)
+
+
+def test_failure_leaves_no_savepoint(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow_provider_statecheck.exceptions import StorageError
+    from airflow_provider_statecheck.state.writing import savepoint_edit
+
+    def fail(*_: Any, **__: Any) -> bytes:
+        raise StorageError("no space")
+
+    monkeypatch.setattr(savepoint_edit, "encode_metadata", fail)
+    with pytest.raises(StorageError):
+        written(numbers(20_000), VALUE, target)
+    assert not CheckpointStorage.open(target).list_files(target)
+
+
+def test_base_of_another_stage_is_refused(job: StatefulJob, target: str) -> None:
+    job.open(1)
+    with pytest.raises(IncompatibleCheckpointError, match=r"'other'.*'stage'"):
+        write_savepoint(numbers(1), VALUE, stage="other", function=FUNCTION, target=target, base=job.save())
+
+
+def test_key_of_the_base_stays(job: StatefulJob, target: str) -> None:
+    job.open(1)
+    base = job.save()
+    with pytest.raises(StateMigrationError, match="account"):
+        based(numbers(1), VALUE, target, base, key=["owner"])
+    with pytest.raises(UnsupportedStateError, match="account"):
+        based(pa.table({"account": [1], "value": [1]}), VALUE, target, base)
+
+
+def test_max_parallelism_is_that_of_the_base_or_has_to_be_given(job: StatefulJob, target: str) -> None:
+    job.open(1)
+    with pytest.raises(InvalidConfigurationError, match=f"{GROUPS}.*32"):
+        based(numbers(1), VALUE, target, job.save(), max_parallelism=32)
+    with pytest.raises(InvalidConfigurationError, match="max_parallelism"):
+        written(numbers(1), VALUE, target, max_parallelism=None)
+
+
+def test_name_alone_is_of_a_state_that_the_base_has(job: StatefulJob, target: str) -> None:
+    job.open(1)
+    with pytest.raises(UnknownStateError, match="value, account"):
+        based(numbers(1), "other", target, job.save())
+    with pytest.raises(UnknownStateError):
+        written(numbers(1), "value", target)
+
+
+def test_key_is_a_list_of_columns_that_are_there(target: str) -> None:
+    keys: list[Any] = ["account", [], None]
+    for key in keys:
+        with pytest.raises(InvalidConfigurationError, match="key"):
+            written(numbers(1), VALUE, target, key=key)
+    with pytest.raises(InvalidConfigurationError, match="owner"):
+        written(numbers(1), VALUE, target, key=["owner"])
+
+
+def test_state_backend_is_one_that_there_is(target: str) -> None:
+    with pytest.raises(InvalidConfigurationError, match="rocksdb"):
+        written(numbers(1), VALUE, target, state_backend="rocksdb")
+
+
+def test_schemas_say_what_each_state_is(job: StatefulJob, target: str) -> None:
+    fill(job)
+    pointer = based(numbers(5), VALUE, target, job.save())
+    (function,) = CheckpointStates.load(pointer).functions()
+    schemas: OperatorSchemas = function.schemas
+    assert sorted(each.name for each in schemas.keyed) == sorted(each.name for each in ALL)
+    assert function.operator.coordinator_state is not None
+    assert json.loads(function.operator.coordinator_state.data)["version"] == 1  # type: ignore[union-attr]
+
+
+def fill(job: StatefulJob) -> None:
+    job.open(3)
+    for number in range(30):
+        key = f"key {number}"
+        job.state(key, "value").update(number)
+        job.state(key, "tags").add(f"tag {number}")
+        job.state(key, "amounts").put("x", number)
+        job.state(key, "account").update(Account(float(number), Level.LOW))
+        job.state(key, "seen").update(number)
