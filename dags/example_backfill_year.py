@@ -1,0 +1,61 @@
+"""
+Fill a year in, month after month, on one state.
+
+Each run reads the flights of its month and writes, for the aircraft that flew, the hours since the beginning of the year. It
+needs the hours of the months before, so the runs have to come in their order: one at a time, and none after one that failed.
+
+`airflow backfill create --dag-id example_backfill_year --from-date 2013-01-01 --to-date 2013-12-01` makes the twelve
+runs; they begin when the Dag is unpaused.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow.sdk import dag, get_current_context
+
+# [START howto_backfill]
+from airflow_provider_statecheck import CheckpointedStageOperator, Count, DataFrameSource, Max, ParquetSink, Stage, Sum
+
+FLIGHTS, HOURS = "data/flights/flights.csv", "data/hours_flown"
+
+
+def month_of_the_run() -> list[int]:
+    return [get_current_context()["logical_date"].month]
+
+
+def flights(spark: Any, month: int) -> Any:
+    year = spark.read.csv(FLIGHTS, header=True, inferSchema=True, nullValue="NA")
+    return year.where(f"month = {month} and air_time is not null")
+
+
+stage = (
+    Stage("hours", max_parallelism=128)
+    .source(DataFrameSource(month_of_the_run, flights))
+    .key_by("tailnum")
+    .aggregate(month=Max("month"), flights=Count(), hours=Sum("air_time / 60"), emit="changes")
+    .sink(ParquetSink(HOURS))
+)
+
+
+@dag(
+    schedule="@monthly",
+    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    end_date=datetime(2013, 12, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=True,
+    default_args={"depends_on_past": True},
+    doc_md=__doc__,
+    tags=["example", "statecheck"],
+)
+def example_backfill_year() -> None:
+    CheckpointedStageOperator(
+        task_id="hours", stage=stage, job="hours_flown", retries=2, retry_delay=timedelta(seconds=1)
+    )
+
+
+# [END howto_backfill]
+
+example_backfill_year()

@@ -1,0 +1,48 @@
+"""
+Rehearse a month on a copy of the state.
+
+Before new code or corrected flights go into `example_backfill_year`, this Dag computes a month with them: it begins at the
+state from which that month began, in a job of its own, and writes to a folder of its own. The state and the output of the
+other Dag stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from airflow.sdk import dag
+
+# [START howto_fork]
+from airflow_provider_statecheck import CheckpointedStageOperator, ParquetSink, Stage
+
+REHEARSAL = "data/rehearsal"
+
+
+def rehearsed() -> Stage:
+    from example_backfill_year import stage
+
+    return replace(stage, output=ParquetSink(REHEARSAL))
+
+
+@dag(
+    schedule=None,
+    start_date=datetime(2013, 1, 1, tzinfo=UTC),
+    catchup=False,
+    doc_md=__doc__,
+    tags=["example", "statecheck"],
+)
+def example_rehearsal() -> None:
+    CheckpointedStageOperator(
+        task_id="hours",
+        stage="example_rehearsal:rehearsed",
+        job="hours_flown",
+        from_checkpoint="before:{{ logical_date.isoformat() }}",
+        retries=2,
+        retry_delay=timedelta(seconds=1),
+    )
+
+
+# [END howto_fork]
+
+example_rehearsal()
