@@ -29,7 +29,7 @@ print((ours - begin) * 1000, (peer - begin) * 1000)
 def run(work: Path, *, quick: bool) -> list[Result]:
     """Measure in fresh interpreters, both sides one after the other in each: what is compared is the difference."""
     _read()
-    readings = [_read() for _ in range(3 if quick else 15)]
+    readings = [_read() for _ in range(1 if quick else 15)]
     ours, peer = medians(readings)
     extra = statistics.median(mine - theirs for mine, theirs in readings)
     return [

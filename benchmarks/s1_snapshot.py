@@ -8,8 +8,6 @@ process that reads the same files with pyarrow and writes them to the same serve
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import pyarrow.parquet as pq
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.driver.session import start_session
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
+from benchmarks.tpch import lineitem
 from tests.object_store import KEY, SECRET, running_object_store
 
 CONF = {
@@ -32,8 +31,8 @@ CONF = {
 
 def run(work: Path, *, quick: bool) -> list[Result]:
     """Measure on TPC-H lineitem, scale 1, or 0.1 where it is to be quick."""
-    scale, pairs = ("0.1", 3) if quick else ("1", 5)
-    source = _lineitem(work, scale)
+    scale, pairs = ("0.1", 1) if quick else ("1", 5)
+    source = lineitem(scale)
     spark = start_session(CONF)
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.setCheckpointDir(str(work / "spark_checkpoints"))
@@ -44,15 +43,6 @@ def run(work: Path, *, quick: bool) -> list[Result]:
         *_against_checkpoint(spark, frame, work, pairs, sizes),
         _against_pyarrow_on_s3(spark, frame, source, work, pairs, sizes),
     ]
-
-
-def _lineitem(work: Path, scale: str) -> Path:
-    target = work / f"tpch{scale}"
-    if not target.exists():
-        tool = str(Path(sys.executable).parent / "tpchgen-cli")
-        command = [tool, "parquet", "-s", scale, "--tables=lineitem", "--parts=8", f"--output-dir={target}"]
-        subprocess.run(command, check=True)
-    return target / "lineitem"
 
 
 def _against_plain(spark: Any, frame: Any, work: Path, pairs: int, sizes: dict[str, Any]) -> Result:

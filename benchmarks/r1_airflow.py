@@ -1,0 +1,136 @@
+"""An Airflow of its own that runs the Dags of R1, and the kill of a driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.r1_marks import END, TRY, Mark, Moment, marks_in
+
+HERE = Path(__file__).parent
+FIRST_DAY = date(2026, 1, 1)
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of one run of a Dag."""
+
+    marks: list[Mark]
+    output: Path
+
+    @property
+    def seconds(self) -> float:
+        """Return the time from the begin of the first try to the end of the work."""
+        return self._last(END) - next(each.at for each in self.marks if each.name == TRY)
+
+    @property
+    def is_retried(self) -> bool:
+        """Tell whether there was a second try."""
+        return [each.name for each in self.marks].count(TRY) > 1
+
+    @property
+    def last_try(self) -> float:
+        """Return the time from the begin of the last try to the end of the work."""
+        return self._last(END) - self._last(TRY)
+
+    def _last(self, name: str) -> float:
+        return [each.at for each in self.marks if each.name == name][-1]
+
+
+class PrivateAirflow:
+    """
+    Runs Airflow's commands over a database of its own.
+
+    :param work: Where that, the checkpoints and the output go.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._runs = 0
+        self._log = work / "airflow.log"
+        work.mkdir(parents=True, exist_ok=True)
+        self._finish(self._start("db", "migrate"))
+
+    def run(self, dag: str, files: Path, kill_at: Moment | None = None) -> Run:
+        """
+        Run a Dag to its end.
+
+        :param kill_at: When its driver gets kill -9, once, unless its work is over before that.
+        :raises RuntimeError: if the run failed.
+        """
+        self._runs += 1
+        folder = self._work / f"run-{self._runs}"
+        folder.mkdir()
+        marks, output = folder / "marks", folder / "output"
+        day = FIRST_DAY + timedelta(days=self._runs)
+        process = self._start("dags", "test", dag, day.isoformat(), files=files, output=output, marks=marks)
+        try:
+            if kill_at is not None:
+                self._kill_driver(process, kill_at, marks)
+            self._finish(process)
+        finally:
+            _end(process)
+        shutil.rmtree(self._work / "checkpoints", ignore_errors=True)
+        return Run(marks_in(marks), output)
+
+    def _kill_driver(self, process: subprocess.Popen[bytes], moment: Moment, marks: Path) -> None:
+        while not moment.is_over(marks_in(marks)):
+            if process.poll() is not None:
+                return
+            time.sleep(_PAUSE_SECONDS)
+        if END in {each.name for each in marks_in(marks)}:
+            return
+        found = [each for each in psutil.Process(process.pid).children(recursive=True) if each.name() == "java"]
+        if len(found) != 1:
+            raise RuntimeError(f"Expected one driver at work at {moment}, found {found}; see {self._log}.")
+        os.kill(found[0].pid, signal.SIGKILL)
+
+    def _start(self, *arguments: str, **places: Path) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "airflow", *arguments],
+                cwd=self._work,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self._environment() | {f"R1_{name.upper()}": str(place) for name, place in places.items()},
+            )
+
+    def _finish(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
+        if status != 0:
+            last = self._log.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"Expected Airflow's command to succeed, found the status {status}: {last}")
+
+    def _environment(self) -> dict[str, str]:
+        # What the caller's shell says of another Airflow must not count here.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        return inherited | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(HERE.parent),
+            "PYSPARK_PYTHON": sys.executable,
+            "AIRFLOW_HOME": str(self._work / "airflow"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "r1_dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__STATECHECK__CHECKPOINT_DIR": (self._work / "checkpoints").as_uri(),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    # A run that went wrong must not go on beside the next one.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
