@@ -23,11 +23,19 @@ if TYPE_CHECKING:
         committed_files as committed_files,
         read_committed as read_committed,
     )
+    from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink as DeltaSink
+    from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink as IcebergSink
     from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink as ParquetSink
+    from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink as SqlSink
+    from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import TwoPhaseCommitSink as TwoPhaseCommitSink
     from airflow_provider_statecheck.spark.sources.csv_source import CsvSource as CsvSource
     from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource as DataFrameSource
+    from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource as DeltaSource
+    from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource as IcebergSource
     from airflow_provider_statecheck.spark.sources.json_source import JsonSource as JsonSource
     from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource as ParquetSource
+    from airflow_provider_statecheck.spark.sources.sql_source import SqlSource as SqlSource
+    from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource as StageOutputSource
     from airflow_provider_statecheck.spark.stages.aggregates import (
         Count as Count,
         Max as Max,
@@ -77,11 +85,19 @@ _MODULES = {
     "sensors.checkpoint": ("CheckpointSensor",),
     "spark.context": ("StageContext",),
     "spark.sinks.committed": ("committed_files", "read_committed"),
+    "spark.sinks.delta_sink": ("DeltaSink",),
+    "spark.sinks.iceberg_sink": ("IcebergSink",),
     "spark.sinks.parquet_sink": ("ParquetSink",),
+    "spark.sinks.sql_sink": ("SqlSink",),
+    "spark.sinks.two_phase_commit_sink": ("TwoPhaseCommitSink",),
     "spark.sources.csv_source": ("CsvSource",),
     "spark.sources.dataframe_source": ("DataFrameSource",),
+    "spark.sources.delta_source": ("DeltaSource",),
+    "spark.sources.iceberg_source": ("IcebergSource",),
     "spark.sources.json_source": ("JsonSource",),
     "spark.sources.parquet_source": ("ParquetSource",),
+    "spark.sources.sql_source": ("SqlSource",),
+    "spark.sources.stage_output_source": ("StageOutputSource",),
     "spark.stages.aggregates": ("Count", "Max", "Min", "Sum"),
     "spark.stages.script": ("run_stage",),
     "spark.stages.stage": ("Stage",),
@@ -115,8 +131,12 @@ __all__ = [
     "Count",
     "CsvSource",
     "DataFrameSource",
+    "DeltaSink",
+    "DeltaSource",
     "FlatMapFunction",
     "FoldingStateDescriptor",
+    "IcebergSink",
+    "IcebergSource",
     "JsonSource",
     "KeyedProcessFunction",
     "ListStateDescriptor",
@@ -129,13 +149,17 @@ __all__ = [
     "ReducingStateDescriptor",
     "RichFlatMapFunction",
     "RichMapFunction",
+    "SqlSink",
+    "SqlSource",
     "Stage",
     "StageContext",
+    "StageOutputSource",
     "StageSettings",
     "StateTtlConfig",
     "StateVisibility",
     "StatecheckHook",
     "Sum",
+    "TwoPhaseCommitSink",
     "UpdateType",
     "ValueStateDescriptor",
     "__version__",

@@ -1,0 +1,155 @@
+"""Checkpoints of one stage with keyed state, written with any backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
+from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import redistribute_keyed
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
+from airflow_provider_statecheck.spark.stages.stage_states import coordinator_state
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.backends.environment import StateEnvironment
+from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
+from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
+
+GROUPS = 16
+STAGE, FUNCTION = "stage", "balance"
+UID = f"{STAGE}/{FUNCTION}"
+TEXT_KEY = KeySerializer((KeyField("account", pa.string()),))
+SMALL = ArrowStateSettings(block_rows=2, part_bytes=2048, memtable_bytes=1, cache_bytes=4096)
+BACKENDS: dict[str, Callable[[], Any]] = {
+    "memory": MemoryStateBackend,
+    "fs": FsStateBackend,
+    "arrow": lambda: ArrowStateBackend(SMALL),
+}
+
+
+@dataclass
+class Streams:
+    storage: CheckpointStorage
+    directory: str
+
+    def create_checkpoint_state_output_stream(self, scope: Any) -> FsCheckpointStateOutputStream:
+        return FsCheckpointStateOutputStream.open(
+            self.storage, self.directory, StateWriting(epoch=1, inline_threshold=0)
+        )
+
+
+@dataclass
+class StatefulJob:
+    """One function whose subtasks are opened, changed and saved again and again."""
+
+    storage: CheckpointStorage
+    backend: Any
+    descriptors: Sequence[Any]
+    keys: KeySerializer = TEXT_KEY
+    now_ms: int = 1_000_000
+    taken: int = 0
+    states: list[Any] = field(default_factory=list)
+
+    def open(self, parallelism: int, operator: OperatorState | None = None) -> None:
+        """Begin anew, or with the state of a checkpoint."""
+        found = {} if operator is None else operator.subtask_states
+        old = [
+            found.get(i, OperatorSubtaskState()).managed_keyed for i in range(operator.parallelism if operator else 0)
+        ]
+        dealt = redistribute_keyed(old, parallelism, GROUPS) if old else [()] * parallelism
+        self.close()
+        self.states = [self._opened(i, parallelism, handles) for i, handles in enumerate(dealt)]
+
+    def state(self, key: Any, name: str, namespace: str | None = None) -> Any:
+        """Return a state with a key as the current one."""
+        group = self.keys.key_group_of(key, GROUPS)
+        (backend,) = (each for each in self.states if group in each.key_group_range)
+        backend.set_current_key(key)
+        descriptor = next(each for each in self.descriptors if each.name == name)
+        return backend.get_partitioned_state(descriptor, *(() if namespace is None else (namespace,)))
+
+    def save(self, **values: Any) -> str:
+        """Take a checkpoint and return its pointer."""
+        return self.publish(self.operator(), **values)
+
+    def operator(self) -> OperatorState:
+        """Save the state of all subtasks."""
+        self.taken += 1
+        streams = Streams(self.storage, f"{self._job}/shared/keyed")
+        subtasks = {}
+        for index, backend in enumerate(self.states):
+            snapshot = backend.snapshot(self.taken, self.now_ms, streams)
+            handle = snapshot.run().handle
+            if handle is not None:
+                subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
+            backend.notify_checkpoint_complete(self.taken)
+        return OperatorState(
+            operator_id=operator_id_of(UID),
+            uid=UID,
+            parallelism=len(self.states),
+            max_parallelism=GROUPS,
+            subtask_states=subtasks,
+            coordinator_state=coordinator_state(encode_schemas(self.schemas())),
+        )
+
+    def schemas(self) -> OperatorSchemas:
+        return OperatorSchemas(
+            key=self.keys.snapshot(), keyed=tuple(RegisteredState.of(each).schema() for each in self.descriptors)
+        )
+
+    def publish(self, *operators: OperatorState, **values: Any) -> str:
+        """Write metadata and return the pointer."""
+        document = CheckpointDocument(
+            job_id=job_id_of("job"),
+            job_name="job",
+            operator_id=operator_id_of(STAGE),
+            uid=STAGE,
+            checkpoint_id=self.taken,
+            epoch=1,
+            generation=1,
+            snapshots=(),
+            state=InlineStateHandle(value={"stage": {"checkpoint": self.taken, "now_ms": self.now_ms} | values}),
+            created_at="2026-01-01T00:00:00+00:00",
+            operator_states=operators,
+        )
+        pointer = f"{self._job}/chk-{self.taken}"
+        uri = f"{pointer}/_metadata"
+        self.storage.write_bytes(uri, encode_metadata(document, uri=uri), overwrite=True)
+        return pointer
+
+    def close(self) -> None:
+        for each in self.states:
+            each.dispose()
+        self.states = []
+
+    @property
+    def _job(self) -> str:
+        return f"{self.storage.base_uri}/{job_id_of('job')}"
+
+    def _opened(self, index: int, parallelism: int, handles: Iterable[Any]) -> Any:
+        environment = StateEnvironment(
+            storage=self.storage,
+            subtask_index=index,
+            parallelism=parallelism,
+            max_parallelism=GROUPS,
+            now_ms=lambda: self.now_ms,
+            epoch=1,
+        )
+        owned = key_group_range_of(index, parallelism, GROUPS)
+        opened = self.backend.create_keyed_state_backend(
+            environment, job_id_of("job"), UID, self.keys, GROUPS, owned, restored=tuple(handles)
+        )
+        for descriptor in self.descriptors:
+            opened.get_partitioned_state(descriptor)
+        return opened
