@@ -49,7 +49,9 @@ def forgettable_rows(view: JobView, ended_before: datetime) -> ForgettableRows:
         checkpoints += [c.checkpoint_id for c in _forgettable_checkpoints(view, operator, ended_before)]
         # Their rows tell where bytes may lie that the operator left, which nobody deletes while it has an open attempt.
         if not view.has_open_attempt(operator):
-            attempts += [_ref(a) for a in _attempts_of(view, operator) if _is_superseded(a, operator, ended_before)]
+            kept = {operator.epoch, _last_epoch_of_newest_run(view, operator)}
+            mine = (a for a in _attempts_of(view, operator) if a.epoch not in kept)
+            attempts += [_ref(a) for a in mine if a.ended_at is not None and a.ended_at < ended_before]
     return ForgettableRows(checkpoint_ids=tuple(sorted(checkpoints)), attempts=tuple(attempts))
 
 
@@ -139,10 +141,12 @@ def _has_ended(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
 
-def _is_superseded(attempt: AttemptRecord, operator: OperatorRecord, ended_before: datetime) -> bool:
-    # The newest attempt stays: it tells a retry from a clear.
-    has_ended = attempt.ended_at is not None and attempt.ended_at < ended_before
-    return has_ended and attempt.epoch != operator.epoch
+def _last_epoch_of_newest_run(view: JobView, operator: OperatorRecord) -> int:
+    # As the operator's newest attempt, that of the run at which the state stands tells a retry from a clear.
+    rows = view.of_operator(operator.operator_id)
+    runs = [c.run_key for c in rows if c.is_restorable and c.generation == operator.generation]
+    own = [a.epoch for a in _attempts_of(view, operator) if runs and a.owner.run_key == runs[-1]]
+    return max(own, default=operator.epoch)
 
 
 def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:

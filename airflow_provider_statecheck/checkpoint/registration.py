@@ -179,6 +179,13 @@ def _begin_again(
         )
     if not before:
         return decision
+    if all(c.unusable_reason is not None for c in before):
+        raise NoRestorableCheckpointError(
+            f"Run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} is to begin again ({decision.reason}), but what "
+            f"the run before it left could not be read: {before[0].unusable_reason}. Bring it back, or go on from the run's own "
+            f"newest checkpoint with on_clear='resume'.",
+            checkpoint_ids=tuple(c.checkpoint_id for c in before),
+        )
     transitions.take_back(tx, candidates[: len(candidates) - len(before)])
     reason = f"{decision.reason}, begun again at checkpoint {before[0].checkpoint_id} of run {before[0].run_key!r}"
     return replace(decision, goes_on=True, reason=reason)

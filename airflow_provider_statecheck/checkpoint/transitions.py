@@ -116,7 +116,8 @@ def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
     """Return what is open for an operator after this transition."""
     operator = tx.operator(operator_id)
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
-    return open_effects(tx.open_checkpoints(operator_id), attempt, tx.open_requests(operator_id))
+    generation = 0 if operator is None else operator.generation
+    return open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
 
 
 def _settle(tx: JobTransaction, ended: CheckpointRecord) -> None:

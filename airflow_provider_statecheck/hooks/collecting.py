@@ -215,5 +215,6 @@ class _Work:
 
 
 def _effects_below(view: JobView, operator: OperatorRecord, base_uri: str) -> OpenEffects:
-    effects = open_effects(view.of_operator(operator.operator_id), view.current_attempt(operator))
+    rows, attempt = view.of_operator(operator.operator_id), view.current_attempt(operator)
+    effects = open_effects(rows, operator.generation, attempt)
     return replace(effects, discards=tuple(c for c in effects.discards if base_of(c) == base_uri))

@@ -93,16 +93,15 @@ def _meant(view: JobView, taken: Sequence[CheckpointRecord], wanted: str) -> Seq
         return [c for c in taken if c.run_key == wanted.removeprefix(_OF_RUN)]
     if wanted.startswith(_BEFORE_RUN):
         current = {(o.operator_id, o.generation) for o in view.operators}
-        line = [c for c in taken if (c.operator_id, c.generation) in current]
+        line = [c for c in taken if c.is_restorable and (c.operator_id, c.generation) in current]
         return _before(line, wanted.removeprefix(_BEFORE_RUN))
     return [c for c in taken if c.checkpoint_id == int(wanted)]
 
 
 def _before(line: Sequence[CheckpointRecord], run_key: str) -> Sequence[CheckpointRecord]:
-    earlier = [c for c in line if is_earlier(c.run_key, run_key)]
     mine = [number for number, c in enumerate(line) if c.run_key == run_key]
-    # Of runs without a logical date, what they took tells which came first.
-    return earlier or (line[mine[-1] + 1 :] if mine else [])
+    # What a run began at is right behind its own, also where that is of a run without a logical date.
+    return line[mine[-1] + 1 :] if mine else [c for c in line if is_earlier(c.run_key, run_key)]
 
 
 def _none_left(job: str, wanted: str, taken: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:

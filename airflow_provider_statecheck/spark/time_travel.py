@@ -91,7 +91,7 @@ def _is_wanted(
         return checkpoint.checkpoint_id == checkpoint_id
     if run is not None:
         attempt = _attempt(view, checkpoint)
-        return attempt is not None and run in (attempt.owner.run_key, attempt.owner.run_id)
+        return run == checkpoint.run_key or (attempt is not None and run == attempt.owner.run_id)
     return at is None or (checkpoint.completed_at is not None and checkpoint.completed_at <= at)
 
 

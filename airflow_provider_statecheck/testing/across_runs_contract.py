@@ -228,11 +228,45 @@ class AcrossRunsContract:
         assert self.candidates(self.begin(gateway, day(2, clear_marker=AGAIN))) == [2]
         assert self.candidates(self.begin(gateway, day(3))) == [2]
 
-    def test_the_bytes_of_what_it_took_before_are_discarded(self, gateway: CheckpointCoordinatorGateway) -> None:
+    def test_the_bytes_of_what_it_took_before_are_discarded_when_there_is_something_newer(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
         self.week(gateway, 1, 2)
-        effects = self.begin(gateway, day(2, clear_marker=AGAIN)).effects
+        again = self.begin(gateway, day(2, clear_marker=AGAIN))
+        assert [c.checkpoint_id for c in again.effects.discards] == [1]
+        assert [c.checkpoint_id for c in again.effects.retained] == [2, 3, 4]
+        effects = complete_checkpoint(gateway, again.attempt).effects
         assert [c.checkpoint_id for c in effects.discards] == [1, 3, 4]
-        assert [c.checkpoint_id for c in effects.retained] == [2]
+
+    def test_the_bytes_of_what_it_took_before_stay_while_it_fails(self, gateway: CheckpointCoordinatorGateway) -> None:
+        self.week(gateway, 1, 2)
+        self.work(gateway, day(2, clear_marker=AGAIN), 0, AttemptStatus.FAILED)
+        effects = self.begin(gateway, day(2, clear_marker=AGAIN)).effects
+        assert [c.checkpoint_id for c in effects.discards] == [1]
+
+    def test_the_bytes_of_what_it_took_before_go_when_it_ends_without_a_checkpoint(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        self.week(gateway, 1, 2)
+        again = self.begin(gateway, day(2, clear_marker=AGAIN))
+        effects = gateway.finish(FinishAttempt(attempt=again.attempt, status=AttemptStatus.FINISHED))
+        assert [c.checkpoint_id for c in effects.discards] == [1, 3, 4]
+
+    def test_a_run_does_not_begin_again_where_the_state_before_it_is_known_to_be_damaged(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        self.work(gateway, day(1))
+        second = self.begin(gateway, day(2))
+        complete_checkpoint(gateway, second.attempt)
+        gateway.finish(FinishAttempt(attempt=second.attempt, status=AttemptStatus.FINISHED))
+        third = self.begin(gateway, day(3))
+        skipped = (SkippedCheckpoint(checkpoint_id=1, reason="damaged"),)
+        gateway.confirm_restore(ConfirmRestore(attempt=third.attempt, checkpoint_id=2, skipped=skipped))
+        gateway.finish(FinishAttempt(attempt=third.attempt, status=AttemptStatus.FINISHED))
+        before = rows_of(gateway.describe(JOB))
+        with pytest.raises(NoRestorableCheckpointError, match="damaged"):
+            self.begin(gateway, day(2, clear_marker=AGAIN))
+        assert rows_of(gateway.describe(JOB)) == before
 
     def test_nothing_of_what_it_took_before_is_committed_any_more(self, gateway: CheckpointCoordinatorGateway) -> None:
         first = self.begin(gateway, day(1))

@@ -246,6 +246,7 @@ class SinkKills:
             assert status == FAILED
             job.require()
 
+    @pytest.mark.soak
     def test_zombie_that_commits_between_two_newer_tries_changes_nothing(self, job: SinkJob) -> None:
         for step in self.zombie_steps:
             job.begin()
@@ -274,6 +275,7 @@ class SinkKills:
         job.finish(cleared=1, factor=10)
         job.require(factor=10)
 
+    @pytest.mark.soak
     def test_fresh_start_whose_first_commit_never_came_replaces_output_nonetheless(self, job: SinkJob) -> None:
         job.begin()
         job.finish()

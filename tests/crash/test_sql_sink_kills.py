@@ -49,10 +49,12 @@ class TestPostgresSinkKills(_OnPostgres):
     factory = "tests.crash.sink_sql_factory:appending"
 
 
+@pytest.mark.soak
 class TestUpsertingPostgresSinkKills(_OnPostgres):
     factory = "tests.crash.sink_sql_factory:upserting"
 
 
+@pytest.mark.soak
 class TestSqliteSinkKills(_SqlSinkKills):
     factory = "tests.crash.sink_sql_factory:appending"
 

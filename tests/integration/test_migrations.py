@@ -27,11 +27,12 @@ TABLES = set(models.Base.metadata.tables)
 MOMENT = "'2026-01-01 00:00:00'"
 
 
-def _attempt(epoch: int, run: str) -> str:
+def _attempt(epoch: int, run: str, operator: str = "a", restored: str = "NULL") -> str:
     return (
         "INSERT INTO statecheck_attempt (job_id, operator_id, epoch, attempt_key, generation, status, owner, start_reason, "
-        "storage_base, num_retained, checkpoint_timeout_seconds, registered_at, retention, message) VALUES "
-        f"('j', 'a', {epoch}, 'k{epoch}', 1, 'finished', '{{\"run_key\": \"{run}\"}}', '', '', 2, 1, {MOMENT}, 'r', '')"
+        "storage_base, num_retained, checkpoint_timeout_seconds, registered_at, retention, message, restored_from) VALUES "
+        f"('j', '{operator}', {epoch}, '{operator}{epoch}', 1, 'finished', '{{\"run_key\": \"{run}\"}}', '', '', 2, 1, "
+        f"{MOMENT}, 'r', '', {restored})"
     ).replace('":', '"\\:')
 
 
@@ -48,6 +49,8 @@ def _checkpoint(number: int, epoch: int) -> str:
 OLDER_ROWS = [
     "INSERT INTO statecheck_operator (job_id, operator_id, uid, epoch, generation) VALUES ('j', 'a', 'a', 3, 1)",
     "INSERT INTO statecheck_operator (job_id, operator_id, uid, epoch, generation) VALUES ('j', 'b', 'b', 1, 1)",
+    "INSERT INTO statecheck_operator (job_id, operator_id, uid, epoch, generation) VALUES ('j', 'c', 'c', 9, 1)",
+    _attempt(9, "sunday", "c", restored="3"),
     *(_attempt(epoch, run) for epoch, run in ((1, "monday"), (2, "tuesday"))),
     *(_checkpoint(number, number) for number in (1, 2, 3)),
 ]
@@ -111,7 +114,7 @@ def test_what_an_older_release_wrote_learns_which_runs_it_is_of(engine: Engine) 
         runs = connection.execute(text("SELECT run_key FROM statecheck_checkpoint ORDER BY checkpoint_id")).scalars()
         assert list(runs) == ["monday", "tuesday", ""], "of a forgotten attempt nobody knows the run"
         operators = connection.execute(text("SELECT first_run FROM statecheck_operator ORDER BY operator_id")).scalars()
-        assert list(operators) == ["monday", ""]
+        assert list(operators) == ["monday", "", ""], "an attempt that restored something began nothing"
         assert set(connection.execute(text("SELECT retained_runs FROM statecheck_attempt")).scalars()) == {1}
 
 

@@ -6,6 +6,7 @@ from datetime import time
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.reading.differing import differing
 from airflow_provider_statecheck.state.serializers.lists import (
     entries_of_array,
     list_array,
@@ -46,9 +47,24 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
     if _family(array.type) != _family(wanted) and not (types.is_string(array.type) and types.is_time(wanted)):
         raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it before.")
     try:
-        return _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
+        found = _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
     except (pa.ArrowException, ValueError) as error:
         raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}: {error}") from error
+    if types.is_floating(array.type) or types.is_floating(wanted):
+        _require_exact(array, found, place)
+    return found
+
+
+def _require_exact(array: Any, found: Any, place: str) -> None:
+    # Arrow rounds such values without a word.
+    import pyarrow.compute as pc
+
+    changed = array.filter(differing(array, found.cast(array.type, safe=False)))
+    if len(changed):
+        raise UnsupportedStateError(
+            f"Expected {place} to be of type {found.type}, found {pc.count(changed)} values of type {array.type} that it cannot "
+            "hold exactly; round or convert them before."
+        )
 
 
 def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None:

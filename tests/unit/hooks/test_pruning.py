@@ -55,6 +55,18 @@ def test_old_rows_go_and_what_a_restore_needs_stays(stage):
     assert stage.attempt().restore() is not None
 
 
+def test_the_last_attempt_of_the_run_at_which_the_state_stands_is_kept(stage):
+    for run, checkpoints in (("2026-01-01", 1), ("2026-01-02", 0), ("2026-01-03", 0)):
+        attempt = stage.attempt(owner=make_owner(run_key=run, run_id=run))
+        for _ in range(checkpoints):
+            stage.take(attempt)
+        attempt.finish(AttemptStatus.FINISHED)
+    stage.clock.advance(MONTH)
+    prune(stage, JOB, PruneRequest())
+    left = stage.maintenance.describe(job_id_of(JOB)).attempts
+    assert [attempt.owner.run_key for attempt in left] == ["2026-01-01", "2026-01-03"]
+
+
 def test_rows_are_kept_for_a_month_unless_an_age_is_given(stage):
     stage.run()
     stage.run()

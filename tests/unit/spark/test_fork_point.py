@@ -94,6 +94,12 @@ def test_of_runs_without_a_date_what_they_took_tells_which_came_first(stage: Wri
     assert found_id(stage, "before:two") == 1
 
 
+def test_before_a_run_is_what_it_began_at_though_that_is_of_a_run_without_a_date(stage: WrittenStage) -> None:
+    for owner in (day(1), make_owner(run_key="asset__7", run_id="asset__7"), day(2)):
+        work(stage, owner)
+    assert found_id(stage, f"before:{day(2).run_key}") == 2
+
+
 def test_before_a_run_is_what_the_state_goes_back_to_and_not_what_was_given_up(stage: WrittenStage) -> None:
     work(stage, day(4))
     stage.attempt(owner=day(4, clear_marker="9/9"), **KEPT).finish(AttemptStatus.FAILED)

@@ -24,7 +24,14 @@ def _table(name: str, **columns: sa.types.TypeEngine[Any]) -> sa.TableClause:
     return sa.table(f"statecheck_{name}", *(sa.column(column, kind) for column, kind in (keys | columns).items()))
 
 
-_ATTEMPT = _table("attempt", epoch=sa.Integer(), generation=sa.Integer(), owner=sa.JSON(), retained_runs=sa.Integer())
+_ATTEMPT = _table(
+    "attempt",
+    epoch=sa.Integer(),
+    generation=sa.Integer(),
+    owner=sa.JSON(),
+    restored_from=sa.Integer(),
+    retained_runs=sa.Integer(),
+)
 _CHECKPOINT = _table("checkpoint", epoch=sa.Integer(), run_key=sa.Text())
 _OPERATOR = _table("operator", generation=sa.Integer(), first_run=sa.Text())
 _NEW = (
@@ -41,9 +48,9 @@ def upgrade() -> None:
             changed.add_column(sa.Column(column, kind, nullable=True))
     op.execute(sa.update(_ATTEMPT).values(retained_runs=1))
     op.execute(sa.update(_CHECKPOINT).values(run_key=_run_of(_CHECKPOINT, _ATTEMPT.c.epoch == _CHECKPOINT.c.epoch)))
-    op.execute(
-        sa.update(_OPERATOR).values(first_run=_run_of(_OPERATOR, _ATTEMPT.c.generation == _OPERATOR.c.generation))
-    )
+    # The first attempt that is left may be of any run; only one that restored nothing began the generation.
+    is_first = sa.and_(_ATTEMPT.c.generation == _OPERATOR.c.generation, _ATTEMPT.c.restored_from.is_(None))
+    op.execute(sa.update(_OPERATOR).values(first_run=_run_of(_OPERATOR, is_first)))
     for table, column, kind in _NEW:
         with op.batch_alter_table(f"statecheck_{table}") as changed:
             changed.alter_column(column, existing_type=kind, nullable=False)

@@ -46,6 +46,12 @@ def test_fields_of_structs_go_by_their_names() -> None:
     assert conformed(given, wanted, "value").to_pylist() == [{"a": "x", "b": 1}, None]
 
 
+def test_other_numbers_fit_where_they_are_exact() -> None:
+    given = pa.array([0.25, None, float("nan")])
+    assert repr(conformed(given, pa.float32(), "value").to_pylist()) == "[0.25, None, nan]"
+    assert conformed(pa.array([0.1, None]), pa.decimal128(10, 2), "value").to_pylist() == [Decimal("0.10"), None]
+
+
 def test_nulls_alone_and_dictionaries_fit_too() -> None:
     assert conformed(pa.nulls(2), pa.int64(), "value").equals(pa.nulls(2, pa.int64()))
     texts = pa.array(["a", None, "a"])
@@ -56,6 +62,9 @@ def test_nulls_alone_and_dictionaries_fit_too() -> None:
     ("given", "wanted"),
     [
         (pa.array([1.5]), pa.int64()),
+        (pa.array([0.126]), pa.decimal128(10, 2)),
+        (pa.array([1e300]), pa.float32()),
+        (pa.array([Decimal("12345678901234567.89")]), pa.float64()),
         (pa.array([1 << 40]), pa.int32()),
         (pa.array(["1:2:3"]), pa.time64("us")),
         (pa.array([MOMENT]), pa.int64()),
