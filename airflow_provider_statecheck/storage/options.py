@@ -32,12 +32,17 @@ def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
-            yield from secrets_in(value, named=named or any(word in str(name).lower() for word in _SECRET_WORDS))
+            yield from secrets_in(value, named=named or _says_secret(str(name)))
     elif isinstance(options, list | tuple):
         for value in options:
             yield from secrets_in(value, named=named)
     elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _WAYS:
         yield options
+
+
+def _says_secret(name: str) -> bool:
+    plain = name.lower().replace("-", "_")
+    return any(word in plain for word in _SECRET_WORDS)
 
 
 def conceal(text: str, options: Mapping[str, Any]) -> str:

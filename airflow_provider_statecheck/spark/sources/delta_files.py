@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ _READER_FEATURES = frozenset(
     }
 )
 """Those that ask nothing of a reader unless the table also makes use of them, which is looked at by itself."""
+
+_ZONE = re.compile(r"(Z|[+-]\d{2}:\d{2})$")
 
 # Versions whose files are read, and held, at a time.
 _AT_ONCE = 64
@@ -87,14 +90,14 @@ def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
     return tuple(sorted((file for file in found if file.size_bytes), key=lambda file: file.path))
 
 
-def additions(log: DeltaLog, first: int, last: int, columns: tuple[str, ...], shown: str) -> Additions:
+def additions(log: DeltaLog, first: int, snapshot: DeltaSnapshot, shown: str) -> Additions:
     """
-    Return what versions added, from the first to the last.
+    Return what versions added, from the first to that of a snapshot.
 
-    :param columns: Those of partitions.
     :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
     """
     found = Additions()
+    last, columns = snapshot.version, _partition_columns(snapshot)
     for start in range(first, last + 1, _AT_ONCE):
         versions = range(start, min(start + _AT_ONCE, last + 1))
         entries = in_parallel(log.entry, versions, is_local=log.storage.is_local)
@@ -124,7 +127,7 @@ def require_plain_files(snapshot: DeltaSnapshot, shown: str) -> None:
         raise _not_plain(shown, ", ".join(rules))
 
 
-def _take(found: Additions, entry: LogEntry, columns: tuple[str, ...], shown: str) -> None:
+def _take(found: Additions, entry: LogEntry, columns: Mapping[str, bool], shown: str) -> None:
     added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
     removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
     if removed - set(found.files):
@@ -135,13 +138,27 @@ def _take(found: Additions, entry: LogEntry, columns: tuple[str, ...], shown: st
     found.files.update(sorted(_files(added, columns, shown)))
 
 
-def _files(added: Mapping[str, Action], columns: tuple[str, ...], shown: str) -> Iterator[tuple[str, DataFile]]:
+def _files(added: Mapping[str, Action], columns: Mapping[str, bool], shown: str) -> Iterator[tuple[str, DataFile]]:
     for path, action in added.items():
         if action.get("deletionVector"):
             raise _not_plain(shown, "deletion vectors")
-        values = {column: action["partitionValues"].get(column) or None for column in columns}
+        told = action["partitionValues"]
+        values = {name: _with_zone(told.get(name) or None, is_instant=it_is) for name, it_is in columns.items()}
         if int(action["size"]):
             yield path, DataFile(_local(path, shown), int(action["size"]), values)
+
+
+def _partition_columns(snapshot: DeltaSnapshot) -> dict[str, bool]:
+    """Return those of partitions, each with whether its values are instants."""
+    import pyarrow as pa
+
+    kinds = {name: snapshot.schema.field(name).type for name in snapshot.partition_by}
+    return {name: bool(pa.types.is_timestamp(kind) and kind.tz) for name, kind in kinds.items()}
+
+
+def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
+    # As deltalake reads them, of which a first run has its values; Spark would take the zone of the session.
+    return f"{text}Z" if text and is_instant and not _ZONE.search(text) else text
 
 
 def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:

@@ -131,7 +131,7 @@ class DeltaSource:
             raise self._changed(shown, position.version, "it was made anew")
         require_plain_files(snapshot, shown)
         log = DeltaLog(storage)
-        found = additions(log, position.version + 1, snapshot.version, snapshot.partition_by, shown)
+        found = additions(log, position.version + 1, snapshot, shown)
         if found.missing is not None:
             raise self._changed(shown, position.version, f"the log of version {found.missing} is not kept any more")
         if found.changing and self._on_change is not OnChange.IGNORE:
@@ -148,7 +148,7 @@ class DeltaSource:
                 f"Expected starting_version of at most {snapshot.version + 1} for {shown}, found {first}."
             )
         require_plain_files(snapshot, shown)
-        found = additions(DeltaLog(storage), first, snapshot.version, snapshot.partition_by, shown)
+        found = additions(DeltaLog(storage), first, snapshot, shown)
         if found.missing is not None:
             raise InvalidConfigurationError(
                 f"Expected the log of {shown} from version {first} on, found that version {found.missing} is not kept any "

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sources.changes import OnChange
 from airflow_provider_statecheck.spark.sources.enumerator import SourceState
 from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.storage.uris import redact
 
 _SHOWN = 3
 
@@ -111,7 +112,7 @@ class IcebergRanges:
         ranges = decode_ranges(before.reader)
         if self._is_finished(before) and not all(self._knows(each) for each in ranges):
             return PlannedFiles(ranges, {})
-        return self._planned(ranges)
+        return self._with_the_rest(before, self._planned(ranges))
 
     def of_new_run(self, before: SourceState) -> PlannedFiles:
         """
@@ -126,7 +127,7 @@ class IcebergRanges:
         if after is not None:
             self._require_passed(after)
             self._require_appends_after(after)
-        return self._planned((*left, SnapshotRange(after, self._head)))
+        return self._with_the_rest(before, self._planned((*left, SnapshotRange(after, self._head))))
 
     @property
     def _head(self) -> int | None:
@@ -144,6 +145,17 @@ class IcebergRanges:
             )
         tasks = {task.file.file_path: task for each in ranges for task in self._tasks(each)}
         return PlannedFiles(ranges, tasks)
+
+    def _with_the_rest(self, before: SourceState, planned: PlannedFiles) -> PlannedFiles:
+        # A snapshot may be forgotten that is neither the first nor the last of its range, and with it which files it added.
+        left = (item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished)
+        lost = [item.name for item in left if item.name not in planned.tasks]
+        if lost:
+            self._refuse(
+                f"it has forgotten snapshots of which {len(lost)} file(s) are still to be read, such as {redact(lost[0])}",
+                is_lost=True,
+            )
+        return planned
 
     def _tasks(self, each: SnapshotRange) -> list[Any]:
         if each.until is None:

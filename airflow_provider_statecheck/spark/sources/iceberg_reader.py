@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
 from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import portable_metadata
 from airflow_provider_statecheck.spark.sinks.iceberg.data_files import decode_data_file, encode_data_file
+from airflow_provider_statecheck.spark.sinks.iceberg.storage_properties import storage_properties_of
 from airflow_provider_statecheck.spark.snapshots.arrow_columns import arrow_schema
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
@@ -34,6 +35,7 @@ class IcebergReader:
     :param planned: The files.
     :param columns: Which columns to read; all for ``None``.
     :raises InvalidConfigurationError: if the table has no such column, or one that Spark has no type for.
+    :raises UnsupportedStateError: if tasks cannot reach its storage.
     """
 
     def __init__(self, spark: SparkSession, table: Any, planned: PlannedFiles, columns: Sequence[str] | None) -> None:
@@ -41,6 +43,8 @@ class IcebergReader:
         self._table = table
         self._planned = planned
         self._projected = _projected(table, planned.until, columns)
+        self._shown = ".".join(table.name())
+        self._io = storage_properties_of(table, self._shown)
 
     def require_unchanged(self, items: Sequence[Item]) -> None:
         """Files of Iceberg never change; one that is gone is noticed when it is read."""
@@ -65,9 +69,9 @@ class IcebergReader:
         """
         shares = pack_shares([self._planned.tasks[split.item.name] for split in splits if split.item])
         return IcebergFileReader(
-            table=".".join(self._table.name()),
+            table=self._shown,
             metadata=portable_metadata(self._table),
-            io=HiddenOptions(self._table.io.properties),
+            io=self._io,
             projected=self._projected.model_dump_json(),
             schema=schema,
             shares=len(shares),

@@ -32,6 +32,7 @@ def test_options_cannot_be_changed_from_outside() -> None:
         {"client_kwargs": {"aws_session_token": SECRET}},
         {"token": {"private": SECRET}},
         {"connection_string": SECRET},
+        {"adls.connection-string": SECRET},
         {"sas_token": [SECRET]},
     ],
 )

@@ -23,9 +23,10 @@ def require_owner(standing: Standing, epoch: int) -> None:
 
     :raises StaleAttemptError: if one did.
     """
-    if standing.snapshot is None:
+    if standing.head is None:
+        # Also where somebody has made the table anew meanwhile.
         standing.ledger.require_newest(epoch)
-    elif standing.head is not None and standing.head > epoch:
+    elif standing.head > epoch:
         raise StaleAttemptError(
             f"Attempt {epoch} no longer owns its output in {standing.shown}: attempt {standing.head} took it over; stop this "
             "one.",
@@ -44,6 +45,18 @@ def require_first_opening(standing: Standing, epoch: int, start: Start) -> None:
         raise CoordinatorError(
             f"Expected attempt {epoch} to restore nothing after its own first commit to {standing.shown}, found checkpoint "
             f"{start.restored}; register a new attempt."
+        )
+
+
+def warn_if_unknown(standing: Standing, start: Start) -> None:
+    """Tell that the table knows nothing of what an attempt goes on from."""
+    if start.restored is not None and start.taken_by is not None and start.taken_by not in standing.ledger.starts:
+        log.warning(
+            "The Delta table %s does not know attempt %s, which took the restored checkpoint %s: the sink is new here, or the "
+            "table was made anew and lacks all output until then",
+            standing.shown,
+            start.taken_by,
+            start.restored,
         )
 
 

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.spark.sinks.delta.attempt_checks import (
     require_output_of_restored,
     require_owner,
     require_there,
+    warn_if_unknown,
 )
 from airflow_provider_statecheck.spark.sinks.delta.checks import require_fitting, require_writable_table
 from airflow_provider_statecheck.spark.sinks.delta.committable import DeltaCommittable, DeltaFile
@@ -81,6 +82,7 @@ class DeltaCommitter:
         self._require_fitting(standing.snapshot, self.context.schema)
         start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
         require_first_opening(standing, self.context.epoch, start)
+        warn_if_unknown(standing, start)
         require_output_of_restored(standing, start)
         history = self._ledger.history()
         line = History({**history.starts, self.context.epoch: start}, history.taken).line_to(self.context.epoch, _ALL)

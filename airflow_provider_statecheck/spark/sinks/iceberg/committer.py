@@ -18,8 +18,10 @@ from airflow_provider_statecheck.spark.sinks.iceberg.own_files import files_of
 from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
     refuse_earlier_output,
     require_committed_by_others,
+    require_opened,
     require_output_of_restored,
     require_same_spec,
+    warn_if_unknown,
 )
 from airflow_provider_statecheck.spark.sinks.line import Start
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
@@ -52,7 +54,7 @@ class IcebergCommitter:
         Add the files of a checkpoint.
 
         :raises StaleAttemptError: A newer attempt has the table.
-        :raises CorruptStateError: It is not the output that was committed before.
+        :raises CorruptStateError: It is not the output that was committed before, or the table was made anew.
         :raises IncompatibleCheckpointError: It is of another job, which has not committed it.
         """
         ours = [task for task in committables if task.lineage == self.changes.lineage]
@@ -68,6 +70,7 @@ class IcebergCommitter:
         Take out what this attempt did not go on from.
 
         :raises StaleAttemptError: A newer attempt has the table.
+        :raises CorruptStateError: It was made anew.
         """
         self.changes.make(self._end)
 
@@ -84,6 +87,7 @@ class IcebergCommitter:
             )
         if self.refuses_earlier_output and start.restored is None:
             refuse_earlier_output(ledger, self.changes.table.name)
+        warn_if_unknown(ledger, start, self.changes.table.name)
         begun = ledger.begun(context.epoch, start)
         require_output_of_restored(table, ledger, begun.history.line_to(context.epoch, _ALL), self.changes.table.name)
         # Whatever has to go later must be found: better no start than an attempt that cannot commit.
@@ -93,6 +97,7 @@ class IcebergCommitter:
     def _add(
         self, table: Any, ledger: TableLedger, checkpoint_id: int, ours: Sequence[IcebergCommittable]
     ) -> Change | None:
+        require_opened(ledger, self.context.epoch, self.changes.table.name)
         commit = self._commit_of(ledger, checkpoint_id, ours)
         known = ledger.find(commit.generation, checkpoint_id)
         if known is not None:
@@ -114,6 +119,7 @@ class IcebergCommitter:
         )
 
     def _end(self, table: Any, ledger: TableLedger) -> Change | None:
+        require_opened(ledger, self.context.epoch, self.changes.table.name)
         replaced = ledger.outside(ledger.history.line_to(self.context.epoch, _ALL))
         if not replaced:
             return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
+_KINDS: Mapping[str, Callable[[str], Any]] = {"bytes": base64.b64decode, "decimal": Decimal, "uuid": UUID}
 
 
 def encode_data_file(file: Any, *, with_metrics: bool = True) -> dict[str, Any]:
@@ -70,13 +72,16 @@ def _plain(value: Any) -> Any:
         return {"bytes": _text(value)}
     if isinstance(value, Decimal):
         return {"decimal": str(value)}
+    if isinstance(value, UUID):
+        return {"uuid": str(value)}
     return value
 
 
 def _restored(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return base64.b64decode(value["bytes"]) if "bytes" in value else Decimal(value["decimal"])
+    ((kind, text),) = value.items()
+    return _KINDS[kind](text)
 
 
 def _text(value: bytes) -> str:

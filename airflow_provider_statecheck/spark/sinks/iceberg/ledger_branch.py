@@ -101,17 +101,17 @@ def stage_change(table: Any, lineage: str, change: Change) -> StagedChange:
     replaced = table.metadata.snapshot_by_name(branch_of(lineage))
     return StagedChange(
         updates=(*(_kept(update, lineage) for update in transaction._updates), *_removed(replaced)),
-        requirements=_requirements(table, lineage, moves_main=moves_main),
+        requirements=_requirements(table, lineage),
         replaced=replaced,
     )
 
 
-def _requirements(table: Any, lineage: str, *, moves_main: bool) -> tuple[Any, ...]:
+def _requirements(table: Any, lineage: str) -> tuple[Any, ...]:
     from pyiceberg.table.update import AssertTableUUID
 
     # Of a table without snapshots only the main branch may be asked for; whoever made a ledger moved that one too.
-    branches = [_MAIN] if moves_main else []
-    branches += [branch_of(lineage)] if table.metadata.snapshots else []
+    # Main is asked for even where it stays: the sequence number of the ledger's snapshot comes after those that were found.
+    branches = [_MAIN, *([branch_of(lineage)] if table.metadata.snapshots else [])]
     is_same = AssertTableUUID(uuid=table.metadata.table_uuid)
     return is_same, *(_is_where_it_was(table, branch) for branch in branches)
 

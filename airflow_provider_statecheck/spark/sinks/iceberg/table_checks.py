@@ -15,7 +15,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.iceberg.ledger import TableLedger
 from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import read_ledger
-from airflow_provider_statecheck.spark.sinks.line import Line
+from airflow_provider_statecheck.spark.sinks.line import Line, Start
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,32 @@ def refuse_earlier_output(ledger: TableLedger, shown: str) -> None:
             f"Expected no output of earlier starts of {ledger.uid!r} of job {ledger.job_name!r} in the Iceberg table {shown}, "
             f"found {rows} rows of {len(ledger.commits)} checkpoint(s); restore from checkpoint "
             f"{ledger.newest.checkpoint_id}, or let on_earlier_output='retract' replace them."
+        )
+
+
+def warn_if_unknown(ledger: TableLedger, start: Start, shown: str) -> None:
+    """Tell that a table knows nothing of what an attempt goes on from."""
+    if start.restored is not None and start.taken_by is not None and start.taken_by not in ledger.starts:
+        log.warning(
+            "The Iceberg table %s does not know attempt %s, which took the restored checkpoint %s: the sink is new here, or "
+            "the table was made anew and lacks all output until then",
+            shown,
+            start.taken_by,
+            start.restored,
+        )
+
+
+def require_opened(ledger: TableLedger, epoch: int, shown: str) -> None:
+    """
+    Refuse to commit to a table that does not know that the attempt has opened it.
+
+    :raises CorruptStateError: if it does not.
+    """
+    if ledger.epoch != epoch:
+        raise CorruptStateError(
+            f"Expected the Iceberg table {shown} that attempt {epoch} opened, found one of "
+            f"{f'attempt {ledger.epoch}' if ledger.epoch else 'no attempt'}: it was made anew, or the branch of the ledger was "
+            "dropped. Run the task again; start over if the table lacks output."
         )
 
 

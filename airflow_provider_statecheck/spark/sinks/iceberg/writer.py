@@ -14,6 +14,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import portable_me
 from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.iceberg.data_files import encode_data_file
 from airflow_provider_statecheck.spark.sinks.iceberg.own_files import data_file_name
+from airflow_provider_statecheck.spark.sinks.iceberg.storage_properties import storage_properties_of
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.storage.options import conceal, harmless
@@ -36,11 +37,15 @@ class WriterTarget:
 
     @classmethod
     def of(cls, table: Any, shown: str, lineage: str, buffer_bytes: int) -> WriterTarget:
-        """Return what is to be known of a table that was loaded."""
+        """
+        Return what is to be known of a table that was loaded.
+
+        :raises UnsupportedStateError: if tasks cannot reach its storage.
+        """
         return cls(
             table=shown,
             metadata=portable_metadata(table),
-            io=HiddenOptions(table.io.properties),
+            io=storage_properties_of(table, shown),
             lineage=lineage,
             buffer_bytes=buffer_bytes,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import pickle
 from typing import Any
@@ -311,6 +312,39 @@ def test_a_table_that_was_made_anew_is_told(path, source, tmp_path):
 
     with pytest.raises(SourceChangedError, match="it was made anew"):
         source().open(None, state, new_run=True)
+
+
+def instants(*texts):
+    hours = [dt.datetime.fromisoformat(text).replace(tzinfo=dt.UTC) for text in texts]
+    return pa.table({"key": list(range(len(hours))), "at": pa.array(hours, pa.timestamp("us", "UTC"))})
+
+
+@pytest.mark.parametrize("told", ["2024-01-01 10:00:00", "2024-01-01T10:00:00.000000Z", "2024-01-01 11:00:00+01:00"])
+def test_an_instant_of_a_partition_is_the_same_in_a_first_and_in_a_later_run(path, source, tmp_path, told):
+    write_deltalake(path, instants("2024-01-01T10:00:00"), partition_by=["at"])
+    write_deltalake(path, instants("2024-01-01T09:00:00"), mode="append")
+    log = tmp_path / "table" / "_delta_log" / f"{1:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["partitionValues"]["at"] = told
+    log.write_text("\n".join(json.dumps(action) for action in actions))
+    for starting_version in (None, 1):
+        enumerator = source(starting_version=starting_version).open(None)
+        increments = list(iter(enumerator.next_increment, None))
+        values = [DataFile.of(split.item).values["at"] for each in increments for split in each.splits]
+        assert {dt.datetime.fromisoformat(value or "") for value in values} == {
+            dt.datetime(2024, 1, 1, 10, tzinfo=dt.UTC)
+        }
+
+
+def test_a_time_of_a_partition_that_is_no_instant_gets_no_zone(path, source):
+    at = pa.array([dt.datetime(2024, 1, 1, 10)], pa.timestamp("us"))  # noqa: DTZ001
+    write_deltalake(path, pa.table({"key": [1], "at": at}), partition_by=["at"])
+    for starting_version in (None, 0):
+        increment = source(starting_version=starting_version).open(None).next_increment()
+        value = DataFile.of(increment.splits[0].item).values["at"]
+        assert dt.datetime.fromisoformat(value or "").tzinfo is None
 
 
 # Where to begin

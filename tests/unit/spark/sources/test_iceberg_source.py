@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
+from airflow_provider_statecheck.spark.sinks.iceberg.data_files import decode_data_file
 from airflow_provider_statecheck.spark.sources import iceberg_reader
 from airflow_provider_statecheck.spark.sources.changes import OnChange
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
@@ -251,6 +255,52 @@ def test_a_snapshot_that_was_forgotten_after_it_was_read_is_not_missed(folder):
         assert len(ranges.of_new_run(decode_source_state(state)).items) == 1
 
 
+def begun_after_a_run(folder, *finished):
+    """The state of a run that began after three appends, some of which it has read."""
+    append(folder, 1)
+    _, state = run(folder)
+    snapshots = []
+    for key in (2, 3, 4):
+        append(folder, key)
+        snapshots.append(head_of(folder))
+    enumerator = source_of(folder, files_per_increment=1).open(SPARK, state, new_run=True)
+    for key in finished:
+        increment = enumerator.next_increment()
+        assert keys_of(enumerator, increment) == [key]
+        enumerator.finish(increment)
+    return state_of(enumerator), snapshots
+
+
+@pytest.mark.parametrize("new_run", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_snapshot_that_was_forgotten_within_what_is_still_to_be_read_is_refused(folder, number, new_run):
+    state, snapshots = begun_after_a_run(folder)
+    expire(folder, snapshots[number])
+    for choice in ("fail", "ignore"):
+        with pytest.raises(SourceChangedError, match=rf"{number + 1} file\(s\) are still to be read"):
+            source_of(folder, on_change=choice).open(SPARK, state, new_run=new_run)
+    with pytest.raises(SourceRestartRequiredError, match="still to be read"):
+        source_of(folder, on_change="restart").open(SPARK, state, new_run=new_run)
+
+
+def test_a_snapshot_that_others_forgot_within_what_is_still_to_be_read_is_refused(folder):
+    state, snapshots = begun_after_a_run(folder, 2)
+    with table_in(folder) as table:
+        # As others expire snapshots: those that follow still name it.
+        kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id != snapshots[1]]
+        table.metadata = table.metadata.model_copy(update={"snapshots": kept})
+        ranges = IcebergRanges(table, TABLE, OnChange.IGNORE)
+        for plan in (ranges.of_run, ranges.of_new_run):
+            with pytest.raises(SourceChangedError, match=r"1 file\(s\) are still to be read"):
+                plan(decode_source_state(state))
+
+
+def test_a_snapshot_that_was_forgotten_within_a_run_after_its_files_were_read_is_not_missed(folder):
+    state, snapshots = begun_after_a_run(folder, 2)
+    expire(folder, snapshots[0])
+    assert finish(source_of(folder, files_per_increment=1).open(SPARK, state)) == [[3], [4]]
+
+
 def test_a_snapshot_that_nothing_names_any_more_is_missed(folder):
     append(folder, 1)
     (_, state), head = run(folder), head_of(folder)
@@ -407,6 +457,33 @@ def test_nothing_shows_credentials(folder):
     reader = enumerator._reader.file_reader(enumerator.next_increment().splits, pa.schema([]))
     assert isinstance(reader, IcebergFileReader)
     assert "sqlite" not in repr(source) + repr(reader) + repr(enumerator.snapshot()) + repr(source.__dict__)
+
+
+def test_tasks_know_how_to_reach_the_storage_and_nothing_of_the_catalog(folder):
+    append(folder, 1)
+    more = {"token": "planted-token", "credential": "planted:credential", "s3.region": "planted-region"}
+    source = IcebergSource(TABLE, properties={**properties_in(folder), **more, "auth.manager": lambda: None})
+    enumerator: Any = source.open(SPARK)
+    reader = enumerator._reader
+    files = reader.file_reader(enumerator.next_increment().splits, reader.arrow_schema())
+    sent = pickle.dumps(files)
+    assert b"planted-region" in sent
+    assert not [word for word in (b"planted-token", b"planted:", b"sqlite") if word in sent]
+
+
+def test_a_value_of_a_partition_that_is_an_uuid_reaches_tasks():
+    partition = Record(uuid.UUID("12345678-1234-5678-1234-567812345678"))
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path="file:///a.parquet",
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        record_count=1,
+        file_size_in_bytes=1,
+    )
+    file.spec_id = 0
+    (((told, _),),) = json.loads(json.dumps(pack_shares([FileScanTask(file)])))
+    assert decode_data_file(told).partition == partition
 
 
 def test_rows_cross_in_the_types_of_the_table(folder):

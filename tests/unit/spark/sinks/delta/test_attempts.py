@@ -396,3 +396,23 @@ def _before_the_next_version(monkeypatch, step):
 
 def _dying(*_, **__):
     raise KeyboardInterrupt
+
+
+def test_a_zombie_is_refused_by_a_table_that_somebody_else_has_made_meanwhile(path):
+    zombie = DeltaAttempt(path, 1, schema=None).open()
+    written = zombie.write(1)
+    DeltaAttempt(path, 2, schema=None).open()
+    DeltaTable.create(path, SCHEMA)
+    with pytest.raises(StaleAttemptError, match="attempt 2 took it over"):
+        zombie.commit(1, written)
+    assert keys_of(path) == []
+
+
+def test_a_table_that_was_made_anew_before_a_retry_is_told(path, tmp_path, caplog):
+    DeltaAttempt(path, 1).open().add(1, 1)
+    DeltaAttempt(path, 2, restored=1, restored_epoch=1).open()
+    assert "does not know" not in caplog.text
+    (tmp_path / "table").rename(tmp_path / "away")
+    DeltaTable.create(path, SCHEMA)
+    DeltaAttempt(path, 3, restored=1, restored_epoch=1).open()
+    assert "does not know attempt 1, which took the restored checkpoint 1" in caplog.text

@@ -13,10 +13,12 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.iceberg.own_files import files_of
 from tests.unit.spark.sinks.iceberg.tables import (
+    TABLE,
     Attempt,
     append_as_somebody_else,
     create_table,
     ledger_in,
+    opened,
     seen_in,
     table_in,
 )
@@ -87,6 +89,32 @@ def test_the_same_checkpoint_with_other_output_is_refused(folder):
     with pytest.raises(CorruptStateError, match="same output with each commit of checkpoint 1"):
         attempt.add(1, 2, 3)
     assert seen_in(folder) == [1]
+
+
+def test_a_table_that_was_made_anew_meanwhile_is_not_written_to(folder):
+    attempt = Attempt(folder, 1).open()
+    written = attempt.write(1)
+    make_anew(folder)
+    with pytest.raises(CorruptStateError, match="attempt 1 opened, found one of no attempt"):
+        attempt.commit(1, written)
+    with pytest.raises(CorruptStateError, match="made anew"):
+        attempt.finish()
+    assert seen_in(folder) == []
+
+
+def test_a_table_that_was_made_anew_before_a_retry_is_told(folder, caplog):
+    Attempt(folder, 1).open().add(1, 1)
+    Attempt(folder, 2, restored=1, restored_epoch=1).open()
+    assert "does not know" not in caplog.text
+    make_anew(folder)
+    Attempt(folder, 3, restored=1, restored_epoch=1).open()
+    assert "sales.orders does not know attempt 1, which took the restored checkpoint 1" in caplog.text
+
+
+def make_anew(folder):
+    with opened(folder) as catalog:
+        catalog.drop_table(TABLE)
+    create_table(folder)
 
 
 def test_a_checkpoint_that_comes_after_newer_ones_is_refused(folder):

@@ -88,6 +88,21 @@ def test_a_commit_names_what_it_found_on_both_branches(folder, monkeypatch):
     assert named == [heads]
 
 
+def test_numbers_of_snapshots_never_go_down_when_somebody_commits_beside_an_opening(folder, monkeypatch):
+    Attempt(folder, 1).open().add(1, 1)
+
+    def others() -> None:
+        append_as_somebody_else(folder, 100)
+        append_as_somebody_else(folder, 101)
+
+    before_each_commit(monkeypatch, others)
+    Attempt(folder, 2, restored=1, restored_epoch=1).open()
+    with table_in(folder) as table:
+        numbers = [snapshot.sequence_number for snapshot in table.metadata.snapshots]
+        assert len(numbers) == len(set(numbers))
+        assert table.metadata.last_sequence_number == max(numbers)
+
+
 def test_a_commit_of_somebody_else_in_between_is_kept(folder, monkeypatch):
     attempt = Attempt(folder, 1).open()
     before_each_commit(monkeypatch, *[lambda key=key: append_as_somebody_else(folder, key) for key in (100, 101)])

@@ -276,6 +276,28 @@ def test_nothing_that_goes_to_tasks_knows_the_catalog(folder):
         copy.open(attempt.context)
 
 
+def test_tasks_know_how_to_reach_the_storage_and_nothing_of_the_catalog(folder):
+    import pickle
+
+    more = {"token": "planted-token", "credential": "planted:credential", "s3.region": "planted-region"}
+    properties = {**properties_in(folder), **more, "s3.signer.uri": "http://planted:1", "auth.manager": lambda: None}
+    attempt = Attempt(folder, 1)
+    attempt.sink = IcebergSink(TABLE, properties=properties)
+    attempt.open()
+    sent = pickle.dumps(attempt.sink)
+    assert b"planted-region" in sent
+    assert not [word for word in (b"planted-token", b"planted:", b"sqlite") if word in sent]
+    attempt.add(1, 1)
+    assert seen_in(folder) == [1]
+
+
+def test_a_catalog_that_signs_each_request_is_refused(folder):
+    signed = {"s3.signer": "S3V4RestSigner", "py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
+    sink = IcebergSink(TABLE, properties={**properties_in(folder), **signed})
+    with pytest.raises(UnsupportedStateError, match="vended-credentials"):
+        sink.open(Attempt(folder, 1).context)
+
+
 def test_nothing_shows_credentials(folder):
     attempt = Attempt(folder, 1).open()
     written = attempt.write(1)
