@@ -55,12 +55,28 @@ class History:
         segments = [(epoch, checkpoint_id)]
         start = self.starts.get(epoch)
         while start is not None and start.restored is not None:
+            self._require_known_taker(start)
             before = start.taken_by or self._taker(start.restored, segments[-1][0])
             if before is None or before >= segments[-1][0]:
                 break
             segments.append((before, start.restored))
             start = self.starts.get(before)
         return Line(tuple(segments))
+
+    def _require_known_taker(self, start: Start) -> None:
+        # Where nothing is known of before, the line may end; else the output of older attempts would seem to be a dead branch.
+        taker = start.taken_by
+        if taker is None or taker in self.starts:
+            return
+        older = [n for n, each in self.starts.items() if n < taker and each.generation == start.generation]
+        if older:
+            raise CorruptStateError(
+                f"Expected that attempt {taker}, which took the restored checkpoint {start.restored}, had this sink with this "
+                f"destination, as attempt {max(older)} had, found nothing of it there; the sink was changed in between and changed "
+                f"back, so output is missing. Restore a checkpoint of attempt {max(older)}, choose another destination, or start "
+                "over.",
+                checkpoint_id=start.restored,
+            )
 
     def _taker(self, checkpoint_id: int, before: int) -> int | None:
         known = self.taken.get(checkpoint_id)

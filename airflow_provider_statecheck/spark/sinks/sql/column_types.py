@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 _DIGITS_OF_UINT64 = 20
+_DIGITS_OF_BYTES = {2: 5, 4: 10, 8: 19}
 
 
 def column_type(name: str, arrow: Any, *, is_sqlite: bool) -> TypeEngine[Any]:
@@ -59,9 +60,10 @@ def misfit(wanted: TypeEngine[Any], found: TypeEngine[Any], *, is_sqlite: bool) 
     """
     import sqlalchemy.types as sql
 
+    if not is_sqlite and _is_narrower(wanted, found):
+        return True  # SQLite's columns have no lengths
     if isinstance(wanted, sql.Integer):
-        is_wide = is_sqlite or _bytes_of(found) >= _bytes_of(wanted)
-        return not (isinstance(found, sql.Integer) and is_wide) and not _is_exact(found)
+        return not isinstance(found, sql.Integer) and not _is_exact(found)
     if isinstance(wanted, sql.Float):
         return not isinstance(found, sql.Float)
     if isinstance(wanted, sql.Numeric):
@@ -73,6 +75,41 @@ def misfit(wanted: TypeEngine[Any], found: TypeEngine[Any], *, is_sqlite: bool) 
         return not isinstance(found, sql.DateTime)
     kind = next(each for each in (sql.Boolean, sql.LargeBinary, sql.Date) if isinstance(wanted, each))
     return not isinstance(found, kind) or isinstance(found, sql.DateTime)
+
+
+def _is_narrower(wanted: TypeEngine[Any], found: TypeEngine[Any]) -> bool:
+    import sqlalchemy.types as sql
+
+    if isinstance(found, sql.Integer) and isinstance(wanted, sql.Integer):
+        return _bytes_of(found) < _bytes_of(wanted)
+    if _is_exact(found):
+        return _has_fewer_digits(wanted, found)
+    if isinstance(found, sql.REAL):
+        return isinstance(wanted, sql.Double)
+    if isinstance(found, sql.CHAR):
+        # It pads, which changes values; a text that is too long for VARCHAR is refused with its commit.
+        return True
+    if isinstance(found, sql.DateTime) and isinstance(wanted, sql.DateTime):
+        return found.timezone != wanted.timezone
+    return False
+
+
+def _has_fewer_digits(wanted: Any, found: Any) -> bool:
+    if found.precision is None:
+        return False
+    whole, fraction = _digits_of(wanted)
+    scale = found.scale or 0
+    return bool(scale < fraction or found.precision - scale < whole)
+
+
+def _digits_of(wanted: Any) -> tuple[int, int]:
+    import sqlalchemy.types as sql
+
+    if isinstance(wanted, sql.Integer):
+        return _DIGITS_OF_BYTES[_bytes_of(wanted)], 0
+    if not _is_exact(wanted):
+        return 0, 0  # another kind, which is told by that
+    return wanted.precision - wanted.scale, wanted.scale
 
 
 def _bytes_of(found: TypeEngine[Any]) -> int:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _SQLITE_WAIT_SECONDS = 60.0
 # An attempt that was stopped in the midst of a transaction must not keep the next one away for ever.
 _POSTGRES_LIMITS = ("SET LOCAL lock_timeout = '10min'", "SET LOCAL idle_in_transaction_session_timeout = '5min'")
+# Staged files are deleted behind the commit, which has to outlive the database's own end then.
+_POSTGRES_DURABLE = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
 _PACKAGES = ("sqlalchemy", "psycopg2", "sqlite3")
 """Whose errors are the database's."""
 _IN_MEMORY = (":///", ":memory:")
@@ -88,14 +92,15 @@ class SinkDatabase(Database):
     def _limit(self, connection: Connection) -> None:
         from sqlalchemy import text
 
-        for statement in () if self.is_sqlite else _POSTGRES_LIMITS:
+        for statement in () if self.is_sqlite else (*_POSTGRES_LIMITS, _POSTGRES_DURABLE):
             connection.execute(text(statement))
 
     def _failure(self, error: Exception) -> StateCheckError:
         original = getattr(error, "orig", None) or error
-        # The first line says what is wrong; those behind it may show rows.
-        said = (self._said(error).splitlines() or [""])[0].rstrip(".")
         kinds = {kind.__name__ for kind in type(original).__mro__}
+        # The first line says what is wrong; those behind it may show rows, and of values that do not convert the first one too.
+        told = type(original).__name__ if "DataError" in kinds else self._said(error)
+        said = (told.splitlines() or [""])[0].rstrip(".")
         if kinds & {"IntegrityError", "DataError"}:
             return UnsupportedStateError(
                 f"The database {self.shown} does not take the output: {said}. Nothing of the checkpoint was written. Correct the "

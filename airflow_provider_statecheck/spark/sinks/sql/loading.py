@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE
+from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE, PLACE, ROW
 from airflow_provider_statecheck.spark.sinks.sql.values import as_csv, as_rows, numbered
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
-_STAGED = "statecheck_staged"
-_ROW, _PLACE = "_statecheck_row", "_statecheck_place"
+_TEMPORARY, _STAGED = "pg_temp", "statecheck_staged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class RowLoader:
         if connection.dialect.name == "sqlite":
             return sum(self._insert(connection, table) for table in tables if table.num_rows)
         if not self.keys:
-            return sum(self._copy(connection, self._name(connection), table) for table in tables)
+            return sum(self._copy(connection, self.table, table) for table in tables)
         return self._merge(connection, tables)
 
     def _insert(self, connection: Connection, table: Any) -> int:
@@ -51,20 +50,21 @@ class RowLoader:
         connection.execute(statement, as_rows(table))
         return int(table.num_rows)
 
-    def _copy(self, connection: Connection, target: str, table: Any) -> int:
-        quote = connection.dialect.identifier_preparer.quote
-        columns = ", ".join(quote(name) for name in table.column_names)
+    def _copy(self, connection: Connection, target: Table, table: Any) -> int:
+        names = plain_names()
+        columns = ", ".join(names.quote(name) for name in table.column_names)
+        into = f"COPY {names.format_table(target)} ({columns}) FROM STDIN"
         cursor: Any = connection.connection.cursor()
-        cursor.copy_expert(f"COPY {target} ({columns}) FROM STDIN WITH (FORMAT csv)", as_csv(table))
+        cursor.copy_expert(f"{into} WITH (FORMAT csv, ENCODING 'UTF8')", as_csv(table))
         return int(table.num_rows)
 
     def _merge(self, connection: Connection, tables: Iterable[Any]) -> int:
         staged = self._staged_table()
-        connection.execute(_text(f"DROP TABLE IF EXISTS {_STAGED}"))
-        staged.create(connection)
+        connection.execute(_text(f"DROP TABLE IF EXISTS {_TEMPORARY}.{_STAGED}"))
+        self._make_staged(connection)
         rows = 0
         for table in tables:
-            rows += self._copy(connection, _STAGED, numbered(table, _ROW, rows))
+            rows += self._copy(connection, staged, numbered(table, ROW, rows))
         connection.execute(self._upsert(staged))
         staged.drop(connection)
         return rows
@@ -75,17 +75,27 @@ class RowLoader:
 
         names = [column.name for column in self.table.columns]
         keys = [staged.c[name] for name in self.keys]
-        place = func.row_number().over(partition_by=keys, order_by=staged.c[_ROW].desc()).label(_PLACE)
+        place = func.row_number().over(partition_by=keys, order_by=staged.c[ROW].desc()).label(PLACE)
         ranked = select(*(staged.c[name] for name in names), place).subquery()
-        newest = select(*(ranked.c[name] for name in names)).where(ranked.c[_PLACE] == 1)
+        newest = select(*(ranked.c[name] for name in names)).where(ranked.c[PLACE] == 1)
+        # Whoever replaces the same rows locks them in the same order, so that neither waits for the other for ever.
+        newest = newest.order_by(*(ranked.c[name] for name in self.keys))
         statement = insert(self.table).from_select(names, newest)
         return statement.on_conflict_do_update(index_elements=list(self.keys), set_=self._replaced(statement.excluded))
 
-    def _staged_table(self) -> Table:
-        from sqlalchemy import BigInteger, Column, MetaData, Table
+    def _make_staged(self, connection: Connection) -> None:
+        # With the types of the table that is there, whose values convert to nothing else, and are equal as they are there.
+        names = plain_names()
+        columns = ", ".join(names.quote(column.name) for column in self.table.columns)
+        rows = f"SELECT {columns}, CAST(0 AS BIGINT) AS {ROW} FROM {names.format_table(self.table)}"  # noqa: S608 - names, quoted
+        cursor: Any = connection.connection.cursor()
+        cursor.execute(f"CREATE TEMPORARY TABLE {_STAGED} AS {rows} WITH NO DATA")
 
-        columns = [Column(column.name, column.type) for column in self.table.columns]
-        return Table(_STAGED, MetaData(), *columns, Column(_ROW, BigInteger), prefixes=["TEMPORARY"])
+    def _staged_table(self) -> Table:
+        from sqlalchemy import Column, MetaData, Table
+
+        columns: list[Column[Any]] = [Column(column.name) for column in self.table.columns]
+        return Table(_STAGED, MetaData(), *columns, Column(ROW), schema=_TEMPORARY)
 
     def _replaced(self, excluded: Any) -> dict[str, Any]:
         marks = {LINEAGE, CHECKPOINT}
@@ -102,8 +112,13 @@ class RowLoader:
         is_ours = self.table.c[LINEAGE] == excluded[LINEAGE]
         return {name: case((is_ours, self.table.c[name]), else_=null()) for name in (LINEAGE, CHECKPOINT)}
 
-    def _name(self, connection: Connection) -> str:
-        return connection.dialect.identifier_preparer.format_table(self.table)
+
+def plain_names() -> Any:
+    """Return what quotes names for statements that go to psycopg2 without parameters, where a ``%`` is not doubled."""
+    from sqlalchemy.dialects import postgresql
+
+    dialect: Any = postgresql.dialect
+    return dialect(paramstyle="named").identifier_preparer
 
 
 def _text(statement: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE
+from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE, PLACE, ROW
 
 
 def require_columns(columns: Any, keys: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ def require_columns(columns: Any, keys: Sequence[str]) -> None:
             f"Expected columns with different names for a table, found {', '.join(repeated) or 'none'} "
             f"{'more than once' if repeated else 'at all'}; rename them."
         )
-    reserved = [name for name in (LINEAGE, CHECKPOINT) if name in names]
+    reserved = [name for name in (LINEAGE, CHECKPOINT, ROW, PLACE) if name in names]
     if reserved:
         raise UnsupportedStateError(
             f"Expected no column with the name {reserved[0]!r}, which the sink adds; rename it."

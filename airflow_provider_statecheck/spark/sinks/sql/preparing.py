@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.sql.column_types import misfit
 from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
+from airflow_provider_statecheck.spark.sinks.sql.loading import plain_names
 from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
+
+_UNIQUE = """
+SELECT array_agg(CAST(a.attname AS TEXT))
+FROM pg_index i
+CROSS JOIN generate_series(0, i.indnkeyatts - 1) n
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
+  AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+"""The columns of each index by which ON CONFLICT may find rows: over all of them, and checked at once."""
 
 
 def make_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
@@ -91,13 +103,26 @@ def _unfilled(table: Table, found: dict[str, Any]) -> list[str]:
 
 
 def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
+    is_sqlite = connection.dialect.name == "sqlite"
+    found = _unique_of_sqlite(connection, table) if is_sqlite else _unique_of_postgres(connection, table)
+    return any(set(names) == set(keys) for names in found)
+
+
+def _unique_of_postgres(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import text
+
+    found = connection.execute(text(_UNIQUE), {"name": plain_names().format_table(table)})
+    return list(found.scalars())
+
+
+def _unique_of_sqlite(connection: Connection, table: Table) -> list[Any]:
     from sqlalchemy import inspect
 
     inspector, schema = inspect(connection), table.schema
     found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
     found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
     found += [each["column_names"] for each in inspector.get_indexes(table.name, schema=schema) if _is_whole(each)]
-    return any(set(names) == set(keys) for names in found)
+    return found
 
 
 def _is_whole(index: Any) -> bool:

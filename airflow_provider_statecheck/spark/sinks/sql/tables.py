@@ -17,6 +17,8 @@ COMMITS = "statecheck_sink_commits"
 LINEAGE = "_statecheck_lineage"
 CHECKPOINT = "_statecheck_checkpoint"
 """Columns that say which sink of which job made a row, and with which checkpoint."""
+ROW, PLACE = "_statecheck_row", "_statecheck_place"
+"""Columns that rows have only while they are loaded."""
 
 _LINEAGE_LENGTH = 12
 

@@ -64,11 +64,14 @@ class CommitLog:
         gone = self.outside(line)
         return replace(self, committed=within(self.committed, line), retracted=(*self.retracted, *gone))
 
-    def adding(self, generation: int, epoch: int, checkpoint_id: int) -> Self:
+    def adding(self, generation: int, epoch: int, checkpoint_id: int, *, is_retractable: bool = True) -> Self:
         """Return the log with the output of one more checkpoint."""
-        new = CommitRange(generation=generation, epoch=epoch, first=checkpoint_id, last=checkpoint_id)
-        if self.committed and self.committed[-1].epoch == epoch:
-            return replace(self, committed=(*self.committed[:-1], replace(self.committed[-1], last=checkpoint_id)))
+        new = CommitRange(
+            generation=generation, epoch=epoch, first=checkpoint_id, last=checkpoint_id, is_retractable=is_retractable
+        )
+        newest = self.committed[-1:]
+        if newest and (newest[0].epoch, newest[0].is_retractable) == (epoch, is_retractable):
+            return replace(self, committed=(*self.committed[:-1], replace(newest[0], last=checkpoint_id)))
         return replace(self, committed=(*self.committed, new))
 
     def encode(self) -> str:

@@ -17,14 +17,17 @@ class CommitRange:
     epoch: int
     first: int
     last: int
+    is_retractable: bool = True
+    """Whether it was committed in a way that can be taken back."""
 
     def holds(self, epoch: int, checkpoint_id: int) -> bool:
         """Tell whether a checkpoint belongs to it, or came before its last one and had no output."""
         return self.epoch == epoch and checkpoint_id <= self.last
 
     def to_json(self) -> dict[str, int]:
-        """Return it as plain values."""
-        return asdict(self)
+        """Return it as plain values, without what holds for most, so that the text of older logs stays as it was."""
+        document = asdict(self)
+        return {**document, "is_retractable": 0} if not document.pop("is_retractable") else document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -33,7 +36,8 @@ class CommitRange:
 
         :raises KeyError: if it is something else; also TypeError or ValueError.
         """
-        return cls(**{name: int(document[name]) for name in ("generation", "epoch", "first", "last")})
+        numbers = {name: int(document[name]) for name in ("generation", "epoch", "first", "last")}
+        return cls(**numbers, is_retractable=bool(document.get("is_retractable", True)))
 
 
 def within(ranges: Iterable[CommitRange], line: Line) -> tuple[CommitRange, ...]:

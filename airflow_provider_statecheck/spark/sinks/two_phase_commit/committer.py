@@ -50,7 +50,7 @@ class TwoPhaseCommitter:
 
     :param destination: Keeps output and log.
     :param lineage: Whose output this is.
-    :param can_retract: Whether output that was committed can be taken back.
+    :param can_retract: Whether output that is committed from now on can be taken back; the log remembers it of earlier output.
     :param refuses_earlier_output: Whether a fresh start is refused while there is output of earlier ones.
     """
 
@@ -126,7 +126,7 @@ class TwoPhaseCommitter:
         self._require_in_order(kept, epoch, checkpoint_id)
         return LogChange(
             before=found,
-            after=kept.adding(generation, epoch, checkpoint_id),
+            after=kept.adding(generation, epoch, checkpoint_id, is_retractable=self.can_retract),
             publication=Publication(
                 generation=generation, epoch=epoch, checkpoint_id=checkpoint_id, committables=committables
             ),
@@ -171,8 +171,9 @@ class TwoPhaseCommitter:
             return
         if self.refuses_earlier_output and self.context.restored_checkpoint_id is None:
             raise self._refused(f"checkpoints up to {gone[-1].last} of earlier starts", "on_earlier_output is 'refuse'")
-        if not self.can_retract:
-            raise self._refused(f"checkpoints {gone[0].first} to {gone[-1].last}", "it cannot be taken back")
+        lasting = [each for each in gone if not (self.can_retract and each.is_retractable)]
+        if lasting:
+            raise self._refused(f"checkpoints {lasting[0].first} to {lasting[-1].last}", "it cannot be taken back")
 
     def _refused(self, what: str, why: str) -> EnvironmentNotReadyError:
         return EnvironmentNotReadyError(

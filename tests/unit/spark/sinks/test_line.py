@@ -50,3 +50,32 @@ def test_a_checkpoint_that_may_go_on_from_output_or_not_is_not_guessed_at():
 def test_a_line_ends_where_heads_contradict_each_other():
     history = History({1: Start(1, 2)}, {2: 1})
     assert history.line_to(1, 9) == Line(((1, 9),))
+
+
+def test_a_checkpoint_of_an_attempt_that_wrote_elsewhere_in_between_is_told():
+    history = History({1: Start(1, None), 3: Start(1, 9, 2)}, {5: 1})
+    with pytest.raises(
+        CorruptStateError, match=r"attempt 2, .* checkpoint 9, .* as attempt 1 had, found nothing"
+    ) as told:
+        history.line_to(3, 12)
+    assert told.value.checkpoint_id == 9
+
+
+def test_what_wrote_elsewhere_in_between_is_told_over_later_attempts_too():
+    history = History({1: Start(1, None), 3: Start(1, 9, 2), 4: Start(1, 10, 3)}, {5: 1})
+    with pytest.raises(CorruptStateError, match="changed in between"):
+        history.line_to(4, 12)
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        {3: Start(2, 9, 2)},
+        {3: Start(2, 9, 2), 4: Start(2, 9, 2)},
+        {1: Start(1, None), 3: Start(2, 9, 2)},
+        {2: Start(2, None), 3: Start(2, 9, 2)},
+    ],
+    ids=["nothing", "only newer", "another generation", "known"],
+)
+def test_a_line_may_begin_with_a_checkpoint_that_was_taken_before_the_sink_came(starts):
+    assert History(starts, {}).line_to(3, 12) == Line(((3, 12), (2, 9)))

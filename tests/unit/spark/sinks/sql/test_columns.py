@@ -35,9 +35,9 @@ NAMES = [name for name, _, _ in COLUMNS]
 VALUES = pa.table({name: pa.array([value, None], kind) for name, kind, value in COLUMNS})
 
 
-def written(place: Place, table: pa.Table, **settings: object) -> None:
-    first = place.open(1, schema=table.schema, settings=settings)
-    first.commit(1, first.write_table(table))
+def written(place: Place, rows: pa.Table, **settings: object) -> None:
+    first = place.open(1, schema=rows.schema, settings=settings)
+    first.commit(1, first.write_table(rows))
 
 
 def test_values_of_all_types_and_nulls_are_in_the_table(postgres):
@@ -100,6 +100,8 @@ def test_a_nested_column_is_refused_before_any_work(sqlite, kind):
         ([("a", pa.int64()), ("a", pa.int64())], "found a more than once"),
         ([], "found none at all"),
         ([("_statecheck_lineage", pa.string())], "which the sink adds"),
+        ([("_statecheck_row", pa.int64())], "which the sink adds"),
+        ([("_statecheck_place", pa.int64())], "which the sink adds"),
         ([("b", pa.int64())], "found a missing"),
     ],
 )
@@ -128,14 +130,56 @@ def test_a_table_that_does_not_fit_is_refused_before_any_work(place, columns, to
         place.open(1)
 
 
-def test_a_column_that_is_too_narrow_is_refused_before_any_work(postgres):
-    postgres.run(f"CREATE TABLE {TABLE} (key INTEGER, name TEXT, {MARKS})")
-    with pytest.raises(UnsupportedStateError, match="column 'key' is INTEGER and would be BIGINT"):
-        postgres.open(1)
+@pytest.mark.parametrize(
+    ("kind", "column", "told"),
+    [
+        (pa.int64(), "INTEGER", "INTEGER and would be BIGINT"),
+        (pa.int64(), "NUMERIC(18)", r"NUMERIC\(18, 0\) and would be BIGINT"),
+        (pa.int64(), "NUMERIC(20, 2)", r"NUMERIC\(20, 2\) and would be BIGINT"),
+        (pa.uint64(), "NUMERIC(19)", r"NUMERIC\(19, 0\) and would be NUMERIC\(20, 0\)"),
+        (pa.decimal128(10, 2), "NUMERIC(12, 1)", r"NUMERIC\(12, 1\) and would be NUMERIC\(10, 2\)"),
+        (pa.decimal128(10, 2), "NUMERIC(10, 4)", r"NUMERIC\(10, 4\) and would be NUMERIC\(10, 2\)"),
+        (pa.float64(), "REAL", "REAL and would be DOUBLE"),
+        (pa.string(), "CHAR(50)", r"CHAR\(50\) and would be TEXT"),
+        (pa.timestamp("us"), "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE|TIMESTAMP and would be"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMP", "TIMESTAMP and would be"),
+    ],
+)
+def test_a_column_that_is_too_narrow_is_refused_before_any_work(postgres, kind, column, told):
+    postgres.run(f"CREATE TABLE {TABLE} (value {column}, {MARKS})")
+    with pytest.raises(UnsupportedStateError, match=f"column 'value' is {told}"):
+        postgres.open(1, schema=pa.schema([("value", kind)]))
 
 
 @pytest.mark.parametrize(
-    "columns", ["key NUMERIC(20), name VARCHAR(50)", "name TEXT, key BIGINT, other TEXT DEFAULT 'x' NOT NULL"]
+    ("kind", "column"),
+    [
+        (pa.int64(), "NUMERIC"),
+        (pa.int64(), "NUMERIC(19)"),
+        (pa.int32(), "NUMERIC(12, 2)"),
+        (pa.uint64(), "NUMERIC(22, 2)"),
+        (pa.decimal128(10, 2), "NUMERIC(12, 4)"),
+        (pa.float32(), "REAL"),
+        (pa.float32(), "DOUBLE PRECISION"),
+        (pa.string(), "VARCHAR"),
+        (pa.string(), "VARCHAR(50)"),
+        (pa.timestamp("us", "UTC"), "TIMESTAMPTZ"),
+    ],
+)
+def test_a_column_that_is_wide_enough_is_taken_as_it_is(postgres, kind, column):
+    postgres.run(f"CREATE TABLE {TABLE} (value {column}, {MARKS})")
+    written(postgres, pa.table({"value": pa.array([None], kind)}))
+    assert postgres.rows("value") == [(None,)]
+
+
+def test_a_file_of_sqlite_has_no_lengths(sqlite):
+    sqlite.run(f"CREATE TABLE {TABLE} (key NUMERIC(2), name VARCHAR(2), {MARKS})")
+    sqlite.open(1).add(1, 1000)
+    assert sqlite.rows() == [(1000, "name 1000")]
+
+
+@pytest.mark.parametrize(
+    "columns", ["key NUMERIC(20), name VARCHAR", "name TEXT, key BIGINT, other TEXT DEFAULT 'x' NOT NULL"]
 )
 def test_a_table_that_fits_is_taken_as_it_is(place, columns):
     place.run(f"CREATE TABLE {TABLE} ({columns}, {MARKS})")
@@ -167,6 +211,31 @@ def test_rows_replace_others_only_where_their_keys_are_unique(place, columns, fi
             place.open(1, settings=settings)
 
 
+@pytest.mark.parametrize("constraint", ["UNIQUE (key) DEFERRABLE", "PRIMARY KEY (key) DEFERRABLE INITIALLY DEFERRED"])
+def test_a_constraint_that_may_be_checked_later_is_none(postgres, constraint):
+    postgres.run(f"CREATE TABLE {TABLE} (key BIGINT NOT NULL, name TEXT, {MARKS}, {constraint})")
+    with pytest.raises(UnsupportedStateError, match="no primary key or unique index"):
+        postgres.open(1, settings={"upsert_by": ["key"]})
+
+
+@pytest.mark.parametrize(
+    ("index", "fits"), [("(key) INCLUDE (name)", True), ("(key, lower(name))", False), ("(key, name)", False)]
+)
+def test_a_unique_index_counts_with_the_columns_that_it_makes_unique(postgres, index, fits):
+    postgres.run("DROP SCHEMA IF EXISTS lake CASCADE")
+    postgres.run("CREATE SCHEMA lake")
+    postgres.run(f'CREATE TABLE lake."A table" (key BIGINT NOT NULL, name TEXT, {MARKS})')
+    postgres.run(f'CREATE UNIQUE INDEX ours ON lake."A table" {index}')
+    attempt = postgres.attempt(1, settings={"table": "lake.A table", "upsert_by": ["key"]})
+    if fits:
+        attempt.open().add(1, 1, 1)
+        assert postgres.rows("key", 'lake."A table"') == [(1,)]
+    else:
+        with pytest.raises(UnsupportedStateError, match="no primary key or unique index"):
+            attempt.open()
+    postgres.run("DROP SCHEMA lake CASCADE")
+
+
 def test_a_unique_index_on_some_of_the_rows_is_none(place):
     place.run(f"CREATE TABLE {TABLE} (key BIGINT NOT NULL, name TEXT, {MARKS})")
     place.run(f"CREATE UNIQUE INDEX of_some ON {TABLE} (key) WHERE name IS NOT NULL")
@@ -180,3 +249,34 @@ def test_a_task_that_writes_other_columns_than_another_is_loaded_with_its_own(pl
     wide = pa.table({"key": [2], "name": ["b"], "more": [3]})
     first.commit(1, [*first.write(1), *first.write_table(wide)])
     assert place.run(f"SELECT key, more FROM {TABLE} ORDER BY key") == [(1, None), (2, 3)]
+
+
+def test_text_is_kept_whatever_encoding_the_session_has(postgres):
+    latin = Place(f"{postgres.url}{'&' if '?' in postgres.url else '?'}client_encoding=latin1", postgres.folder)
+    written(latin, pa.table({"words": ["Grüße, 日本 €"]}))
+    assert postgres.rows("words") == [("Grüße, 日本 €",)]
+
+
+@pytest.mark.parametrize("upsert_by", [[], ["key %(x)s"]])
+def test_names_with_a_percent_sign_are_kept(place, upsert_by):
+    name = "share_%s_100%"
+    table = pa.table({"key %(x)s": [1, 2], "%": ["a", "b"]})
+    place.run(f'DROP TABLE IF EXISTS "{name}"')
+    written(place, table, table=name, upsert_by=upsert_by)
+    assert [row[:2] for row in place.rows("*", f'"{name}"')] == [(1, "a"), (2, "b")]
+    place.run(f'DROP TABLE "{name}"')
+
+
+def test_text_is_loaded_into_types_that_only_the_database_has(postgres):
+    postgres.run("DROP TYPE IF EXISTS mood CASCADE")
+    postgres.run("CREATE TYPE mood AS ENUM ('sad', 'happy')")
+    postgres.run(f"CREATE TABLE {TABLE} (id UUID PRIMARY KEY, more JSONB, plain JSON, mood mood, {MARKS})")
+    upper = "0F8FAD5B-D9CB-469F-A165-70867728950E"
+    columns = {"id": [upper, upper.lower()], "more": ["{}", '{"a": 1}'], "plain": ["1", None], "mood": ["sad", "happy"]}
+    written(
+        postgres, pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}), upsert_by=["id"]
+    )
+    # Both rows have one key there, and the last one stays.
+    assert postgres.rows("CAST(id AS TEXT), more, plain, mood") == [(upper.lower(), {"a": 1}, None, "happy")]
+    postgres.run(f"DROP TABLE {TABLE}")
+    postgres.run("DROP TYPE mood")

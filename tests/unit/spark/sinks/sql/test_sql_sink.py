@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import make_url, text
+from sqlalchemy.dialects import postgresql
 
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
@@ -15,7 +17,16 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, COMMITS, HEADS, LINEAGE
+from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
+from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader
+from airflow_provider_statecheck.spark.sinks.sql.tables import (
+    CHECKPOINT,
+    COMMITS,
+    HEADS,
+    LINEAGE,
+    TableName,
+    output_table,
+)
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 from tests.unit.spark.sinks.two_phase.attempts import SCHEMA
 
@@ -179,6 +190,17 @@ def test_a_checkpoint_whose_output_was_replaced_cannot_be_restored(place):
         place.open(3, restored=2, restored_epoch=1)
 
 
+def test_a_sink_that_was_changed_in_between_and_back_loses_nothing(place):
+    place.open(1).add(1, 1)
+    place.run("DROP TABLE IF EXISTS other_balances")
+    place.open(2, restored=1, restored_epoch=1, settings={"table": "other_balances"}).add(2, 2)
+    with pytest.raises(CorruptStateError, match="attempt 2, which took the restored checkpoint 2"):
+        place.open(3, restored=2, restored_epoch=2)
+    place.open(4, restored=1, restored_epoch=1).finish()
+    assert place.seen == [1]
+    place.run("DROP TABLE other_balances")
+
+
 def test_a_fresh_start_replaces_earlier_output_with_its_first_commit(place):
     place.open(1).add(1, 1)
     second = place.open(2, generation=2)
@@ -236,6 +258,29 @@ def test_unmarked_rows_are_not_taken_back_but_the_start_is_refused(place, start)
     assert place.seen == [1, 2]
 
 
+@pytest.mark.parametrize("start", [{"generation": 2}, {"restored": 1, "restored_epoch": 1}])
+def test_rows_that_were_not_marked_then_are_not_taken_back_by_a_sink_that_marks_now(place, start):
+    place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT, {LINEAGE} VARCHAR(12), {CHECKPOINT} BIGINT)")
+    first = place.open(1, settings={"mark_rows": False})
+    first.add(1, 1)
+    first.add(2, 2)
+    with pytest.raises(EnvironmentNotReadyError, match="cannot be taken back"):
+        place.open(2, **start)
+    assert place.seen == [1, 2]
+
+
+def test_a_sink_that_marks_now_goes_on_behind_rows_that_were_not_marked_then(place):
+    place.run(f"CREATE TABLE {TABLE} (key BIGINT, name TEXT, {LINEAGE} VARCHAR(12), {CHECKPOINT} BIGINT)")
+    first = place.open(1, settings={"mark_rows": False})
+    first.add(1, 1)
+    open_commit = first.write(2)
+    second = place.open(2, restored=2, restored_epoch=1)
+    second.commit(2, open_commit)
+    second.add(3, 3)
+    place.open(3, restored=1, restored_epoch=1).add(4, 4)
+    assert place.seen == [1, 4]
+
+
 def test_a_row_replaces_the_one_with_its_keys(place):
     first = place.open(1, settings=UPSERT)
     first.add(1, 1, 2, name="old")
@@ -263,6 +308,30 @@ def test_a_row_that_another_job_wrote_to_since_is_not_taken_back(place):
     place.open(1, job="other", settings=UPSERT).add(1, 2, name="theirs")
     place.open(2, generation=2, settings=UPSERT).add(2, 3, name="ours")
     assert place.rows() == [(2, "theirs 2"), (3, "ours 3")]
+
+
+def test_keys_are_locked_in_their_order():
+    table = output_table(TableName.parse(TABLE), SCHEMA, keys=["name", "key"], marks_rows=True, is_sqlite=False)
+    loader = RowLoader(table, ["name", "key"])
+    statement = str(loader._upsert(loader._staged_table()).compile(dialect=postgresql.dialect()))
+    assert "ORDER BY anon_1.name, anon_1.key ON CONFLICT" in " ".join(statement.split())
+
+
+def test_a_table_of_the_user_with_the_name_of_ours_stays(postgres):
+    postgres.run("DROP TABLE IF EXISTS statecheck_staged")
+    postgres.run("CREATE TABLE statecheck_staged (key BIGINT)")
+    first = postgres.open(1, settings=UPSERT)
+    first.add(1, 1)
+    first.add(2, 2)
+    assert postgres.rows("key", "statecheck_staged") == []
+    postgres.run("DROP TABLE statecheck_staged")
+
+
+@pytest.mark.parametrize(("setting", "used"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")])
+def test_a_commit_waits_until_it_is_durable(postgres, setting, used):
+    url = make_url(postgres.url).update_query_dict({"options": f"-csynchronous_commit={setting}"})
+    with SinkDatabase(url.render_as_string(hide_password=False)).transaction() as connection:
+        assert connection.execute(text("SHOW synchronous_commit")).scalar() == used
 
 
 def test_all_columns_may_be_keys(place):
@@ -295,6 +364,16 @@ def test_output_that_a_constraint_refuses_is_told_without_its_values(place):
     assert "secret 1" not in str(told.value)
     assert told.value.__cause__ is None
     assert (place.seen, place.commits) == ([], [])
+
+
+def test_output_that_does_not_convert_is_told_without_its_values(postgres):
+    postgres.run(f"CREATE TABLE {TABLE} (key BIGINT, name UUID)")
+    first = postgres.open(1, settings={"mark_rows": False})
+    written = first.write(1, name="secret")
+    with pytest.raises(UnsupportedStateError, match="does not take the output: InvalidTextRepresentation") as told:
+        first.commit(1, written)
+    assert "secret" not in str(told.value)
+    assert postgres.commits == []
 
 
 def test_a_table_that_is_gone_is_told(place):

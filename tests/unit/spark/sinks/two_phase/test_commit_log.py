@@ -84,6 +84,24 @@ def test_a_log_survives_being_written_as_text():
     assert CommitLog.decode(CommitLog().encode(), "a log") == CommitLog()
 
 
+def test_a_log_remembers_what_cannot_be_taken_back():
+    log = a_log().adding(1, 1, 4, is_retractable=False).adding(1, 1, 5, is_retractable=False).adding(1, 1, 6)
+    assert [(each.first, each.last, each.is_retractable) for each in log.committed] == [
+        (1, 3, True),
+        (4, 5, False),
+        (6, 6, True),
+    ]
+    assert CommitLog.decode(log.encode(), "a log") == log
+    back = log.begun(2, Start(1, 4, 1))
+    assert [each.is_retractable for each in back.outside(back.line_to(2))] == [False, True]
+
+
+def test_a_log_without_that_is_written_again_as_it_was():
+    text = a_log().encode()
+    assert "retractable" not in text
+    assert CommitLog.decode(text, "a log").encode() == text
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format_version": 9}', a_log().encode()[:-2]])
 def test_text_that_is_no_log_is_told(text):
     with pytest.raises(CorruptStateError, match="Expected the log of a sink of format 1 in a log"):
