@@ -52,8 +52,9 @@ def open_attempt(
             f"it otherwise."
         )
     _require_one_beginning(from_savepoint, from_checkpoint, fork)
-    storage, gateway = CheckpointStorage.open(checkpoint_dir, **storage_options), open_gateway(metadata)
+    storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     make_ready(spark, storage)
+    gateway = open_gateway(metadata)
     source = None
     if from_savepoint is not None:
         source = find_source(

@@ -75,7 +75,7 @@ class Additions:
 
 def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
     """
-    Return the files of a table at a version, ordered by their names.
+    Return the files of a table at a version, the oldest first.
 
     :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
     """
@@ -86,8 +86,11 @@ def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
     columns = snapshot.partition_by
     values = _texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
     paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
+    times = actions.column("modification_time").to_pylist()
     found = [DataFile(_local(unquote(p), shown), s, v) for p, s, v in zip(paths, sizes, values, strict=True)]
-    return tuple(sorted((file for file in found if file.size_bytes), key=lambda file: file.path))
+    # The names of files are random, and who reads them in increments expects what was written first to come first.
+    oldest_first = sorted(zip(times, found, strict=True), key=lambda each: (each[0], each[1].path))
+    return tuple(file for _, file in oldest_first if file.size_bytes)
 
 
 def additions(log: DeltaLog, first: int, snapshot: DeltaSnapshot, shown: str) -> Additions:

@@ -89,6 +89,13 @@ def test_a_run_reads_the_table_at_the_version_at_which_it_began(path, source):
     assert seen(path, source().open(None)) == [3, 4]
 
 
+def test_what_was_written_first_is_read_first(path, source):
+    for key in range(8):
+        append(path, key)
+
+    assert planned(path, source().open(None)) == [[key] for key in range(8)]
+
+
 def test_files_go_into_increments_by_their_number_and_their_bytes(path, source):
     for key in range(4):
         append(path, key)
