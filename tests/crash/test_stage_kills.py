@@ -39,9 +39,9 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.sweep import sweep
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
 from tests.crash import stage_pipeline
+from tests.crash.sink_suite import wait_for_abandoned_tasks
 from tests.crash.stage_functions import MODES, QUANTITY
 from tests.crash.tries import Tries
-from tests.shared_spark import shared_session
 from tests.state_content import Content, StateContent, values_and_maps
 
 pytestmark = pytest.mark.spark
@@ -50,7 +50,6 @@ SIGKILLED = -9
 PUBLISHED = re.compile(r"-g\d+-c(\d+)-")
 COMPLETED = (CheckpointStatus.COMPLETED, CheckpointStatus.SUBSUMED)
 LIMIT_SECONDS = 120
-EXECUTIONS_OF_A_TEST = 100
 IN_SHORT, IN_LONG = 5, 20
 TOTALS = pa.struct([("quantity", pa.int64()), ("lines", pa.int64()), ("last", pa.int64())])
 
@@ -213,25 +212,6 @@ def _error(tries: Tries) -> str:
     return error.read_text() if error.exists() else (tries.work / "try.log").read_text()
 
 
-def _wait_for_abandoned_tasks() -> None:
-    """Wait until Spark runs nothing any more for drivers that have ended."""
-    store = shared_session()._jsparkSession.sharedState().statusStore()
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while any(_is_running(execution) for execution in _newest_executions(store)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _newest_executions(store: Any) -> Iterator[Any]:
-    begin = max(0, store.executionsCount() - EXECUTIONS_OF_A_TEST)
-    found = store.executionsList(begin, EXECUTIONS_OF_A_TEST)
-    return (found.apply(i) for i in range(found.size()))
-
-
-def _is_running(execution: Any) -> bool:
-    return bool(execution.completionTime().isEmpty())
-
-
 def _kill(dice: random.Random, known: Undisturbed, job: StageJob) -> dict[str, Any]:
     """Return how a driver is to die."""
     # Behind a second key nobody can tell from which items output came.
@@ -264,7 +244,7 @@ def test_stage_that_is_killed_anywhere_leaves_what_an_undisturbed_one_leaves(
     for parallelism, kill in zip(parallelisms, [*kills, {}], strict=False):
         is_alone = dice.random() < 0.5
         if is_alone:
-            _wait_for_abandoned_tasks()
+            wait_for_abandoned_tasks()
         status = job.run(parallelism=parallelism, **kill)
         if status == 0:
             break
@@ -272,7 +252,7 @@ def test_stage_that_is_killed_anywhere_leaves_what_an_undisturbed_one_leaves(
         job.check_nothing_is_seen_too_early()
     assert job.statuses[-1] == 0, kills
     assert job.statuses[0] == SIGKILLED or "seconds" in kills[0], kills
-    _wait_for_abandoned_tasks()
+    wait_for_abandoned_tasks()
     _check(job, known, dice.choice([1, 3, 7]), is_alone=is_alone)
 
 
@@ -305,7 +285,7 @@ def test_stage_that_fails_at_any_call_leaves_what_an_undisturbed_one_leaves(
         job.begin()
         status = job.run(parallelism=2, point=point, mode=mode, times=times)
         if status != 0:
-            _wait_for_abandoned_tasks()
+            wait_for_abandoned_tasks()
             job.check_nothing_is_seen_too_early()
             assert job.run(parallelism=3) == 0, f"{mode} at call {point}, {name}: {_error(tries)}"
         _check(job, known, 1, is_alone=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
 from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import OpenTable, TableAddress
 from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.iceberg.committer import IcebergCommitter
@@ -21,7 +22,6 @@ from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 
 _BUFFER_BYTES = 128 * 1024 * 1024
-OnEarlierOutput = Literal["retract", "refuse"]
 
 
 class IcebergSink:
@@ -50,11 +50,7 @@ class IcebergSink:
         buffer_bytes: int = _BUFFER_BYTES,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
-        if on_earlier_output not in get_args(OnEarlierOutput):
-            raise InvalidConfigurationError(
-                f"Expected on_earlier_output to be one of {', '.join(get_args(OnEarlierOutput))}, "
-                f"found {on_earlier_output!r}."
-            )
+        require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
         if buffer_bytes < 1:
             raise InvalidConfigurationError(f"Expected buffer_bytes of 1 or more, found {buffer_bytes}.")
         self.table = table

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
 from airflow_provider_statecheck.spark.sinks.committable import Committable
 from airflow_provider_statecheck.spark.sinks.committer import ParquetCommitter
 from airflow_provider_statecheck.spark.sinks.data_file_writer import FileLayout
@@ -19,7 +20,6 @@ from airflow_provider_statecheck.storage.uris import redact
 
 _FILE_BYTES = 512 * 1024 * 1024
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "brotli", "none"]
-OnEarlierOutput = Literal["retract", "refuse"]
 
 
 class ParquetSink:
@@ -48,8 +48,8 @@ class ParquetSink:
         storage_options: Mapping[str, Any] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
-        _require_one_of("compression", compression, get_args(Compression))
-        _require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
+        require_one_of("compression", compression, get_args(Compression))
+        require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
         if max_file_bytes < 1:
             raise InvalidConfigurationError(f"Expected max_file_bytes of 1 or more, found {max_file_bytes}.")
         self.path = path
@@ -122,11 +122,6 @@ class ParquetSink:
         if self._committer is None:
             raise CoordinatorError(f"Expected {self!r} to be open, found it closed; open it before commits.")
         return self._committer
-
-
-def _require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
 
 
 def _partition_columns(columns: Sequence[str]) -> tuple[str, ...]:

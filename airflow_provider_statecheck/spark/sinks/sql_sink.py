@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
 from airflow_provider_statecheck.spark.sinks.committable import Committable
 from airflow_provider_statecheck.spark.sinks.names import lineage_of, staged_epoch, staging_directory
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
@@ -22,8 +23,6 @@ from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOpt
 from airflow_provider_statecheck.spark.sources.sql.database import shown_address
 
 log = logging.getLogger(__name__)
-
-OnEarlierOutput = Literal["retract", "refuse"]
 
 
 class SqlSink:
@@ -58,10 +57,7 @@ class SqlSink:
         storage_options: Mapping[str, Any] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
-        if on_earlier_output not in get_args(OnEarlierOutput):
-            raise InvalidConfigurationError(
-                f"Expected on_earlier_output to be 'retract' or 'refuse', found {on_earlier_output!r}."
-            )
+        require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
         self._shown = shown_address(url)
         self._url: str | Callable[[], str] | None = url
         self._table = TableName.parse(table)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, final, get_args
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
 from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
@@ -14,8 +15,6 @@ from airflow_provider_statecheck.spark.sinks.two_phase_commit.committable import
 from airflow_provider_statecheck.spark.sinks.two_phase_commit.committer import TwoPhaseCommitter
 from airflow_provider_statecheck.spark.sinks.two_phase_commit.file_log import FileCommitLog
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-
-OnEarlierOutput = Literal["retract", "refuse"]
 
 
 class TwoPhaseCommitSink(ABC):
@@ -49,10 +48,7 @@ class TwoPhaseCommitSink(ABC):
         storage_options: Mapping[str, Any] | None = None,
         on_earlier_output: OnEarlierOutput = "retract",
     ) -> None:
-        if on_earlier_output not in get_args(OnEarlierOutput):
-            raise InvalidConfigurationError(
-                f"Expected on_earlier_output to be 'retract' or 'refuse', found {on_earlier_output!r}."
-            )
+        require_one_of("on_earlier_output", on_earlier_output, get_args(OnEarlierOutput))
         self._log = log
         self._log_options = None if storage_options is None else HiddenOptions(storage_options)
         self._refuses_earlier_output = on_earlier_output == "refuse"
