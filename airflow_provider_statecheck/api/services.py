@@ -11,10 +11,11 @@ from airflow_provider_statecheck.api.tasks import TaskDirectory
 from airflow_provider_statecheck.api.tokens import TokenKeeper
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness, UnknownLiveness
 from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding
 from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -48,7 +49,7 @@ class Services:
         self._engine = engine
         self.tasks = tasks
         self.maintenance_dags = maintenance_dags
-        self._liveness = liveness
+        self._liveness = liveness or UnknownLiveness()
         self._observer = observer
         self._clock = clock or SystemClock()
         self._runs = runs or UnknownRuns()
@@ -72,6 +73,11 @@ class Services:
     def recovery(self) -> JobRecovery:
         """Return what makes rows anew after the database was lost."""
         return JobRecovery(self._store)
+
+    @cached_property
+    def rewinding(self) -> JobRewinding:
+        """Return what takes the state of jobs back to where it stood before a run."""
+        return JobRewinding(self._store, self._liveness)
 
     @cached_property
     def tokens(self) -> TokenKeeper:

@@ -29,13 +29,26 @@ def open_effects(
     :param requests: What is asked of the operator and has not ended.
     """
     rows = list(checkpoints)
-    pinned = _pinned(attempt) | _taken_back(rows, generation, attempt)
+    pinned = needed_though_ended(rows, generation, attempt)
     return OpenEffects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in pinned),
         retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
         savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
         commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
     )
+
+
+def needed_though_ended(
+    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
+) -> frozenset[int]:
+    """
+    Return the checkpoints of an operator whose bytes must stay even if they are not restored any more.
+
+    :param checkpoints: All of the operator.
+    :param generation: That of the operator.
+    :param attempt: The newest attempt.
+    """
+    return frozenset(_pinned(attempt) | _taken_back(checkpoints, generation, attempt))
 
 
 def _pinned(attempt: AttemptRecord | None) -> set[int]:
@@ -48,10 +61,17 @@ def _taken_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Atte
     # A run that begins again may find that it cannot; until it has something newer, its state of before is the only one.
     mine = [c for c in rows if c.generation == generation]
     newest = max((c.checkpoint_id for c in mine if c.is_restorable), default=None)
-    if newest is None or attempt is None or attempt.status is AttemptStatus.FINISHED:
+    if newest is None or attempt is None:
         return set()
-    return {c.checkpoint_id for c in mine if c.checkpoint_id > newest and c.status is CheckpointStatus.SUBSUMED}
+    given_up = (c for c in mine if c.checkpoint_id > newest and c.status is CheckpointStatus.SUBSUMED)
+    return {c.checkpoint_id for c in given_up if not _has_worked_since(attempt, c)}
 
 
-def _is_pinned(checkpoint: CheckpointRecord, pinned: set[int]) -> bool:
+def _has_worked_since(attempt: AttemptRecord, taken_back: CheckpointRecord) -> bool:
+    # A job may be rewound after its last attempt; that one's end is not the end of work that replaces it.
+    is_later = taken_back.ended_at is None or attempt.registered_at >= taken_back.ended_at
+    return attempt.status is AttemptStatus.FINISHED and is_later
+
+
+def _is_pinned(checkpoint: CheckpointRecord, pinned: frozenset[int]) -> bool:
     return checkpoint.checkpoint_id in pinned and checkpoint.metadata_uri is not None

@@ -80,15 +80,15 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRec
 
 
 def _refuse_superseded(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> None:
-    newest = next(iter(_candidates(tx, operator)), None)
+    newest = next(iter(transitions.restorable(tx, operator)), None)
     run = request.owner.run_key
     if newest is None or not run_order.is_earlier(run, newest.run_key):
         return
     raise RunSupersededError(
         f"Expected the state of operator {operator.uid!r} in job {tx.job.name!r} to stand before run {run!r}, found it at the "
         f"later run {newest.run_key!r} (checkpoint {newest.checkpoint_id}); nothing was changed. Either take the later runs "
-        f"back, the newest first, and then clear this one; or let this run work on a copy of an earlier state, with "
-        f"from_checkpoint='before:{run}'.",
+        f"back, with 'airflow statecheck rewind {tx.job.name} --before {run}', and clear this one and them again; or let this "
+        f"run work on a copy of an earlier state, with from_checkpoint='before:{run}'.",
         run_key=run,
         stands_at=newest.run_key,
         checkpoint_id=newest.checkpoint_id,
@@ -130,7 +130,7 @@ def _fence(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord
 def _decide(
     tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None, request: RegisterAttempt
 ) -> StartDecision:
-    candidates = _candidates(tx, operator)
+    candidates = transitions.restorable(tx, operator)
     decision = decide_start(_last_of_run(tx, candidates, previous, request), request)
     if not decision.goes_on:
         return _begin_again(tx, operator, candidates, decision, request)
@@ -191,16 +191,10 @@ def _begin_again(
     return replace(decision, goes_on=True, reason=reason)
 
 
-def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
-    rows = tx.open_checkpoints(of.operator_id)
-    mine = [c for c in rows if c.is_restorable and c.generation == of.generation]
-    return tuple(reversed(mine))
-
-
 def _new_attempt(
     tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt, start: StartDecision
 ) -> AttemptRecord:
-    candidates = _candidates(tx, operator) if start.goes_on else ()
+    candidates = transitions.restorable(tx, operator) if start.goes_on else ()
     return AttemptRecord(
         job_id=operator.job_id,
         operator_id=operator.operator_id,
@@ -228,6 +222,6 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear) -> Att
         is_restore=is_restore,
         verify_fingerprints=on_clear is not OnClear.RESUME,
         start_reason=attempt.start_reason,
-        candidates=_candidates(tx, attempt) if is_restore else (),
+        candidates=transitions.restorable(tx, attempt) if is_restore else (),
         effects=transitions.effects_of(tx, attempt.operator_id),
     )

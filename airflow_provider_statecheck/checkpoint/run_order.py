@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import dropwhile, groupby
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 
@@ -27,6 +27,25 @@ def taken_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple
     """
     others = (number for number, checkpoint in enumerate(checkpoints) if checkpoint.run_key != run_key)
     return tuple(checkpoints[next(others, len(checkpoints)) :])
+
+
+def stood_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+    """
+    Return what had been taken when a run began, whether it took anything itself or not.
+
+    Where it took nothing, those count that are known to come before it: a run without a logical date between them and the
+    run's place in time is passed over.
+
+    :param checkpoints: Of one generation, newest first.
+    :param run_key: The run.
+    """
+    keys = [checkpoint.run_key for checkpoint in checkpoints]
+    # What a run began at is right behind its own, also where that is of a run without a logical date.
+    if run_key in keys:
+        return tuple(checkpoints[len(keys) - keys[::-1].index(run_key) :])
+    later = [number for number, key in enumerate(keys) if is_earlier(run_key, key)]
+    rest = checkpoints[later[-1] + 1 if later else 0 :]
+    return tuple(dropwhile(lambda checkpoint: not is_earlier(checkpoint.run_key, run_key), rest))
 
 
 def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[CheckpointRecord]:

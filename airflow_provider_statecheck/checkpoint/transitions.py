@@ -11,7 +11,12 @@ from airflow_provider_statecheck.checkpoint.effects import open_effects
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    OperatorRecord,
+)
 from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
 from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
@@ -110,6 +115,12 @@ def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
     # Nobody sweeps where savepoints lie, so what a writer that was ended adds later is deleted by discarding once more.
     is_aborted = checkpoint.status is CheckpointStatus.ABORTED
     return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at
+
+
+def restorable(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
+    """Return the checkpoints of a generation of an operator that a restore may start from, newest first."""
+    rows = tx.open_checkpoints(of.operator_id)
+    return tuple(c for c in reversed(rows) if c.is_restorable and c.generation == of.generation)
 
 
 def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:

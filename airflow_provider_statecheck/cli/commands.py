@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import sys
 from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.cli.confirming import is_confirmed
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
 from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
 from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
@@ -118,7 +118,9 @@ def prune(args: Namespace) -> Exit:
         raise InvalidConfigurationError("Expected names of jobs or conditions, found both; named jobs go at any age.")
     named = tuple(_job_ids(gateway, args.jobs)) if args.jobs else ()
     request = PruneRequest(job_ids=named, older_than=args.older_than, test_jobs=args.test_jobs, dry_run=args.dry_run)
-    if not args.dry_run and not args.yes and not _is_confirmed(args, gateway, request):
+    shown_first = replace(request, dry_run=True)
+    asks = not args.dry_run and not args.yes
+    if asks and not is_confirmed(lambda: _prune(args, gateway, shown_first), "Remove that?"):
         tell("Nothing was removed.")
         return Exit.DONE
     return _prune(args, gateway, request)
@@ -138,15 +140,6 @@ def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) 
 def _drop_tokens(gateway: MaintenanceGateway, request: PruneRequest) -> int:
     age = request.older_than or DEFAULT_AGE
     return gateway.drop_tokens(DropTokens(age_seconds=age.total_seconds(), dry_run=request.dry_run))
-
-
-def _is_confirmed(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) -> bool:
-    if not sys.stdin.isatty():
-        raise InvalidConfigurationError("Expected --yes or --dry-run where nobody can be asked, found neither.")
-    _prune(args, gateway, replace(request, dry_run=True))
-    sys.stderr.write("Remove that? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _job_ids(gateway: MaintenanceGateway, names: list[str]) -> list[JobId]:

@@ -21,6 +21,7 @@ _MODULES = {
     "savepoint": "savepoint_commands",
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
+    "rewind": "rewind_command",
     "stats": "stats_commands",
     "state": "state_commands",
     "diff": "state_commands",
@@ -117,6 +118,12 @@ ARG_MAX_PARALLELISM = Arg(
     metavar="N",
     help="The new number of key groups; at least the parallelism with which the state was written, at most 32768",
 )
+ARG_BEFORE_RUN = Arg(
+    ("--before",),
+    required=True,
+    metavar="RUN",
+    help="The first run that is to work again: its logical date as 'checkpoints' shows it, or its run id if it has none",
+)
 ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask")
 
 
@@ -189,6 +196,15 @@ def _changing() -> tuple[ActionCommand, ...]:
             ARG_DRY_RUN,
             ARG_YES,
             ARG_STORAGE,
+        ),
+        _command(
+            "rewind",
+            "Take the state of a job back to where it stood before a run, so that runs can be done again",
+            ARG_JOB,
+            ARG_BEFORE_RUN,
+            ARG_UID,
+            ARG_DRY_RUN,
+            ARG_YES,
         ),
         _command(
             "savepoint",

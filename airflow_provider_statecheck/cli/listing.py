@@ -34,6 +34,7 @@ def _checkpoint_row(checkpoint: CheckpointRecord, uid: str) -> Row:
     return {
         "checkpoint": checkpoint.checkpoint_id,
         "operator": uid,
+        "run": checkpoint.run_key or None,
         "kind": checkpoint.properties.snapshot_type.value,
         "status": checkpoint.status.value,
         "triggered_at": checkpoint.triggered_at,

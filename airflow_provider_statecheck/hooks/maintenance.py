@@ -14,9 +14,11 @@ from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID, coordinat
 from airflow_provider_statecheck.hooks.transport import is_orm_open
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.api.services import Services
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
+    from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding
     from airflow_provider_statecheck.checkpoint.savepoints import SavepointGateway
     from airflow_provider_statecheck.hooks.collecting import OpenStorage
     from airflow_provider_statecheck.hooks.maintenance_http import MaintenanceCalls
@@ -64,13 +66,26 @@ def job_recovery() -> JobRecovery:
 
     :raises EnvironmentNotReadyError: elsewhere.
     """
+    return _services_beside_scheduler("recover").recovery
+
+
+def job_rewinding() -> JobRewinding:
+    """
+    Return what takes the state of jobs back to an earlier run; only where Airflow's database is open.
+
+    :raises EnvironmentNotReadyError: elsewhere.
+    """
+    return _services_beside_scheduler("rewind").rewinding
+
+
+def _services_beside_scheduler(command: str) -> Services:
     if not is_orm_open():
         raise EnvironmentNotReadyError(
-            "Expected Airflow's database to be open, found a task; run 'airflow statecheck recover' beside the scheduler."
+            f"Expected Airflow's database to be open, found a task; run 'airflow statecheck {command}' beside the scheduler."
         )
     from airflow_provider_statecheck.api.airflow_services import airflow_services
 
-    return airflow_services().recovery
+    return airflow_services()
 
 
 def _calls(conn_id: str) -> MaintenanceCalls:

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.run_order import is_earlier
+from airflow_provider_statecheck.checkpoint.run_order import stood_before
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.restore_sources import find_source
@@ -94,14 +94,8 @@ def _meant(view: JobView, taken: Sequence[CheckpointRecord], wanted: str) -> Seq
     if wanted.startswith(_BEFORE_RUN):
         current = {(o.operator_id, o.generation) for o in view.operators}
         line = [c for c in taken if c.is_restorable and (c.operator_id, c.generation) in current]
-        return _before(line, wanted.removeprefix(_BEFORE_RUN))
+        return stood_before(line, wanted.removeprefix(_BEFORE_RUN))
     return [c for c in taken if c.checkpoint_id == int(wanted)]
-
-
-def _before(line: Sequence[CheckpointRecord], run_key: str) -> Sequence[CheckpointRecord]:
-    mine = [number for number, c in enumerate(line) if c.run_key == run_key]
-    # What a run began at is right behind its own, also where that is of a run without a logical date.
-    return line[mine[-1] + 1 :] if mine else [c for c in line if is_earlier(c.run_key, run_key)]
 
 
 def _none_left(job: str, wanted: str, taken: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:

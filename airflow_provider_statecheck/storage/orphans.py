@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from airflow_provider_statecheck.checkpoint.effects import needed_though_ended
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
@@ -109,7 +110,7 @@ class OrphanSearch:
         mine = {o.operator_id for o in self._operators}
         rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in mine}
         # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
-        used = {*pinned_ids(self._view), *(checkpoint_id_of(_name(c.location)) for c in self._view_retained)}
+        used = {*_needed_though_ended(self._view), *(checkpoint_id_of(_name(c.location)) for c in self._view_retained)}
         ended = [i for i in found if i in rows and i not in used and _has_ended(rows[i])]
         yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
@@ -228,17 +229,20 @@ class OrphanSearch:
         return self._documents.named_uris(retained_aligned(self._view))
 
 
-def pinned_ids(view: JobView) -> frozenset[int]:
-    """Return the checkpoints that open attempts were restored from."""
-    open_attempts = (view.current_attempt(o) for o in view.operators if view.has_open_attempt(o))
-    return frozenset(a.restored_from for a in open_attempts if a is not None and a.restored_from is not None)
-
-
 def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoints of an operator whose bytes must stay."""
-    pinned = pinned_ids(view)
+    needed = _needed_though_ended(view)
     rows = view.of_operator(operator.operator_id)
-    return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in pinned and c.metadata_uri is not None))
+    return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in needed and c.metadata_uri is not None))
+
+
+def _needed_though_ended(view: JobView) -> frozenset[int]:
+    return frozenset[int]().union(
+        *(
+            needed_though_ended(view.of_operator(o.operator_id), o.generation, view.current_attempt(o))
+            for o in view.operators
+        )
+    )
 
 
 def _has_ended(checkpoint: CheckpointRecord) -> bool:

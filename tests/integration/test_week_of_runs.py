@@ -12,10 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.liveness import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding, RewindJob
 from airflow_provider_statecheck.exceptions import RunSupersededError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.script import run_stage
@@ -61,6 +66,21 @@ class Week:
                 "amount": [dice.randrange(-50, 50) for _ in numbers],
             }
             pq.write_table(pa.table(columns), self.input / f"{date(day)}-{part}.parquet")
+
+    def forget(self, *days: int) -> None:
+        """Remove the files of days."""
+        for day in days:
+            for file in self.input.glob(f"{date(day)}*"):
+                file.unlink()
+
+    def rewind(self, day: int) -> None:
+        """Take the runs since a day back."""
+        engine = open_engine(self.metadata)
+        try:
+            rewinding = JobRewinding(SqlJobStore(engine, SystemClock()), UnknownLiveness())
+            rewinding.rewind(RewindJob(job_id=job_id_of(JOB), run_key=date(day)))
+        finally:
+            engine.dispose()
 
     def run(self, day: int, output: str = "output", *, fails_at: int | None = None, **options: Any) -> StageResult:
         """Begin a try of a day's run."""
@@ -187,8 +207,7 @@ def two_days(tmp_path: Path) -> Week:
 
 
 def test_a_day_that_is_run_again_without_its_input_takes_its_output_back(two_days: Week) -> None:
-    for file in two_days.input.glob(f"{date(2)}*"):
-        file.unlink()
+    two_days.forget(2)
     assert two_days.run(2).increments == 0
     assert two_days.rows() == two_days.expected()
     run_days(two_days, 3)
@@ -201,6 +220,19 @@ def test_until_a_day_that_is_run_again_commits_its_old_output_is_seen_whatever_f
     assert two_days.rows() == rows
     assert two_days.run(2).increments == FILES
     assert two_days.rows() == rows
+
+
+def test_days_that_are_taken_back_together_work_again_in_their_order(two_days: Week) -> None:
+    for day in (3, 4):
+        two_days.arrive(day, wrong=True)
+        two_days.run(day)
+    wrong = two_days.rows()
+    two_days.rewind(3)
+    assert two_days.rows() == wrong, "nothing is seen before it is replaced"
+    two_days.forget(3, 4)
+    run_days(two_days, 3, 4)
+    assert two_days.rows() == two_days.expected()
+    assert {attempt.generation for attempt in two_days.view().attempts} == {1}
 
 
 def test_a_day_that_is_run_again_later_is_refused_and_changes_nothing(lived: Week) -> None:

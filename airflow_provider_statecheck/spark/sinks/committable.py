@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from airflow_provider_statecheck.exceptions import CorruptStateError
-
-FORMAT_VERSION = 1
+from airflow_provider_statecheck.spark.sinks.task_committable import TaskCommittable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,42 +24,18 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Committable:
-    """All files of one task; a task without output has one too, which tells which attempt took the checkpoint."""
+class Committable(TaskCommittable):
+    """All files of one task."""
 
-    lineage: str
-    epoch: int
-    subtask: int
+    KIND: ClassVar[str] = "a committable of a Parquet sink"
+
     schema: str
     """As :func:`encode_schema` gives it, with the columns of the partitions."""
     files: tuple[StagedFile, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {"format_version": FORMAT_VERSION, **asdict(self), "files": [asdict(file) for file in self.files]}
-
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Committable:
-        """
-        Return what a task handed over.
-
-        :raises CorruptStateError: if it is something else.
-        """
-        try:
-            if int(document["format_version"]) != FORMAT_VERSION:
-                raise ValueError(document["format_version"])  # noqa: TRY301 - told below with all the other ways
-            return cls(
-                lineage=str(document["lineage"]),
-                epoch=int(document["epoch"]),
-                subtask=int(document["subtask"]),
-                schema=str(document["schema"]),
-                files=tuple(_staged_file(file) for file in document["files"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptStateError(
-                f"Expected a committable of a Parquet sink of format {FORMAT_VERSION}, found {str(document)[:100]!r}; "
-                "restore with the version that wrote it, or from another checkpoint."
-            ) from error
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {"schema": str(document["schema"]), "files": tuple(_staged_file(file) for file in document["files"])}
 
 
 def encode_schema(schema: Any) -> str:

@@ -11,9 +11,9 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError
-from airflow_provider_statecheck.testing.across_runs_contract import day
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.runs_of_a_job import day
 
 JOB = job_id_of("sales")
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.liveness import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
-from airflow_provider_statecheck.cli import commands, savepoint_commands, state_commands, stats_commands
+from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding
+from airflow_provider_statecheck.cli import commands, rewind_command, savepoint_commands, state_commands, stats_commands
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
@@ -41,6 +43,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(stats_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(commands, "job_recovery", lambda: JobRecovery(store))
+    monkeypatch.setattr(rewind_command, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(rewind_command, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 

@@ -12,10 +12,10 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, Finish
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorUnavailableError
 from airflow_provider_statecheck.gateway.taking_turns import TakingTurns, registering
-from airflow_provider_statecheck.testing.across_runs_contract import day
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
 from airflow_provider_statecheck.testing.running_tasks import RunningTasks
+from airflow_provider_statecheck.testing.runs_of_a_job import day
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
 from airflow_provider_statecheck.testing.messages import make_owner
+from airflow_provider_statecheck.testing.runs_of_a_job import AGAIN, day
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
@@ -198,6 +199,22 @@ def test_what_a_driver_left_that_died_on_its_last_try_is_collected(stage):
     assert collect(stage, dry_run=True).kept
     assert stage.maintenance.describe(job_id_of(JOB)) == before
     assert list(collect(stage).deleted) == [orphan.uri]
+
+
+def test_what_a_run_took_before_it_begins_again_stays_while_it_fails(stage):
+    for number, marker in ((1, "1/1"), (2, "1/1"), (2, AGAIN)):
+        attempt = stage.attempt(owner=day(number, clear_marker=marker))
+        if marker != AGAIN:
+            stage.take(attempt, stage.snapshot(attempt, f"day {number}"))
+        attempt.finish(AttemptStatus.FAILED if marker == AGAIN else AttemptStatus.FINISHED)
+    assert stage.statuses() == {1: "completed", 2: "SUBSUMED"}
+    collect(stage)
+    assert stage.directories() == {"chk-1", "chk-2", "day_1", "day_2"}
+    again = stage.attempt(owner=day(2, clear_marker=AGAIN))
+    stage.take(again, stage.snapshot(again, "day 2 anew"))
+    again.finish(AttemptStatus.FINISHED)
+    collect(stage)
+    assert stage.directories() == {"chk-1", "chk-3", "day_1", "day_2_anew"}
 
 
 def test_retained_metadata_in_a_new_directory_is_read_with_that_directorys_credentials(stage, tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.across_runs_contract import day
 from airflow_provider_statecheck.testing.messages import make_owner
+from airflow_provider_statecheck.testing.runs_of_a_job import day
 from tests.unit.written_stage import WrittenStage
 
 UID = "aggregate"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
-
-FORMAT_VERSION = 1
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.task_committable import TaskCommittable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionCommittable:
+class TransactionCommittable(TaskCommittable):
     """The transaction of one task."""
 
-    lineage: str
-    epoch: int
-    subtask: int
+    KIND: ClassVar[str] = "a transaction"
+
     transaction: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -27,7 +25,7 @@ class TransactionCommittable:
 
         :raises UnsupportedStateError: if the transaction is not plain JSON.
         """
-        document = {"format_version": FORMAT_VERSION, **asdict(self)}
+        document = TaskCommittable.to_json(self)
         try:
             is_same = json.loads(json.dumps(document)) == document
         except (TypeError, ValueError):
@@ -40,23 +38,5 @@ class TransactionCommittable:
         return document
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TransactionCommittable:
-        """
-        Return what a task handed over.
-
-        :raises CorruptStateError: if it is something else.
-        """
-        try:
-            if int(document["format_version"]) != FORMAT_VERSION:
-                raise ValueError(document["format_version"])  # noqa: TRY301 - told below with all the other ways
-            return cls(
-                lineage=str(document["lineage"]),
-                epoch=int(document["epoch"]),
-                subtask=int(document["subtask"]),
-                transaction=dict(document["transaction"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptStateError(
-                f"Expected a transaction of format {FORMAT_VERSION}, found {str(document)[:100]!r}; restore with the version "
-                "that wrote it, or from another checkpoint."
-            ) from error
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {"transaction": dict(document["transaction"])}
