@@ -84,7 +84,7 @@ def _opening(height: int) -> Iterator[str]:
 def _legend() -> Iterator[str]:
     yield _text(LEFT, 20, "Peer over ours; right of 1 ours is better. The black line is the goal.", weight="bold")
     for place, (met, color) in enumerate(_COLORS.items()):
-        x = LEFT + 120 * place
+        x = LEFT + 130 * place
         yield f'<rect x="{x}" y="30" width="{_BAR}" height="{_BAR}" fill="{color}"/>'
         yield _text(x + 16, 39, _VERDICTS[met])
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.state.reading.state_reader import StateReader, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_BYTES_PER_TASK = 64 << 20
+_BYTES_PER_TASK = 256 << 20
 _BATCH_ROWS = 1 << 16
 
 
