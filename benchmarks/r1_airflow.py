@@ -20,6 +20,7 @@ from benchmarks.r1_marks import END, TRY, Mark, Moment, marks_in
 
 HERE = Path(__file__).parent
 FIRST_DAY = date(2026, 1, 1)
+SPARK_FILES = "spark"
 _PAUSE_SECONDS = 0.05
 
 
@@ -82,7 +83,8 @@ class PrivateAirflow:
             self._finish(process)
         finally:
             _end(process)
-        shutil.rmtree(self._work / "checkpoints", ignore_errors=True)
+        for left in ("checkpoints", SPARK_FILES):
+            shutil.rmtree(self._work / left, ignore_errors=True)
         return Run(marks_in(marks), output)
 
     def _kill_driver(self, process: subprocess.Popen[bytes], moment: Moment, marks: Path) -> None:
@@ -125,6 +127,8 @@ class PrivateAirflow:
             "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "r1_dags"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__STATECHECK__CHECKPOINT_DIR": (self._work / "checkpoints").as_uri(),
+            # A driver that is killed leaves its shuffles.
+            "SPARK_LOCAL_DIRS": str(self._work / SPARK_FILES),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         }
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 
@@ -60,8 +61,8 @@ class StateSide:
 
     def _retry(self, folder: Path, *, base: str, options: dict[str, Any]) -> dict[str, Any]:
         """Run the stage from its last checkpoint to where it first works with its state."""
-        first_work = folder / "first_work"
-        first_work.unlink(missing_ok=True)
+        # A task of the try before may still come to its first work.
+        first_work = folder / f"first_work-{uuid4().hex}"
         begin = time.time()
         try:
             run_stage(
