@@ -36,7 +36,7 @@ pytestmark = pytest.mark.soak
 ORDERS = pa.schema([("customer", pa.int64()), ("amount", pa.int64())])
 TOTALS = pa.schema([("customer", pa.int64()), ("amount", pa.int64()), ("orders", pa.int64())])
 ROWS = [{"customer": number % 3, "amount": number} for number in range(12)]
-EXPECTED = sorted({"customer": c, "amount": sum(range(c, 12, 3)), "orders": 4}.items() for c in range(3))
+EXPECTED = [(c, sum(range(c, 12, 3)), 4) for c in range(3)]
 
 
 @dataclass
@@ -110,7 +110,7 @@ def totals_of(source: Any, sink: Any) -> Stage:
 def test_a_stage_reads_a_table_and_writes_another(kind: Callable[[Path], Tables], tries: StageTries) -> None:
     tables = kind(tries.folder)
     tries.run(totals_of(tables.source, tables.sink))
-    assert sorted(row.items() for row in tables.totals()) == EXPECTED
+    assert sorted(tuple(row[name] for name in TOTALS.names) for row in tables.totals()) == EXPECTED
 
 
 def test_a_stage_reads_what_another_one_has_committed(tries: StageTries) -> None:
