@@ -69,7 +69,7 @@ def running(airflow: Airflow, dag_id: str, date: str) -> Iterator[Popen[str]]:
 @pytest.mark.parametrize(
     ("day", "dag_id", "by_default", "sign"),
     [
-        ("01", "poking", "True", LOOKING),
+        pytest.param("01", "poking", "True", LOOKING, marks=pytest.mark.soak),
         ("02", "deferred", "False", WAITING),
         pytest.param("03", "default", "False", LOOKING, marks=pytest.mark.soak),
         pytest.param("04", "default", "True", WAITING, marks=pytest.mark.soak),

@@ -255,6 +255,7 @@ class SinkKills:
             job.finish()
             job.require()
 
+    @pytest.mark.soak
     def test_zombie_of_an_earlier_generation_changes_nothing(self, job: SinkJob) -> None:
         for step in self.zombie_steps:
             job.begin()
@@ -268,6 +269,7 @@ class SinkKills:
         job.finish(cleared=1, factor=10)
         job.require(factor=10)
 
+    @pytest.mark.soak
     def test_fresh_start_behind_half_an_output_that_is_killed_too_replaces_it(self, job: SinkJob) -> None:
         job.begin()
         job.kill(step="commit", occurrence=2, mode="kill_after")

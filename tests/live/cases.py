@@ -205,7 +205,7 @@ UNDISTURBED = (Expected(tries=(Try(FINISHED, FIRST),), computed=WHOLE),)
 
 CASES = (
     Case(name="driver JVM killed", play=driver_killed, expected=AFTER_FAILURE),
-    Case(name="task process killed", play=task_killed, expected=AFTER_SILENCE),
+    Case(name="task process killed", play=task_killed, expected=AFTER_SILENCE, is_slow=True),
     Case(name="marked failed, then cleared", play=marked_failed_then_cleared, expected=AFTER_CLEAR, is_slow=True),
     Case(
         name="zombie beside the second driver",
@@ -234,7 +234,7 @@ CASES = (
         is_slow=True,
     ),
     Case(name="scheduler terminated", play=scheduler_terminated, expected=AFTER_FAILURE, is_slow=True),
-    Case(name="api-server killed", play=api_server_killed, expected=UNDISTURBED),
+    Case(name="api-server killed", play=api_server_killed, expected=UNDISTURBED, is_slow=True),
     Case(name="PostgreSQL restarted", play=postgres_restarted, expected=UNDISTURBED, is_slow=True),
     Case(name="api-server down for a while", play=api_server_down, expected=UNDISTURBED, is_slow=True),
     Case(name="cleared while running", play=cleared_while_running, expected=AFTER_CLEAR, is_slow=True),

@@ -12,7 +12,7 @@ from tests.connect_server import ConnectServer
 from tests.matrix.conftest import Task
 from tests.matrix.stage import RESULT, RESUMED
 
-QUICK = {("local", "s3"), ("connect", "files")}
+QUICK = {("connect", "files")}
 CELLS = [(place, store) for place in ("local", "client", "cluster", "connect") for store in ("files", "s3")]
 
 

@@ -66,6 +66,7 @@ def can_mount() -> bool:
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount a filesystem in a namespace of its own")
 def test_a_disk_that_fills_up_ends_the_try_cleanly_and_the_retry_restores(tmp_path):
     # A try is a process: what Spark failed to write is free again when the JVM that held it open has ended.

@@ -99,8 +99,8 @@ BY_AIRFLOW = (
     ("how", "work", "error"),
     [
         (BY_SIGTERM, "slow_udf", "Terminated"),
-        (BY_SIGTERM, "cross_join", "Terminated"),
-        (BY_ALARM, "cross_join", "AirflowTaskTimeout"),
+        pytest.param(BY_SIGTERM, "cross_join", "Terminated", marks=pytest.mark.soak),
+        pytest.param(BY_ALARM, "cross_join", "AirflowTaskTimeout", marks=pytest.mark.soak),
         (BY_AIRFLOW, "slow_udf", "AirflowTaskTimeout"),
     ],
     ids=["sigterm-udf", "sigterm-join", "alarm-join", "execution-timeout-udf"],

@@ -131,10 +131,12 @@ def test_a_dag_file_with_every_operator_loads_nothing_heavy():
     assert not _top_level(loaded) & HEAVY
 
 
-@pytest.mark.parametrize("dag_file", sorted((ROOT / "dags").glob("*.py")), ids=lambda path: path.stem)
-def test_parsing_an_example_loads_nothing_heavy(dag_file):
-    loaded = modules_loaded_by(f"import runpy; runpy.run_path({str(dag_file)!r})")
+def test_parsing_the_examples_loads_nothing_heavy():
+    files = sorted(map(str, (ROOT / "dags").glob("*.py")))
 
+    loaded = modules_loaded_by(f"import runpy; [runpy.run_path(file) for file in {files!r}]")
+
+    assert len(files) > 10
     assert not _top_level(loaded) & HEAVY
 
 
