@@ -155,9 +155,7 @@ def _database(request: pytest.FixtureRequest, home: Path) -> str:
     return engine.url.set(database=name).render_as_string(hide_password=False)
 
 
-@pytest.fixture(
-    params=[pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.db)]
-)
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.soak), pytest.param("postgres", marks=pytest.mark.db)])
 def airflow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Airflow]:
     airflow = Airflow(tmp_path, _database(request, tmp_path), MANAGER)
     yield airflow
