@@ -63,7 +63,8 @@ def _taken_back(rows: Iterable[CheckpointRecord], generation: int, attempt: Atte
     newest = max((c.checkpoint_id for c in mine if c.is_restorable), default=None)
     if newest is None or attempt is None:
         return set()
-    given_up = (c for c in mine if c.checkpoint_id > newest and c.status is CheckpointStatus.SUBSUMED)
+    subsumed = (c for c in mine if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
+    given_up = (c for c in subsumed if c.checkpoint_id > newest)
     return {c.checkpoint_id for c in given_up if not _has_worked_since(attempt, c)}
 
 

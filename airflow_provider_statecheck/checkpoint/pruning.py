@@ -49,7 +49,7 @@ def forgettable_rows(view: JobView, ended_before: datetime) -> ForgettableRows:
         checkpoints += [c.checkpoint_id for c in _forgettable_checkpoints(view, operator, ended_before)]
         # Their rows tell where bytes may lie that the operator left, which nobody deletes while it has an open attempt.
         if not view.has_open_attempt(operator):
-            kept = {operator.epoch, _last_epoch_of_newest_run(view, operator)}
+            kept = {operator.epoch, *_last_epochs_of_runs(view, operator)}
             mine = (a for a in _attempts_of(view, operator) if a.epoch not in kept)
             attempts += [_ref(a) for a in mine if a.ended_at is not None and a.ended_at < ended_before]
     return ForgettableRows(checkpoint_ids=tuple(sorted(checkpoints)), attempts=tuple(attempts))
@@ -141,12 +141,12 @@ def _has_ended(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
 
-def _last_epoch_of_newest_run(view: JobView, operator: OperatorRecord) -> int:
-    # As the operator's newest attempt, that of the run at which the state stands tells a retry from a clear.
+def _last_epochs_of_runs(view: JobView, operator: OperatorRecord) -> tuple[int, ...]:
+    # The attempt of the run at which the state stands tells a retry from a clear; taken back, it stands at an earlier one.
     rows = view.of_operator(operator.operator_id)
-    runs = [c.run_key for c in rows if c.is_restorable and c.generation == operator.generation]
-    own = [a.epoch for a in _attempts_of(view, operator) if runs and a.owner.run_key == runs[-1]]
-    return max(own, default=operator.epoch)
+    runs = {c.run_key for c in rows if c.is_restorable and c.generation == operator.generation}
+    last = {a.owner.run_key: a.epoch for a in _attempts_of(view, operator) if a.owner.run_key in runs}
+    return tuple(last.values())
 
 
 def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:

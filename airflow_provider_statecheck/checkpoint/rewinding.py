@@ -24,7 +24,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, NoRestorableCheckpointError
+from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    ConcurrentAttemptError,
+    NoRestorableCheckpointError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ class RewindJob:
     dry_run: bool = False
     """Whether to say only what would be done."""
 
+    def __post_init__(self) -> None:
+        require("the run", self.run_key, bool, "a logical date or a run id")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewoundOperator:
@@ -51,6 +59,8 @@ class RewoundOperator:
     """What is not restored any more, newest first."""
     stands_at: CheckpointRecord | None
     """What the next run restores; ``None`` where it begins with nothing."""
+    fenced: AttemptRecord | None = None
+    """An attempt that never said that it ended, and whose task is not known to run."""
 
 
 class JobRewinding:
@@ -69,25 +79,18 @@ class JobRewinding:
         """
         Let the operators of a job stand where they stood before a run, all of them or none; it may be repeated.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: if there is no such job, or no state in it that goes from run to run.
         :raises ConcurrentAttemptError: if a task works on one of them.
         :raises NoRestorableCheckpointError: if there was state before the run and it is not retained.
         """
         # Asked before the transaction: nothing foreign may run while a row is locked.
         dead = [a for a in _open_attempts(self._store, request) if not self._liveness.is_running(a.owner)]
         with self._store.transaction(request.job_id) as tx:
-            plans = [_plan(tx, operator, request.run_key, dead) for operator in _meant(tx.view(), request)]
+            plans = [(each, _outcome(tx, each, request.run_key, dead)) for each in _meant(tx.view(), request)]
             if not request.dry_run:
-                for plan in plans:
-                    _carry_out(tx, plan)
-        return tuple(plan.outcome for plan in plans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    operator: OperatorRecord
-    dead: AttemptRecord | None
-    outcome: RewoundOperator
+                for operator, outcome in plans:
+                    _carry_out(tx, operator, outcome)
+        return tuple(outcome for _, outcome in plans)
 
 
 def _open_attempts(store: JobStore, request: RewindJob) -> list[AttemptRecord]:
@@ -99,10 +102,18 @@ def _open_attempts(store: JobStore, request: RewindJob) -> list[AttemptRecord]:
 def _meant(view: JobView, request: RewindJob) -> list[OperatorRecord]:
     # Aligned checkpoints are of no run.
     own = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    return [o for o in own if request.uid in (None, o.uid)]
+    found = [o for o in own if request.uid in (None, o.uid)]
+    if not found:
+        raise CheckpointNotFoundError(
+            f"Expected an operator of job {view.job.name!r} whose state goes from run to run, found none; aligned checkpoints "
+            f"of several operators are of no run."
+        )
+    return found
 
 
-def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> _Plan:
+def _require_nobody_works(
+    tx: JobTransaction, operator: OperatorRecord, dead: Sequence[AttemptRecord]
+) -> AttemptRecord | None:
     newest = tx.attempt(operator.operator_id, operator.epoch)
     is_open = newest is not None and newest.status is AttemptStatus.RUNNING
     if newest is not None and is_open and newest not in dead:
@@ -110,10 +121,11 @@ def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence
             f"Expected no task to work on operator {operator.uid!r} of job {tx.job.name!r}, found {newest.owner.label}; nothing "
             f"was changed. Wait for its end, or stop it."
         )
-    return _Plan(operator=operator, dead=newest if is_open else None, outcome=_outcome(tx, operator, run))
+    return newest if is_open else None
 
 
-def _outcome(tx: JobTransaction, operator: OperatorRecord, run: str) -> RewoundOperator:
+def _outcome(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> RewoundOperator:
+    fenced = _require_nobody_works(tx, operator, dead)
     line = transitions.restorable(tx, operator)
     left = run_order.stood_before(line, run)
     if line and not left and not _begins_with(operator, run):
@@ -129,23 +141,25 @@ def _outcome(tx: JobTransaction, operator: OperatorRecord, run: str) -> RewoundO
             checkpoint_ids=tuple(c.checkpoint_id for c in left),
         )
     return RewoundOperator(
-        uid=operator.uid, taken_back=line[: len(line) - len(left)], stands_at=left[0] if left else None
+        uid=operator.uid,
+        taken_back=line[: len(line) - len(left)],
+        stands_at=left[0] if left else None,
+        fenced=fenced,
     )
 
 
 def _begins_with(operator: OperatorRecord, run: str) -> bool:
-    return operator.first_run == run or run_order.is_earlier(run, operator.first_run)
+    return run_order.is_same(run, operator.first_run) or run_order.is_earlier(run, operator.first_run)
 
 
 def _runs(line: Sequence[CheckpointRecord]) -> str:
     return ", ".join(dict.fromkeys(repr(c.run_key) for c in line))
 
 
-def _carry_out(tx: JobTransaction, plan: _Plan) -> None:
-    operator, outcome = plan.operator, plan.outcome
-    if plan.dead is not None:
+def _carry_out(tx: JobTransaction, operator: OperatorRecord, outcome: RewoundOperator) -> None:
+    if outcome.fenced is not None:
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
-        tx.save_attempt(replace(plan.dead, status=AttemptStatus.FENCED, ended_at=tx.now))
+        tx.save_attempt(replace(outcome.fenced, status=AttemptStatus.FENCED, ended_at=tx.now))
     if outcome.stands_at is not None:
         transitions.take_back(tx, outcome.taken_back)
     elif outcome.taken_back:

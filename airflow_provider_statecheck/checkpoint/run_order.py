@@ -18,6 +18,11 @@ def is_earlier(run_key: str, other: str) -> bool:
     return mine is not None and theirs is not None and mine < theirs
 
 
+def is_same(run_key: str, other: str) -> bool:
+    """Tell whether two names are of one run: the same text, or the same moment in another form."""
+    return run_key == other or (_logical_date(run_key) is not None and _logical_date(run_key) == _logical_date(other))
+
+
 def taken_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
     """
     Return what is left where a run is taken back that took the newest checkpoints.
@@ -40,9 +45,10 @@ def stood_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple
     :param run_key: The run.
     """
     keys = [checkpoint.run_key for checkpoint in checkpoints]
+    own = [number for number, key in enumerate(keys) if is_same(run_key, key)]
     # What a run began at is right behind its own, also where that is of a run without a logical date.
-    if run_key in keys:
-        return tuple(checkpoints[len(keys) - keys[::-1].index(run_key) :])
+    if own:
+        return tuple(checkpoints[own[-1] + 1 :])
     later = [number for number, key in enumerate(keys) if is_earlier(run_key, key)]
     rest = checkpoints[later[-1] + 1 if later else 0 :]
     return tuple(dropwhile(lambda checkpoint: not is_earlier(checkpoint.run_key, run_key), rest))

@@ -29,7 +29,8 @@ def rewind(args: Namespace) -> Exit:
     _rewind(args, view, dry_run=args.dry_run)
     verb = "would stand" if args.dry_run else "stands"
     tell(
-        f"{view.job.name} {verb} before {args.before}; clear that run and the later ones, and let them run in their order."
+        f"{view.job.name} {verb} before {args.before}; clear that run and the later ones before any other works, and let them "
+        "run in their order."
     )
     return Exit.DONE
 
@@ -47,4 +48,5 @@ def _row(operator: RewoundOperator) -> Row:
         "runs": list(dict.fromkeys(checkpoint.run_key for checkpoint in operator.taken_back)),
         "stands_at": None if stands_at is None else stands_at.checkpoint_id,
         "of_run": None if stands_at is None else stands_at.run_key,
+        "fenced": None if operator.fenced is None else operator.fenced.owner.label,
     }

@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_status import JobStatus
+from airflow_provider_statecheck.checkpoint.liveness import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -26,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding, RewindJob
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
@@ -34,6 +36,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from airflow_provider_statecheck.testing.runs_of_a_job import AGAIN, day
 
 DAY = timedelta(days=1).total_seconds()
 NAMED, BY_RUN, TEST = "sales", "nightly/2026-01-01", "test/sales"
@@ -375,6 +378,20 @@ class MaintenanceContract:
         assert [ref.epoch for ref in maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts] == [1]
         assert [a.epoch for a in maintenance.describe(job_id).attempts] == [2]
         assert coordinator.register(make_registration(owner=make_owner(run_id="run-1"))).is_restore
+
+    def test_the_last_attempt_of_each_retained_run_is_not_forgotten(
+        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = job_id_of(NAMED)
+        for number in (1, 2, 3):
+            grant = coordinator.register(make_registration(job_name=NAMED, owner=day(number), retained_runs=3))
+            complete_checkpoint(coordinator, grant.attempt)
+            coordinator.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+        clock.advance(400 * DAY)
+        assert maintenance.forget(ForgetRows(job_id=job_id, age_seconds=DAY)).attempts == ()
+        JobRewinding(store, UnknownLiveness()).rewind(RewindJob(job_id=job_id, run_key=day(3).run_key))
+        cleared = make_registration(job_name=NAMED, owner=day(2, clear_marker=AGAIN), retained_runs=3)
+        assert [c.checkpoint_id for c in coordinator.register(cleared).candidates] == [1], "it begins again"
 
     def test_nothing_of_a_running_attempt_and_none_of_its_forerunners_goes(
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
+    InvalidConfigurationError,
     NoRestorableCheckpointError,
     StaleAttemptError,
 )
@@ -233,6 +234,35 @@ class RewindingContract(RunsOfAJob):
         (done,) = self.rewind(rewinding, 2, uid="one")
         assert (done.uid, [c.checkpoint_id for c in done.taken_back]) == ("one", [4, 3])
         assert self.ids(gateway) == [2, 6, 7, 8]
+
+    @pytest.mark.parametrize("form", ["2026-01-02", "2026-01-02T00:00:00Z", "2026-01-02T02:00:00+02:00"])
+    def test_a_logical_date_may_be_written_in_any_form(
+        self, gateway: AttemptCoordinator, rewinding: JobRewinding, form: str
+    ) -> None:
+        self.work(gateway, day(1))
+        self.work(gateway, make_owner(run_key="asset__1", run_id="asset__1"))
+        self.work(gateway, day(2))
+        (done,) = self.rewind(rewinding, 2, run_key=form)
+        assert [c.checkpoint_id for c in done.taken_back] == [3]
+        (done,) = self.rewind(rewinding, 1, run_key=form.replace("-02T", "-01T").replace("01-02", "01-01"))
+        assert done.stands_at is None
+
+    def test_an_empty_run_is_refused(self, gateway: AttemptCoordinator, rewinding: JobRewinding) -> None:
+        self.week(gateway, 1, 2)
+        with pytest.raises(InvalidConfigurationError, match="logical date"):
+            self.rewind(rewinding, 2, run_key="")
+
+    def test_a_dead_attempt_is_named(self, gateway: AttemptCoordinator, rewinding: JobRewinding) -> None:
+        self.week(gateway, 1)
+        self.begin(gateway, day(2))
+        (done,) = self.rewind(rewinding, 2, dry_run=True)
+        assert done.fenced is not None
+        assert done.fenced.owner == day(2)
+
+    def test_a_job_without_state_of_runs_is_told(self, gateway: AttemptCoordinator, rewinding: JobRewinding) -> None:
+        self.week(gateway, 1)
+        with pytest.raises(CheckpointNotFoundError, match="from run to run"):
+            self.rewind(rewinding, 1, uid="other")
 
     def test_a_job_that_is_not_there_is_told(self, rewinding: JobRewinding) -> None:
         with pytest.raises(CheckpointNotFoundError):

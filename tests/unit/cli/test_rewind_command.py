@@ -33,6 +33,7 @@ def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
             "runs": [day(3).run_key, SECOND],
             "stands_at": 1,
             "of_run": day(1).run_key,
+            "fenced": None,
         }
     ]
     assert "clear that run and the later ones" in outcome.err
@@ -76,8 +77,9 @@ def test_without_yes_it_asks_and_no_is_no(three_days, run, monkeypatch):
         (("other", "--before", SECOND), 2),
         ((JOB, "--before", SECOND, "--uid", "other"), 2),
         ((JOB, "--before", "asset__9"), 1),
+        ((JOB, "--before", ""), 2),
     ],
-    ids=["no such job", "no such operator", "nothing is known to be before the run"],
+    ids=["no such job", "no such operator", "nothing is known to be before the run", "no run"],
 )
 def test_a_refusal_has_a_status_of_its_own_and_changes_nothing(three_days, run, arguments, status):
     assert run("rewind", *arguments, "--yes").status == status

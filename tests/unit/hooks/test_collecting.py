@@ -217,6 +217,22 @@ def test_what_a_run_took_before_it_begins_again_stays_while_it_fails(stage):
     assert stage.directories() == {"chk-1", "chk-3", "day_1", "day_2_anew"}
 
 
+def test_what_a_run_took_before_it_began_again_is_not_missed_once_it_is_gone(stage):
+    for number, marker in ((1, "1/1"), (2, "1/1"), (2, AGAIN)):
+        attempt = stage.attempt(owner=day(number, clear_marker=marker))
+        if marker != AGAIN:
+            stage.take(attempt, stage.snapshot(attempt, f"day {number}"))
+        attempt.finish(AttemptStatus.FINISHED)
+    collect(stage)
+    assert stage.directories() == {"chk-1", "day_1"}
+    failing = stage.attempt(owner=day(3))
+    stage.snapshot(failing, "orphan")
+    failing.finish(AttemptStatus.FAILED)
+    report = collect(stage)
+    assert (report.kept, report.skipped, report.problems) == ([], [], [])
+    assert stage.directories() == {"chk-1", "day_1"}
+
+
 def test_retained_metadata_in_a_new_directory_is_read_with_that_directorys_credentials(stage, tmp_path, monkeypatch):
     """The storage of the old directory has others, or none."""
     stage.run()
