@@ -18,6 +18,7 @@ pytestmark = pytest.mark.airflow
 RESUMED = ["numbers", "item a", "item b", "item b", "item c"]
 
 
+@pytest.mark.soak
 def test_dag_test_replaces_a_killed_jvm_and_its_retry_resumes(airflow: Airflow) -> None:
     assert airflow.test_dag("decorated", "2026-01-01T00:00:00+00:00", trouble="kill the JVM") == 0, airflow.output
     assert airflow.computed() == RESUMED

@@ -100,9 +100,8 @@ def test_sensor_waits_in_dag_test_and_returns_what_it_found(
     }
 
 
-@pytest.mark.parametrize(
-    "deferrable", [pytest.param("False", marks=pytest.mark.soak), "True"], ids=["poking", "deferrable"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("deferrable", ["False", "True"], ids=["poking", "deferrable"])
 def test_a_checkpoint_that_is_there_is_returned_by_tasks_test(airflow: Airflow, deferrable: str) -> None:
     job = "test/default/2026-02-05T00:00:00+00:00"
     with coordinator_of(airflow) as coordinator:
