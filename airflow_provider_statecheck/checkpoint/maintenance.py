@@ -33,7 +33,6 @@ from airflow_provider_statecheck.checkpoint.pruning import (
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
-    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
@@ -230,7 +229,7 @@ class JobMaintenance:
             now = tx.view()
             closed = [a for a in now.attempts if _ref(a) in abandoned and is_silent(now, a)]
             for attempt in closed:
-                _close(tx, attempt)
+                transitions.close_abandoned(tx, attempt)
         return tuple(_ref(a) for a in closed)
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
@@ -341,12 +340,6 @@ def _too_early(view: JobView, request: RetireJob) -> tuple[str, ...]:
 
 def _ref(attempt: AttemptRecord) -> AttemptRef:
     return AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)
-
-
-def _close(tx: JobTransaction, attempt: AttemptRecord) -> None:
-    transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
-    tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
-    log.info("Job %s: attempt %s (%s) closed, it is abandoned", tx.job.name, attempt.epoch, attempt.owner.label)
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint import run_order, transitions
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
@@ -158,8 +157,7 @@ def _runs(line: Sequence[CheckpointRecord]) -> str:
 
 def _carry_out(tx: JobTransaction, operator: OperatorRecord, outcome: RewoundOperator) -> None:
     if outcome.fenced is not None:
-        transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
-        tx.save_attempt(replace(outcome.fenced, status=AttemptStatus.FENCED, ended_at=tx.now))
+        transitions.close_abandoned(tx, outcome.fenced)
     if outcome.stands_at is not None:
         transitions.take_back(tx, outcome.taken_back)
     elif outcome.taken_back:

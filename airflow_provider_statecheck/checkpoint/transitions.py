@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
+    AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     OperatorRecord,
@@ -115,6 +116,13 @@ def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
     # Nobody sweeps where savepoints lie, so what a writer that was ended adds later is deleted by discarding once more.
     is_aborted = checkpoint.status is CheckpointStatus.ABORTED
     return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at
+
+
+def close_abandoned(tx: JobTransaction, attempt: AttemptRecord) -> None:
+    """End an attempt whose driver is known to be gone, and what it had pending."""
+    abort_pending(tx, attempt.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+    tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
+    log.info("Job %s: attempt %s (%s) closed, it is abandoned", tx.job.name, attempt.epoch, attempt.owner.label)
 
 
 def restorable(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:

@@ -110,7 +110,8 @@ class OrphanSearch:
         mine = {o.operator_id for o in self._operators}
         rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in mine}
         # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
-        used = {*_needed_though_ended(self._view), *(checkpoint_id_of(_name(c.location)) for c in self._view_retained)}
+        used = {checkpoint_id_of(_name(c.location)) for c in self._view_retained}
+        used |= {i for o in self._view.operators for i in _needed_though_ended(self._view, o)}
         ended = [i for i in found if i in rows and i not in used and _has_ended(rows[i])]
         yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
@@ -231,18 +232,14 @@ class OrphanSearch:
 
 def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoints of an operator whose bytes must stay."""
-    needed = _needed_though_ended(view)
+    needed = _needed_though_ended(view, operator)
     rows = view.of_operator(operator.operator_id)
     return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in needed and c.metadata_uri is not None))
 
 
-def _needed_though_ended(view: JobView) -> frozenset[int]:
-    return frozenset[int]().union(
-        *(
-            needed_though_ended(view.of_operator(o.operator_id), o.generation, view.current_attempt(o))
-            for o in view.operators
-        )
-    )
+def _needed_though_ended(view: JobView, operator: OperatorRecord) -> frozenset[int]:
+    rows = view.of_operator(operator.operator_id)
+    return needed_though_ended(rows, operator.generation, view.current_attempt(operator))
 
 
 def _has_ended(checkpoint: CheckpointRecord) -> bool:
