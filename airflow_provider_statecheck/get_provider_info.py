@@ -165,9 +165,9 @@ _OPTIONS = {
     ),
     "data_inline_threshold": _option(
         "Up to how many bytes a stage's small values are written into the metadata of a checkpoint instead of a file "
-        "of their own: bytes, or a number with a unit, up to 1 mb.",
+        "of their own: bytes, or a number with a unit (KiB, MiB; KB, MB), up to 1 MiB.",
         "string",
-        "20 kb",
+        "20 KiB",
     ),
     "api_url": _option(
         "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "

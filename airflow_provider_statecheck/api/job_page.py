@@ -11,8 +11,7 @@ from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.checkpoint.statistics.custody import Custody, custody_of
 from airflow_provider_statecheck.checkpoint.statistics.snapshot import CheckpointStatsSnapshot, snapshot_of
-
-_BINARY_STEP = 1024
+from airflow_provider_statecheck.checkpoint.units import readable_size
 
 
 def render_job(view: JobView) -> str:
@@ -57,16 +56,6 @@ def _template() -> Template:
     environment.filters["size"] = readable_size
     environment.filters["seconds"] = _readable_seconds
     return environment.get_template("job.html")
-
-
-def readable_size(count: int) -> str:
-    """Return a number of bytes with a binary unit, such as ``1.5 MiB``."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < _BINARY_STEP:
-            break
-        size, unit = size / _BINARY_STEP, larger
-    return f"{int(size)} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _readable_seconds(milliseconds: float) -> str:

@@ -147,8 +147,8 @@ class CheckpointConfig:
     """Up to how many bytes a state travels in the metadata instead of a file of its own."""
     write_buffer_size = ConfigOption(
         f"{_CHECKPOINTING}.write-buffer-size",
-        4096,
-        parse_whole_number,
+        4 * _KIB,
+        parse_size,
         old_keys=("state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
         is_valid=lambda n: n > 0,
         expected="above 0",

@@ -1,14 +1,15 @@
-"""Durations and sizes as people write them: a bare number, or one with a unit."""
+"""Durations and sizes as people write and read them: a bare number, or one with a unit."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
-_NUMBER_AND_UNIT = re.compile(r"(-?[0-9]+)\s*([a-zµ]*)", re.IGNORECASE)
+_NUMBER_AND_UNIT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s*([a-zµ]*)", re.IGNORECASE)
 _NANOSECONDS = {
     **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1),
     **dict.fromkeys(("us", "µs", "micro", "micros", "microsecond", "microseconds"), 1_000),
@@ -20,11 +21,10 @@ _NANOSECONDS = {
 }
 _BYTES = {
     **dict.fromkeys(("", "b", "byte", "bytes"), 1),
-    **dict.fromkeys(("k", "kb", "kib", "kibibytes"), 1 << 10),
-    **dict.fromkeys(("m", "mb", "mib", "mebibytes"), 1 << 20),
-    **dict.fromkeys(("g", "gb", "gib", "gibibytes"), 1 << 30),
-    **dict.fromkeys(("t", "tb", "tib", "tebibytes"), 1 << 40),
+    **{f"{prefix}ib": 1 << 10 * power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
 }
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_duration(key: str, value: Any) -> timedelta:
@@ -37,29 +37,43 @@ def parse_duration(key: str, value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
     expected = "milliseconds, or a number with a unit such as 10 min"
-    nanoseconds = _amount(key, value, _NANOSECONDS, expected)
+    number, unit = _number_and_unit(key, value, _NANOSECONDS, expected)
+    if "." in number:
+        raise _refused(key, value, expected)
     try:
-        return timedelta(microseconds=nanoseconds // 1_000)
+        return timedelta(microseconds=int(number) * unit // 1_000)
     except OverflowError as error:
         raise _refused(key, value, expected) from error
 
 
 def parse_size(key: str, value: Any) -> int:
     """
-    Read a size: a whole number of bytes, or text such as ``20 kb``, whose units are powers of 1024.
+    Read a size: a whole number of bytes, or text with a binary unit (``20 KiB``) or a decimal one (``20 KB``).
 
     :param key: Name of the setting, for the error.
     :raises InvalidConfigurationError: for anything else, naming key and value.
     """
-    return _amount(key, value, _BYTES, "bytes, or a number with a unit such as 20 kb")
+    expected = "bytes, or a number with a unit: KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, GB, TB (powers of 1000)"
+    number, unit = _number_and_unit(key, value, _BYTES, expected)
+    if "." in number and unit == 1:
+        raise _refused(key, value, expected)
+    return int(Decimal(number) * unit)
 
 
-def _amount(key: str, value: Any, units: dict[str, int], expected: str) -> int:
+def readable_size(count: int) -> str:
+    """Return a number of bytes with a binary unit, such as ``1.5 MiB``; :func:`parse_size` reads it."""
+    size, power = float(count), 0
+    while size >= 1 << 10 and power < len(_BINARY_UNITS) - 1:
+        size, power = size / (1 << 10), power + 1
+    return f"{count} B" if power == 0 else f"{size:.1f} {_BINARY_UNITS[power]}"
+
+
+def _number_and_unit(key: str, value: Any, units: dict[str, int], expected: str) -> tuple[str, int]:
     # By its text: int() alone would take 2.7 as 2 and True as 1.
     found = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
     if found is None or found[2].lower() not in units:
         raise _refused(key, value, expected)
-    return int(found[1]) * units[found[2].lower()]
+    return found[1], units[found[2].lower()]
 
 
 def _refused(key: str, value: Any, expected: str) -> InvalidConfigurationError:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.cli.confirming import is_confirmed
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
 from airflow_provider_statecheck.cli.listing import checkpoint_rows, job_row
-from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
+from airflow_provider_statecheck.cli.printing import Row, print_rows, shown
 from airflow_provider_statecheck.cli.selection import operators_of
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError

@@ -8,6 +8,7 @@ import sys
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.storage.uris import redact
 
 Row = dict[str, Any]
@@ -62,10 +63,3 @@ def _text(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
     return readable_size(value) if key.endswith("bytes") else str(value)
-
-
-def readable_size(count: int) -> str:
-    """Return a number of bytes with a binary unit, such as ``1.5 MiB``."""
-    from airflow_provider_statecheck.api import job_page
-
-    return job_page.readable_size(count)

@@ -11,8 +11,9 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
-from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
+from airflow_provider_statecheck.cli.printing import Row, print_rows, shown
 from airflow_provider_statecheck.cli.selection import operators_of
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError

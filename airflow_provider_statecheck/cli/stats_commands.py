@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.statistics.custody import custody_of
 from airflow_provider_statecheck.checkpoint.statistics.snapshot import snapshot_of
+from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.cli.exits import Exit, command
-from airflow_provider_statecheck.cli.printing import Row, print_rows, readable_size, shown
+from airflow_provider_statecheck.cli.printing import Row, print_rows, shown
 from airflow_provider_statecheck.cli.selection import operators_of
 from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway
 

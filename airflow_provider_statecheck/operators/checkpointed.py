@@ -46,7 +46,7 @@ class CheckpointedOperator(BaseOperator):
     :param claim_mode: Whose that is then: ``no_claim`` (default), its owner's, or ``claim``, this job's.
     :param renamed_uids: For a stage that changed its uid since: the old uid and the new one.
     :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's.
-    :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 kb``.
+    :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 KiB``.
     :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
     :param on_overlap: What a task does while the same operator of the job still runs for another run: ``fail`` or ``wait``.
     """

@@ -64,7 +64,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
             ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
         ),
         ("savepoint_dir", "s3://lake/savepoints", "s3://lake/savepoints"),
-        ("data_inline_threshold", "1 mb", 1 << 20),
+        ("data_inline_threshold", "1 MiB", 1 << 20),
         ("on_clear", "restart", OnClear.RESTART),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_missing_checkpoint_dir_is_refused_with_the_way_to_set_it(given):
         ("min_pause", -1, "0 or more"),
         ("externalized_checkpoint_retention", "ALWAYS", "one of DELETE_ON_CANCELLATION"),
         ("savepoint_dir", "/data", "URI of a directory"),
-        ("data_inline_threshold", "2 mb", "from 0 to 1 MiB"),
+        ("data_inline_threshold", "2 MB", "from 0 to 1 MiB"),
         ("on_clear", "maybe", "resume_unchanged, resume, restart"),
     ],
 )

@@ -21,10 +21,10 @@ def is_cached(frame: DataFrame) -> bool:
 def cached_bytes(frame: DataFrame) -> int | None:
     """Return how large a cached and computed DataFrame is, ``None`` if Spark does not say."""
     # A new query: one that was planned before it was cached would go on to tell of its sources.
-    return parse_size(_explained(frame.select("*")))
+    return explained_bytes(_explained(frame.select("*")))
 
 
-def parse_size(explained: str) -> int | None:
+def explained_bytes(explained: str) -> int | None:
     """
     Return the size of the cached relation at the top of a plan.
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGE
 from airflow_provider_statecheck.spark.sources.item import Item
 from airflow_provider_statecheck.spark.sources.ledger import Ledger
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import parse_size, require_count
+from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -66,10 +66,8 @@ class DeltaSource:
         self.table = table
         self._starting_version = starting_version
         self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
-        self._is_auto = bytes_per_increment == "auto" and self._files is None
-        self._bytes = (
-            None if bytes_per_increment in (None, "auto") else parse_size(bytes_per_increment, "bytes_per_increment")
-        )
+        self._is_auto = bytes_per_increment == AUTO and self._files is None
+        self._bytes = parse_bytes_per_increment(bytes_per_increment)
         self._columns = _names(columns)
         self._on_change = on_change_of(on_change)
         self._options = None if storage_options is None else HiddenOptions(storage_options)

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.spark.sources.listing import FileListing
 from airflow_provider_statecheck.spark.sources.partitions import require_same_columns
 from airflow_provider_statecheck.spark.sources.places import places_of
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import parse_size, require_count
+from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class FileSource:
         self._places = places_of(path)
         self._files = _count(files_per_increment, "files_per_increment")
         self._row_groups = _count(row_groups_per_increment, "row_groups_per_increment")
-        self._is_auto = bytes_per_increment == "auto" and self._files is None and self._row_groups is None
-        self._bytes = _bytes(bytes_per_increment)
+        self._is_auto = bytes_per_increment == AUTO and self._files is None and self._row_groups is None
+        self._bytes = parse_bytes_per_increment(bytes_per_increment)
         self._on_change: OnChange = on_change_of(on_change)
         self._order = _order(order)
         names = None if columns is None else _names(columns)
@@ -122,10 +122,6 @@ class FileSource:
 
 def _count(value: int | None, name: str) -> int | None:
     return None if value is None else require_count(value, name)
-
-
-def _bytes(value: str | int | None) -> int | None:
-    return None if value is None or value == "auto" else parse_size(value, "bytes_per_increment")
 
 
 def _order(order: str) -> str:

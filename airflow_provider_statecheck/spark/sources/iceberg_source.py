@@ -14,7 +14,7 @@ from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRang
 from airflow_provider_statecheck.spark.sources.iceberg_reader import IcebergReader
 from airflow_provider_statecheck.spark.sources.ledger import Ledger
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import parse_size, require_count
+from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,8 +58,8 @@ class IcebergSource:
         self._starting_snapshot = starting_snapshot
         self._columns = None if columns is None else tuple(columns)
         self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
-        self._is_auto = bytes_per_increment == "auto" and self._files is None
-        self._bytes = _bytes(bytes_per_increment)
+        self._is_auto = bytes_per_increment == AUTO and self._files is None
+        self._bytes = parse_bytes_per_increment(bytes_per_increment)
         self._on_change = on_change_of(on_change)
 
     def __repr__(self) -> str:
@@ -113,7 +113,3 @@ class IcebergSource:
     def _target(self, ledger: Ledger) -> int | None:
         left = ledger.total_bytes - ledger.finished_bytes
         return max(SMALLEST_TARGET_BYTES, left // WANTED_INCREMENTS) if self._is_auto else None
-
-
-def _bytes(value: str | int | None) -> int | None:
-    return None if value is None or value == "auto" else parse_size(value, "bytes_per_increment")

@@ -1,28 +1,25 @@
-"""Sizes as people write them."""
+"""How much an increment reads: the arguments that all sources of files and tables take."""
 
 from __future__ import annotations
 
-import re
-
+from airflow_provider_statecheck.checkpoint.units import parse_size
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+AUTO = "auto"
 
 
-def parse_size(size: str | int, name: str) -> int:
+def parse_bytes_per_increment(value: str | int | None) -> int | None:
     """
-    Return a size in bytes; ``"1 GiB"`` is 1024³ of them, ``"1 GB"`` is 1000³.
+    Return how many bytes an increment reads, ``None`` for ``"auto"`` or where nothing is given.
 
-    :param name: Which argument it is, for the message.
-    :raises InvalidConfigurationError: if it is no size, or none of a byte at least.
+    :raises InvalidConfigurationError: for what is no size, or less than a byte.
     """
-    found = size if isinstance(size, int) and not isinstance(size, bool) else _parsed(size)
-    if found is None or found < 1:
-        raise InvalidConfigurationError(
-            f"Expected {name} to be a number of bytes, or a text such as '256 MiB'; found {size!r}."
-        )
-    return found
+    if value is None or value == AUTO:
+        return None
+    size = parse_size("bytes_per_increment", value)
+    if size < 1:
+        raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least a byte, found {value!r}.")
+    return size
 
 
 def require_count(count: object, name: str) -> int:
@@ -35,11 +32,3 @@ def require_count(count: object, name: str) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidConfigurationError(f"Expected {name} to be a number from 1; found {count!r}.")
     return count
-
-
-def _parsed(size: object) -> int | None:
-    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    if match is None:
-        return None
-    number, power, binary, _ = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[power.lower()])

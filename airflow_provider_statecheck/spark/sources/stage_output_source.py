@@ -13,7 +13,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator,
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
 from airflow_provider_statecheck.spark.sources.ledger import Ledger
 from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import parse_size, require_count
+from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.spark.sources.stage_output.commits import commits_in, names_of
 from airflow_provider_statecheck.spark.sources.stage_output.reader import StageOutputReader
 from airflow_provider_statecheck.spark.sources.stage_output.retractions import carried
@@ -54,10 +54,8 @@ class StageOutputSource:
             raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
         self._path = fspath(path)
         is_limited = checkpoints_per_increment is not None
-        self._is_auto = bytes_per_increment == "auto" and not is_limited
-        self._bytes = (
-            None if bytes_per_increment in (None, "auto") else parse_size(bytes_per_increment, "bytes_per_increment")
-        )
+        self._is_auto = bytes_per_increment == AUTO and not is_limited
+        self._bytes = parse_bytes_per_increment(bytes_per_increment)
         self._checkpoints = (
             require_count(checkpoints_per_increment, "checkpoints_per_increment") if is_limited else None
         )

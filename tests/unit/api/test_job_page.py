@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-import pytest
-
-from airflow_provider_statecheck.api.job_page import readable_size, render_job
+from airflow_provider_statecheck.api.job_page import render_job
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
@@ -57,14 +55,6 @@ def test_what_users_wrote_cannot_become_markup() -> None:
     page = _page(job_name=HOSTILE, message=HOSTILE, uid=HOSTILE)
     assert "script" not in page.seen
     assert page.text.count(HOSTILE) >= 3
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_610_612_736, "1.5 GiB"), (2**51, "2048.0 TiB")],
-)
-def test_sizes_are_readable(count: int, text: str) -> None:
-    assert readable_size(count) == text
 
 
 def _decline(coordinator: AttemptCoordinator, attempt: AttemptRef, message: str) -> None:

@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Any] = {
     "claim_mode": "claim",
     "renamed_uids": {"old": "stage"},
     "allow_non_restored_state": True,
-    "data_inline_threshold": "1 mb",
+    "data_inline_threshold": "1 MiB",
     "on_clear": "resume",
     "on_overlap": "wait",
 }
