@@ -14,7 +14,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.fence import replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -138,8 +138,9 @@ class TokenKeeper:
         return IssuedToken(token=token, expires_at=record.expires_at)
 
     def _slide(self, token: TokenRecord, now: datetime) -> None:
-        # Most calls come soon after the one before; those need no write.
-        if token.attempt is not None and token.expires_at - now < ATTEMPT_LIFETIME * 0.9:
+        # Most calls come soon after the one before; those need no write. A clock that was ahead lets a token live too long.
+        is_fresh = ATTEMPT_LIFETIME * 0.9 <= token.expires_at - now <= ATTEMPT_LIFETIME + LONGEST_LEAD
+        if token.attempt is not None and not is_fresh:
             self._store.extend(token, now + ATTEMPT_LIFETIME)
 
 
@@ -150,9 +151,12 @@ def _hash(token: str) -> str:
 
 def _require_open(state: TokenState, now: datetime) -> None:
     token = state.token
-    if token.expires_at <= now:
+    # A clock that was ahead gave it; by the right one it would live until then. That of an attempt is cut short instead.
+    is_of_the_future = token.attempt is None and is_too_far_ahead(token.created_at, now)
+    if token.expires_at <= now or is_of_the_future:
         raise TokenExpiredError(
-            f"Expected a token that is still valid, found one that expired at {token.expires_at.isoformat()}; ask for another."
+            f"Expected a token that is valid at {now.isoformat()}, found one that was given at {token.created_at.isoformat()} "
+            f"and expires at {token.expires_at.isoformat()}; ask for another."
         )
     if token.attempt is not None and state.current_epoch not in (None, token.attempt.epoch):
         raise replaced(token.attempt.epoch, state.current_epoch or 0, f"{state.uid!r} in job {token.job_id}")

@@ -215,19 +215,21 @@ class JobMaintenance:
         """
         End the attempts whose drivers died without a word and return which they were.
 
-        Such a one said nothing for longer than any token of it lives, and no retry will come: its run is over, or there
-        never was one.
+        Such an attempt said nothing for longer than any token of it lives, and no retry will come: its run is over, or there
+        never was one. Two calls have to find it silent, because a clock may be days ahead when the first one looks.
 
         :raises CheckpointNotFoundError: if there is no such job.
         """
         view = self._store.describe(job_id)
         # Asked before the transaction: nothing foreign may run while a row is locked.
-        abandoned = {_ref(a) for a in view.attempts if is_silent(view, a) and self._is_given_up(view, a)}
-        if not abandoned:
+        silent = [a for a in view.attempts if is_silent(view, a, view.read_at) and self._is_given_up(view, a)]
+        if not silent:
             return ()
+        # The job's row keeps the time of this transition, by which the next call judges.
+        abandoned = {_ref(a) for a in silent if is_silent(view, a, view.job.seen_at)}
         with self._store.transaction(job_id) as tx:
             now = tx.view()
-            closed = [a for a in now.attempts if _ref(a) in abandoned and is_silent(now, a)]
+            closed = [a for a in now.attempts if _ref(a) in abandoned and is_silent(now, a, tx.now)]
             for attempt in closed:
                 transitions.close_abandoned(tx, attempt)
         return tuple(_ref(a) for a in closed)

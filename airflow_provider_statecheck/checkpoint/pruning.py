@@ -79,13 +79,13 @@ def open_commits(view: JobView) -> tuple[str, ...]:
     )
 
 
-def is_silent(view: JobView, attempt: AttemptRecord) -> bool:
+def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
     """Tell whether an attempt has not ended and said nothing for so long that it cannot speak any more."""
     if attempt.status is not AttemptStatus.RUNNING:
         return False
     mine = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch]
     said = (t for c in mine for t in (c.triggered_at, c.completed_at) if t is not None)
-    return max((attempt.registered_at, *said)) < view.read_at - SILENCE
+    return max((attempt.registered_at, *said)) < now - SILENCE
 
 
 def last_active(view: JobView) -> datetime:

@@ -86,7 +86,7 @@ class JobRecord:
     """Grows with each transition; its update is what makes writers of one job wait for each other."""
     next_checkpoint_id: int
     seen_at: datetime
-    """The latest time that a transition of this job saw; time never runs backwards within a job."""
+    """The time of the latest transition, as :mod:`~airflow_provider_statecheck.checkpoint.clock` has it."""
     created_at: datetime
 
 

@@ -32,7 +32,12 @@ class JobTransaction(Protocol):
 
     @property
     def now(self) -> datetime:
-        """Return the time of this transition, never before that of an earlier one of this job."""
+        """
+        Return the time of this transition.
+
+        It is not before that of an earlier one of this job, unless the clock was far ahead then and was set right: in that
+        case the rows were dated anew, and none of them is dated later than this.
+        """
         ...
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Select
 from sqlalchemy.engine import Connection
 
+from airflow_provider_statecheck.checkpoint.clock import time_of_job
 from airflow_provider_statecheck.checkpoint.handles.state_handles import uris_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import JobRecord
@@ -29,7 +30,7 @@ def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
         operators=all_of(OPERATORS, statements.ALL_OPERATORS),
         attempts=all_of(ATTEMPTS, statements.ALL_ATTEMPTS),
         checkpoints=all_of(CHECKPOINTS, statements.ALL_CHECKPOINTS),
-        read_at=max(now, job.seen_at),
+        read_at=time_of_job(job.seen_at, now),
         requests=all_of(REQUESTS, statements.ALL_REQUESTS),
         statistics=all_of(STATISTICS, statements.ALL_STATISTICS),
         # After the attempts: one that has ended by now has added no handle since.

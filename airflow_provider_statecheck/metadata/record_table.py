@@ -7,10 +7,11 @@ from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar, cast
 
-from sqlalchemy import Column, ColumnElement, Table, bindparam, insert, select, update
+from sqlalchemy import BindParameter, Column, ColumnElement, Select, Table, bindparam, insert, or_, select, update
 from sqlalchemy.engine import Connection, Row
 
 from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.types import UtcDateTime
 
 Record = TypeVar("Record")
 
@@ -104,6 +105,17 @@ class RecordTable(KeyedTable, Generic[Record]):
     def values_of(self, record: Record) -> dict[str, Any]:
         """Return a record as values of its columns."""
         return {name: _column(getattr(record, name)) for name in self.names}
+
+    def with_a_time_after(self, time: BindParameter[Any]) -> Select[Any]:
+        """Return the query for the rows of a job in which a time is later than the given one."""
+        times = [column > time for column in self.columns if isinstance(column.type, UtcDateTime)]
+        return select(*self.columns).where(given(self.table.c.job_id), or_(*times))
+
+    def change(self, connection: Connection, known: Record, record: Record) -> None:
+        """Write the columns in which a record differs from the row of its key."""
+        changes = self.changes(known, record)
+        if changes:
+            self.update(connection, changes | dict(zip(self.key_names, self.key_of(record), strict=True)))
 
     def changes(self, known: Record, record: Record) -> dict[str, Any]:
         """Return the columns in which a record differs from a known one of the same key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,7 +14,8 @@ from sqlalchemy.exc import IntegrityError
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import LONGEST_LEASE
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -42,6 +44,8 @@ from airflow_provider_statecheck.metadata.mapping import (
 )
 from airflow_provider_statecheck.metadata.outcomes import committing, executing
 from airflow_provider_statecheck.metadata.record_table import keys
+
+log = logging.getLogger(__name__)
 
 _OF_ATTEMPTS = len(OPERATORS.columns)
 """Where the columns of the attempt begin in a row of an operator with its attempt."""
@@ -323,7 +327,8 @@ class SqlJobStore:
         _commit(connection)
 
     def _begin(self, connection: Connection, job_id: JobId, *, is_known: bool) -> SqlJobTransaction:
-        values = keys(job_id=job_id) | {"now": self._clock.now()}
+        now = self._clock.now()
+        values = keys(job_id=job_id) | {"now": now}
         if connection.dialect.update_returning:
             row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
         else:
@@ -331,7 +336,10 @@ class SqlJobStore:
             row = JOBS.find(connection, job_id) if is_there else None
         if row is None:
             raise _no_such_job(job_id)
-        return SqlJobTransaction(connection, JOBS.read(row))
+        job = JOBS.read(row)
+        return SqlJobTransaction(
+            connection, _set_back(connection, job, now) if is_too_far_ahead(job.seen_at, now) else job
+        )
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
         with executing(), self._connect() as connection:
@@ -373,6 +381,17 @@ def _commit(connection: Connection) -> None:
         # The pool would hand it out with its transaction still open, for the next user to commit.
         connection.invalidate()
         raise
+
+
+def _set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecord:
+    log.warning("Job %s: its time was %s ahead of the clock and is set back", job.name, job.seen_at - now)
+    values = keys(job_id=job.job_id) | {"now": now}
+    connection.execute(statements.SET_SEEN_AT, values)
+    for table, query in statements.DATED_LATER.items():
+        for row in connection.execute(query, values).all():
+            table.change(connection, table.read(row), dated_back(table.read(row), now))
+    connection.execute(statements.SHORTEN_LOCKS, values | {"longest": now + LONGEST_LEASE})
+    return replace(job, seen_at=now)
 
 
 def _claim(connection: Connection, pointer: str) -> ClaimRecord | None:

@@ -6,7 +6,9 @@ Parameters are named by ``keys`` of ``record_table``; columns come in the order 
 
 from __future__ import annotations
 
-from sqlalchemy import and_, bindparam, case, exists, or_, select, update
+from typing import Any
+
+from sqlalchemy import Select, and_, bindparam, case, exists, or_, select, update
 
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus
 from airflow_provider_statecheck.metadata.mapping import (
@@ -18,14 +20,14 @@ from airflow_provider_statecheck.metadata.mapping import (
     REQUESTS,
     STATISTICS,
 )
-from airflow_provider_statecheck.metadata.models import StateHandleRow
-from airflow_provider_statecheck.metadata.record_table import given, table_of
+from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
+from airflow_provider_statecheck.metadata.record_table import RecordTable, given, table_of
 
 _job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
 _checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c
-_handles = table_of(StateHandleRow)
+_handles, _locks = table_of(StateHandleRow), table_of(StateHandleLock)
 
-_now = bindparam("now", type_=_job.seen_at.type)
+_now, _longest = (bindparam(name, type_=_job.seen_at.type) for name in ("now", "longest"))
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
 """A job without any was removed, or its first registration never came to its end."""
 
@@ -37,6 +39,12 @@ _begin = (
 BEGIN = {False: _begin, True: _begin.where(_has_attempt)}
 """The write that a transition of a job begins with; whether the job has to be a known one."""
 BEGIN_AND_READ = {is_known: statement.returning(*JOBS.columns) for is_known, statement in BEGIN.items()}
+SET_SEEN_AT = update(JOBS.table).where(given(_job.job_id)).values(seen_at=_now)
+DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
+    table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS)
+}
+"""The rows of a job that a clock dated which was ahead."""
+SHORTEN_LOCKS = update(_locks).where(given(_locks.c.job_id), _locks.c.expires_at > _longest).values(expires_at=_longest)
 SET_NEXT_CHECKPOINT_ID = (
     update(JOBS.table).where(given(_job.job_id)).values(next_checkpoint_id=bindparam("next_checkpoint_id"))
 )

@@ -71,10 +71,12 @@ class SqlTokenStore:
         self._engine = engine
 
     def add(self, record: TokenRecord, *, drop_expired_before: datetime) -> None:
-        """Insert a token, and drop those that expired before a time."""
+        """Insert a token, and drop those that expired before a time and are of no open attempt."""
         with Session(self._engine) as session:
             with executing():
-                session.execute(delete(Token).where(Token.expires_at < drop_expired_before))
+                session.execute(
+                    delete(Token).where(_has_expired(drop_expired_before)).execution_options(synchronize_session=False)
+                )
                 session.add(Token(**_columns(record)))
                 session.flush()
             with committing():
@@ -83,6 +85,8 @@ class SqlTokenStore:
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
         """
         Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were.
+
+        That of an open attempt stays, however late it is by the clock: its driver may live, and the clock may be ahead.
 
         :param dry_run: Only count them.
         """
@@ -144,7 +148,12 @@ class SqlTokenStore:
 
 def _has_ended(before: datetime) -> ColumnElement[bool]:
     its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
-    return or_(Token.expires_at < before, exists().where(its, Attempt.ended_at < before))
+    return or_(_has_expired(before), exists().where(its, Attempt.ended_at < before))
+
+
+def _has_expired(before: datetime) -> ColumnElement[bool]:
+    its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
+    return and_(Token.expires_at < before, ~exists().where(its, Attempt.ended_at.is_(None)))
 
 
 def _with_attempt(token_hash: str) -> Select[Token, Operator, Attempt]:

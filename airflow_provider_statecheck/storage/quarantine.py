@@ -54,7 +54,8 @@ class Quarantine:
         :raises StorageError: if the storage fails.
         """
         before = self._read()
-        notes = {uri: before.get(uri, now) for uri in sorted(orphans)}
+        # Not later than now: a clock that was ahead would hold them back for as long.
+        notes = {uri: min(before.get(uri, now), now) for uri in sorted(orphans)}
         # Before anything is deleted: killed in between, the next call finds the same and deletes it.
         if notes != before and not self._dry_run:
             self._write(notes)

@@ -298,6 +298,39 @@ class CoordinatorContract(CommitContract, AcrossRunsContract):
         second = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         assert second.triggered_at == first.triggered_at
 
+    def test_a_job_follows_a_clock_that_was_far_ahead_and_was_set_right(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
+        clock.advance(24 * 3600)
+        complete_checkpoint(gateway, attempt)
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id
+        clock.advance(-24 * 3600)
+        assert gateway.describe(JOB).read_at == clock.now()
+        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(), attempt=attempt))
+        view = gateway.describe(JOB)
+        done, open_row = view.checkpoints
+        assert view.job.seen_at == clock.now()
+        assert (done.triggered_at, done.completed_at) == (clock.now(), clock.now())
+        assert open_row.triggered_at == clock.now()
+        clock.advance(600)
+        assert open_row.expires_at == clock.now()
+        assert not gateway.acknowledge(make_acknowledgement(attempt, pending)).is_completed
+
+    def test_a_checkpoint_that_was_pending_before_the_clock_was_far_ahead_keeps_its_time(
+        self, gateway: CheckpointCoordinatorGateway, clock: ManualClock
+    ) -> None:
+        attempt = gateway.register(make_registration(checkpoint_timeout_seconds=600.0)).attempt
+        pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        other = gateway.register(make_registration(uid="other")).attempt
+        clock.advance(24 * 3600)
+        complete_checkpoint(gateway, other)
+        clock.advance(-24 * 3600 + 300)
+        complete_checkpoint(gateway, other)
+        row = gateway.describe(JOB).checkpoints[0]
+        assert (row.triggered_at, row.expires_at) == (pending.triggered_at, pending.expires_at)
+        assert gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id)).is_completed
+
     def test_completion_aborts_older_pending_checkpoints_of_the_operator(
         self, gateway: CheckpointCoordinatorGateway
     ) -> None:

@@ -128,6 +128,23 @@ class MaintenanceContract:
 
     # --- close
 
+    @staticmethod
+    def close_abandoned(maintenance: JobMaintenance, job_id: JobId) -> tuple[AttemptRef, ...]:
+        """Look twice, as has to be done."""
+        assert maintenance.close_abandoned(job_id) == ()
+        return maintenance.close_abandoned(job_id)
+
+    def test_one_look_at_a_clock_that_is_far_ahead_closes_no_attempt(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        attempt = coordinator.register(make_registration(owner=make_owner(airflow=()))).attempt
+        for _ in range(2):
+            clock.advance(5 * DAY)
+            assert maintenance.close_abandoned(attempt.job_id) == ()
+            clock.advance(-5 * DAY)
+            coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        assert maintenance.describe(attempt.job_id).attempts[0].status is AttemptStatus.RUNNING
+
     def test_an_attempt_whose_driver_died_on_its_last_try_is_closed(
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, clock: ManualClock
     ) -> None:
@@ -135,7 +152,7 @@ class MaintenanceContract:
         coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         runs.over.add("run-1")
         clock.advance(4 * DAY + 1)
-        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
         view = maintenance.describe(attempt.job_id)
         assert (view.attempts[0].status, view.attempts[0].ended_at) == (AttemptStatus.FENCED, clock.now())
         assert [c.status for c in view.checkpoints[-2:]] == [CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED]
@@ -162,7 +179,7 @@ class MaintenanceContract:
         clock.advance(4 * DAY)
         assert maintenance.close_abandoned(attempt.job_id) == ()
         clock.advance(1)
-        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
 
     @pytest.mark.parametrize(("job", "airflow"), [(TEST, AIRFLOW), (NAMED, ())], ids=["test run", "script"])
     def test_no_retry_comes_of_a_test_run_or_a_script(
@@ -176,7 +193,7 @@ class MaintenanceContract:
         owner = make_owner(airflow=airflow)
         attempt = coordinator.register(make_registration(job_name=job, owner=owner)).attempt
         clock.advance(4 * DAY + 1)
-        assert maintenance.close_abandoned(attempt.job_id) == (attempt,)
+        assert self.close_abandoned(maintenance, attempt.job_id) == (attempt,)
 
     def test_an_attempt_that_speaks_while_it_is_looked_at_stays_open(
         self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock

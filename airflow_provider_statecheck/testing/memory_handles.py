@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.fence import require_running
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import LONGEST_LEASE, HandleRow
 from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -94,7 +94,9 @@ class InMemoryHandleRows:
     def transaction(self) -> Iterator[InMemoryHandleTransaction]:
         """Begin a change; all jobs wait for each other."""
         with self._jobs.transaction(self._job_id) as job:
-            tx = InMemoryHandleTransaction(job, dict(self._found), dict(self._locks))
+            longest = job.now + LONGEST_LEASE
+            locks = {key: min(until, longest) for key, until in self._locks.items()}
+            tx = InMemoryHandleTransaction(job, dict(self._found), locks)
             yield tx
             self._found, self._locks = tx.found, tx.locks
 

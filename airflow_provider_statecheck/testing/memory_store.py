@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead, time_of_job
 from airflow_provider_statecheck.checkpoint.handles.state_handles import uris_of
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -43,6 +44,19 @@ class _Rows:
     claims: dict[str, ClaimRecord] = field(default_factory=dict)
     """Of this job; the store knows those of all."""
 
+    def begin(self, now: datetime) -> None:
+        """Begin a transition."""
+        if is_too_far_ahead(self.job.seen_at, now):
+            tables: tuple[dict[Any, Any], ...] = (
+                self.attempts,
+                self.checkpoints,
+                self.acknowledgements,
+                self.requests,
+            )
+            for table in tables:
+                table.update({key: dated_back(record, now) for key, record in table.items()})
+        self.job = replace(self.job, version=self.job.version + 1, seen_at=time_of_job(self.job.seen_at, now))
+
     def view(self, now: datetime) -> JobView:
         """Return them as a value."""
         return JobView(
@@ -50,7 +64,7 @@ class _Rows:
             operators=tuple(self.operators.values()),
             attempts=tuple(a for _, a in sorted(self.attempts.items())),
             checkpoints=tuple(c for _, c in sorted(self.checkpoints.items())),
-            read_at=max(now, self.job.seen_at),
+            read_at=time_of_job(self.job.seen_at, now),
             requests=tuple(sorted(self.requests.values(), key=lambda r: (r.requested_at, r.request_key))),
             statistics=tuple(s for _, s in sorted(self.statistics.items())),
         )
@@ -225,8 +239,7 @@ class InMemoryJobStore:
         """Begin a transition of a job; all jobs wait for each other."""
         with self._lock:
             rows = self._ensured(job_id, create_as) if create_as is not None else deepcopy(self._known(job_id))
-            now = max(self._clock.now(), rows.job.seen_at)
-            rows.job = replace(rows.job, version=rows.job.version + 1, seen_at=now)
+            rows.begin(self._clock.now())
             claims = {pointer: claim for other in self._jobs.values() for pointer, claim in other.claims.items()}
             transaction = InMemoryJobTransaction(rows, claims)
             yield transaction

@@ -415,6 +415,19 @@ class StateHandleStoreContract:
         clock.advance(1)
         assert self.other.release_and_try_remove("a")
 
+    def test_a_clock_that_was_far_ahead_lets_no_lock_live_longer_than_an_hour(self, clock: ManualClock) -> None:
+        clock.advance(24 * 3600)
+        self.store.add_and_lock("a", b"1")
+        clock.advance(-24 * 3600)
+        assert not self.other.release_and_try_remove("a")
+        clock.advance(3600)
+        assert self.other.release_and_try_remove("a")
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, 3601.0])
+    def test_a_lease_out_of_range_is_refused(self, seconds: float) -> None:
+        with pytest.raises(InvalidConfigurationError, match="lease_seconds"):
+            LeasedStateHandleStore(self.handle_rows, self.states, self.attempt, lease_seconds=seconds)
+
     # --- remove
 
     def test_remove_discards_the_state_and_deletes_the_row(self) -> None:

@@ -143,6 +143,20 @@ class AlignedContract:
         second.tick()
         assert second.future_of("k").result(0).checkpoint_id == 1
 
+    def test_a_clock_that_was_far_ahead_holds_up_no_finalization(self, job: AlignedJob) -> None:
+        plan = StepPlan()
+        first = faulty(job, plan)
+        job.clock.advance(24 * 3600)
+        first.trigger_checkpoint(CHECKPOINT, request_key="k")
+        first.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+        plan.point = plan.steps + 5
+        with pytest.raises(Crash):
+            first.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1))
+        job.clock.advance(-24 * 3600)
+        second = job.coordinator()
+        second.tick()
+        assert second.future_of("k").result(0).checkpoint_id == 1
+
 
 def faulty(job: AlignedJob, plan: StepPlan) -> CheckpointCoordinator:
     """Return a coordinator whose durable steps a plan counts, over the same rows and bytes."""

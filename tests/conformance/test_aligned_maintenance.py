@@ -35,6 +35,7 @@ def maintain(job: AlignedJob) -> CollectedJob:
     """Do whatever maintenance does, as hard as it may."""
     gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
     gateway.settle_run(JOB)
+    gateway.close_abandoned(JOB)
     report = collect_job(gateway, JOB, CheckpointStorage.open)
     prune_job(gateway, JOB, PruneRequest(older_than=timedelta(days=1)), CheckpointStorage.open)
     return report
@@ -111,7 +112,8 @@ class MaintenanceOfAligned:
         taken = take(job, coordinator)
         job.pass_time(5 * DAY)
         gateway = JobMaintenance(job.jobs, KnownRuns(), NoTokens(), job.clock)
-        gateway.close_abandoned(JOB)
+        for _ in range(2):
+            gateway.close_abandoned(JOB)
         job.pass_time(2 * DAY)
         assert gateway.retire(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
         collect_job(gateway, JOB, CheckpointStorage.open)

@@ -52,7 +52,11 @@ class PeriodicTrigger:
 
     def due(self, now: datetime) -> bool:
         """Tell whether to trigger a checkpoint now; each firing is told once."""
-        if self._next_fire_at is None or now < self._next_fire_at:
+        if self._next_fire_at is None:
+            return False
+        # Nothing is due later than in an interval, unless the clock was set back since.
+        self._next_fire_at = min(self._next_fire_at, now + self._interval)
+        if now < self._next_fire_at:
             return False
         missed = (now - self._next_fire_at) // self._interval
         self._next_fire_at += (missed + 1) * self._interval

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+
+LONGEST_LEASE = timedelta(hours=1)
+"""How long a lock may live that nobody renews; one that lives longer was written by a clock that was ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class HandleTransaction(Protocol):
 
     @property
     def now(self) -> datetime:
-        """Return the time of this change, never before that of an earlier one."""
+        """Return the time of the job's transition."""
         ...
 
     def require_leader(self, attempt: AttemptRef) -> None:

@@ -9,7 +9,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Generic, TypeVar
 
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow, HandleRows, HandleTransaction
+from airflow_provider_statecheck.checkpoint.handles.handle_rows import (
+    LONGEST_LEASE,
+    HandleRow,
+    HandleRows,
+    HandleTransaction,
+)
 from airflow_provider_statecheck.checkpoint.handles.state_handles import (
     MAX_NAME,
     ResourceVersion,
@@ -20,6 +25,7 @@ from airflow_provider_statecheck.checkpoint.handles.state_handles import (
 )
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -43,8 +49,9 @@ class LeasedStateHandleStore(Generic[State]):
     :param rows: The handles of one operator.
     :param storage: Where state is written.
     :param attempt: In whose name handles are changed.
-    :param lease_seconds: How long a lock lives that nobody renews.
+    :param lease_seconds: How long a lock lives that nobody renews, an hour at most.
     :param holder: In whose name handles are locked; stores that stand for one another share it. By default this one alone.
+    :raises InvalidConfigurationError: for a lease out of range.
     """
 
     def __init__(
@@ -56,6 +63,8 @@ class LeasedStateHandleStore(Generic[State]):
         lease_seconds: float = 600.0,
         holder: str | None = None,
     ) -> None:
+        longest = LONGEST_LEASE.total_seconds()
+        require("lease_seconds", lease_seconds, lambda s: 0 < s <= longest, "more than 0 seconds, an hour at most")
         self._rows = rows
         self._storage = storage
         self._attempt = attempt

@@ -58,6 +58,18 @@ class TestOfATask:
         _wait(api, TASK_LIFETIME / 4)
         _refused(api.post("register", token, registration()), 401, "token_expired")
 
+    def test_one_that_a_clock_far_ahead_gave_ends_when_the_clock_is_set_right(self, api: ApiServer) -> None:
+        _wait(api, timedelta(days=5))
+        token = api.task_token()
+        accepted(api.call("GET", "/v1/jobs", token))
+        _wait(api, -timedelta(days=5))
+        _refused(api.call("GET", "/v1/jobs", token), 401, "token_expired")
+
+    def test_one_that_a_server_gave_whose_clock_is_a_little_ahead_is_good(self, api: ApiServer) -> None:
+        token = api.task_token()
+        _wait(api, -timedelta(minutes=4))
+        accepted(api.call("GET", "/v1/jobs", token))
+
     def test_it_registers_one_attempt_and_no_second(self, api: ApiServer) -> None:
         token = api.task_token()
         accepted(api.post("register", token, registration()))
@@ -125,6 +137,14 @@ class TestOfAnAttempt:
         stage.api.trigger(stage.attempt)
         _wait(stage.api, ATTEMPT_LIFETIME * 0.98)
         stage.api.trigger(stage.attempt)
+
+    def test_a_clock_that_was_ahead_lets_it_live_no_longer(self, stage: Stage) -> None:
+        _wait(stage.api, ATTEMPT_LIFETIME - SECOND)
+        stage.api.trigger(stage.attempt)
+        _wait(stage.api, SECOND - ATTEMPT_LIFETIME)
+        stage.api.trigger(stage.attempt)
+        _wait(stage.api, ATTEMPT_LIFETIME)
+        _refused(stage.api.finish(stage.attempt), 401, "token_expired")
 
     def test_it_outlives_the_death_of_its_task(self, stage: Stage) -> None:
         def nobody_runs(*_: object) -> None:

@@ -198,6 +198,7 @@ def test_what_a_driver_left_that_died_on_its_last_try_is_collected(stage):
     before = stage.maintenance.describe(job_id_of(JOB))
     assert collect(stage, dry_run=True).kept
     assert stage.maintenance.describe(job_id_of(JOB)) == before
+    assert collect(stage).deleted == {}, "one look is not enough"
     assert list(collect(stage).deleted) == [orphan.uri]
 
 

@@ -60,6 +60,15 @@ def test_an_orphan_goes_when_it_still_is_one_a_day_after_it_was_found(stage, orp
     assert not notes(stage).exists()
 
 
+def test_a_clock_that_was_far_ahead_keeps_no_orphan_longer_than_a_day(stage, orphan):
+    stage.clock.advance(30 * DAY.total_seconds())
+    assert collect(stage).quarantined == [orphan.uri]
+    stage.clock.advance(-30 * DAY.total_seconds())
+    assert collect(stage).quarantined == [orphan.uri]
+    stage.clock.advance(DAY.total_seconds())
+    assert list(collect(stage).deleted) == [orphan.uri]
+
+
 def test_a_dry_run_tells_both_lists_and_notes_nothing(stage, orphan):
     assert collect(stage, dry_run=True).quarantined == [orphan.uri]
     assert not notes(stage).exists()

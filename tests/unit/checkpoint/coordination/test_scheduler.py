@@ -107,3 +107,11 @@ def test_arming_does_not_start_a_stopped_trigger():
 def test_times_out_of_their_range_are_refused(interval, min_pause):
     with pytest.raises(InvalidConfigurationError):
         PeriodicTrigger(timedelta(seconds=interval), timedelta(seconds=min_pause), Random(1), ManualClock(START))
+
+
+def test_a_clock_that_is_set_back_delays_the_next_firing_by_an_interval_at_most():
+    trigger = make_trigger()
+    assert trigger.due(START + seconds(24 * 3600))
+    assert not trigger.due(START + seconds(20))
+    assert trigger.next_fire_at == START + seconds(80)
+    assert trigger.due(START + seconds(80))
