@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from airflow_provider_statecheck.api.services import Services
@@ -36,17 +37,22 @@ def takes_test_jobs(request: Request) -> bool:
 TakesTestJobsDep = Annotated[bool, Depends(takes_test_jobs)]
 
 
-def checked_token(
-    services: ServicesDep, header: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
-) -> TokenRecord:
+async def check_token(request: Request) -> None:
     """
-    Return what the caller's token means.
+    Look up what the caller's token means, before anything of the caller's message is read.
 
     :raises AccessDeniedError: if there is none or it is not valid.
     """
+    header = await _bearer(request)
     if header is None or not header.credentials:
         raise AccessDeniedError("Expected a token in the header Authorization, found none; ask for one first.")
-    return services.tokens.check(header.credentials)
+    request.state.token = await run_in_threadpool(services_of(request).tokens.check, header.credentials)
+
+
+def checked_token(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> TokenRecord:
+    """Return what the caller's token means, as :func:`check_token` found it."""
+    token: TokenRecord = request.state.token
+    return token
 
 
 TokenDep = Annotated[TokenRecord, Depends(checked_token)]

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.api import (
     token_routes,
 )
 from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.bodies import BodyLimit
 from airflow_provider_statecheck.api.errors import install_error_replies
 from airflow_provider_statecheck.api.limits import refuse_unstorable
 from airflow_provider_statecheck.api.services import Services
@@ -54,6 +55,7 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
         version=version(_DISTRIBUTION),
         dependencies=[Depends(refuse_unstorable)],
     )
+    app.add_middleware(BodyLimit)
     app.state.services = services
     app.state.takes_test_jobs = takes_test_jobs
     install_error_replies(app)

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.api.access import (
     require_registration,
     require_task,
 )
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -33,7 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 
-router = APIRouter(prefix="/attempts", tags=["attempts"])
+router = APIRouter(prefix="/attempts", tags=["attempts"], route_class=MessageRoute)
 
 
 @router.post("/register")

@@ -76,6 +76,15 @@ def _public_text(error: StateCheckError) -> str:
 async def _reply_to_malformed(request: Request, error: Exception) -> JSONResponse:
     # Not the values that were sent: one of them may be a secret.
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class alone
-    found = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-    malformed = InvalidConfigurationError(f"Expected a message of this version of the API, found {found}.")
-    return JSONResponse(encode_error(malformed), status_code=422)
+    found = "; ".join(f"{'.'.join(map(_shown, each['loc']))}: {each['msg']}" for each in error.errors())
+    return refusal(422, f"Expected a message of this version of the API, found {found}.")
+
+
+def refusal(status: int, text: str) -> JSONResponse:
+    """Return the reply to a request that no route takes, in the form of every other error."""
+    return JSONResponse(encode_error(InvalidConfigurationError(text)), status_code=status)
+
+
+def _shown(place: str | int) -> str:
+    # The caller chose the keys of a mapping; half a surrogate pair would make a reply that cannot be sent.
+    return str(place).encode("ascii", "backslashreplace").decode()[:100]

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Path
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_job, require_task
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=MessageRoute)
 
 JobPath = Annotated[str, Path(openapi_examples=examples.JOB_ID)]
 OperatorPath = Annotated[str, Path(openapi_examples=examples.OPERATOR_ID)]

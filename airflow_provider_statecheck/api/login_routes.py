@@ -12,11 +12,12 @@ from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.token_store import Caller
 
-router = APIRouter(prefix="/token", tags=["tokens"])
+router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
 
 @router.post("/login")

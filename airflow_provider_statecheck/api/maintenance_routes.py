@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_maintenance
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.checkpoint.maintenance import (
     CloseAbandoned,
     DropTokens,
@@ -20,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmD
 from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 
-router = APIRouter(prefix="/maintenance", tags=["maintenance"])
+router = APIRouter(prefix="/maintenance", tags=["maintenance"], route_class=MessageRoute)
 
 Retirement = Annotated[RetireJob, Body(openapi_examples=examples.RETIRE)]
 

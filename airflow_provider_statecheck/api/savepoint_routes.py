@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_maintenance
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
     DisposedSavepoint,
@@ -20,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
-router = APIRouter(prefix="/savepoints", tags=["savepoints"])
+router = APIRouter(prefix="/savepoints", tags=["savepoints"], route_class=MessageRoute)
 
 
 @router.post("/request")

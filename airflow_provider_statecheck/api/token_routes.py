@@ -9,10 +9,11 @@ from fastapi import APIRouter, Body
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_task
+from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId
 
-router = APIRouter(prefix="/token", tags=["tokens"])
+router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

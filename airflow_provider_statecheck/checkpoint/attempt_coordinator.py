@@ -46,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.checkpoint.validation import require, require_valid
+from airflow_provider_statecheck.checkpoint.validation import LONGEST_CHECKPOINT, require, require_valid
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -55,8 +55,6 @@ from airflow_provider_statecheck.exceptions import (
 )
 
 log = logging.getLogger(__name__)
-
-_LONGEST_CHECKPOINT = timedelta(days=366)
 
 
 class AttemptCoordinator:
@@ -295,7 +293,7 @@ def _require_place(request: TriggerCheckpoint) -> None:
 
 def _require_time(request: TriggerCheckpoint) -> None:
     if request.timeout_seconds is not None:
-        longest = _LONGEST_CHECKPOINT.total_seconds()
+        longest = LONGEST_CHECKPOINT.total_seconds()
         require(
             "timeout_seconds", request.timeout_seconds, lambda s: 0.01 <= s <= longest, "from 0.01 seconds to a year"
         )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+LONGEST_CHECKPOINT = timedelta(days=366)
+"""No checkpoint may be given more time; a database has no room for the end of a longer one."""
 
 
 def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
@@ -30,7 +34,7 @@ def require_valid(request: RegisterAttempt) -> None:
     require(
         "checkpoint_timeout_seconds",
         request.checkpoint_timeout_seconds,
-        lambda s: s >= 0.01,
-        "at least 0.01 seconds",
+        lambda s: 0.01 <= s <= LONGEST_CHECKPOINT.total_seconds(),
+        "from 0.01 seconds to a year",
     )
     require("checkpoint_dir", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints")

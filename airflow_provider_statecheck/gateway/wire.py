@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Message = TypeVar("Message")
+
+_NAMES: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    datetime: "a time such as 2026-01-01T00:00:00+00:00",
+}
 
 
 def encode(value: Any) -> Any:
@@ -37,17 +45,39 @@ def encode(value: Any) -> Any:
     return value
 
 
+class MalformedMessageError(ValueError):
+    """
+    Data do not have the form of the message that they should be.
+
+    The text never shows the data, in which there may be a secret in the wrong place.
+
+    :param expected: What should have been there.
+    :param path: Where in the message, from the outermost field inwards.
+    """
+
+    def __init__(self, expected: str, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(f"Expected {expected} in {place_of(path)}")
+        self.expected = expected
+        self.path = path
+
+    def below(self, place: str | int) -> MalformedMessageError:
+        """Return the same error as it looks from one level further out."""
+        return MalformedMessageError(self.expected, (place, *self.path))
+
+
+def place_of(path: tuple[str | int, ...]) -> str:
+    """Return the name of a field for a person, such as ``attempt.epoch``."""
+    return ".".join(map(str, path)) or "the message"
+
+
 def decode(kind: type[Message], data: Any) -> Message:
     """
     Turn what ``json.loads`` gave into a message.
 
     :param kind: The message's class, or any type that its fields have.
-    :raises ValueError: if the data do not have the form of the message.
+    :raises MalformedMessageError: if the data do not have the form of the message; it names the field.
     """
-    try:
-        return _decode(kind, data)  # type: ignore[no-any-return]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"Expected a {getattr(kind, '__name__', kind)}, found {str(data)[:200]!r}: {error}") from error
+    return _decode(kind, data)  # type: ignore[no-any-return]
 
 
 def _decode(kind: Any, data: Any) -> Any:
@@ -57,29 +87,45 @@ def _decode(kind: Any, data: Any) -> Any:
     if origin is tuple:
         return _tuple(get_args(kind), data)
     if origin is dict:
-        return {str(key): _decode(get_args(kind)[1], each) for key, each in _of_form(Mapping, data).items()}
+        return _mapping(get_args(kind)[1], data)
     if is_dataclass(kind):
         return _dataclass(kind, data)
     return _plain(getattr(kind, "__supertype__", kind), data)
 
 
-def _dataclass(kind: Any, data: Mapping[str, Any]) -> Any:
-    _of_form(Mapping, data)
-    hints = _hints(kind)
-    return kind(**{f.name: _decode(hints[f.name], data[f.name]) for f in fields(kind) if f.name in data})
+def _dataclass(kind: Any, data: Any) -> Any:
+    hints, sent = _hints(kind), _of_form(Mapping, data, "an object")
+    found = {f.name: _below(f.name, hints[f.name], sent[f.name]) for f in fields(kind) if f.name in sent}
+    for each in fields(kind):
+        if each.name not in found and each.default is MISSING and each.default_factory is MISSING:
+            raise MalformedMessageError("a value", (each.name,))
+    return _accepted(kind, lambda: kind(**found))
+
+
+def _mapping(kind: Any, data: Any) -> dict[str, Any]:
+    return {str(key): _below(key, kind, each) for key, each in _of_form(Mapping, data, "an object").items()}
 
 
 def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
-    _of_form(list | tuple, data)
+    # A text can be iterated too: it would pass for a list.
+    items = _of_form(list | tuple, data, "a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
-        return tuple(_decode(kinds[0], each) for each in data)
-    return tuple(_decode(kind, each) for kind, each in zip(kinds, data, strict=True))
+        return tuple(_below(place, kinds[0], each) for place, each in enumerate(items))
+    if len(items) != len(kinds):
+        raise MalformedMessageError(f"a list of {len(kinds)}")
+    return tuple(_below(place, kind, each) for place, (kind, each) in enumerate(zip(kinds, items, strict=True)))
 
 
-def _of_form(kind: Any, data: Any) -> Any:
-    # A text can be iterated and searched too: it would pass for a list, or for a message all of whose fields have defaults.
-    if not isinstance(data, kind):
-        raise TypeError(f"{type(data).__name__} is of another form")
+def _below(place: str | int, kind: Any, data: Any) -> Any:
+    try:
+        return _decode(kind, data)
+    except MalformedMessageError as error:
+        raise error.below(place) from error.__cause__
+
+
+def _of_form(form: Any, data: Any, expected: str) -> Any:
+    if not isinstance(data, form):
+        raise MalformedMessageError(expected)
     return data
 
 
@@ -87,14 +133,27 @@ def _plain(kind: Any, data: Any) -> Any:
     if kind is Any:
         return data
     if kind is datetime:
-        return datetime.fromisoformat(data)
+        return _accepted(kind, lambda: datetime.fromisoformat(data))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
+        return _accepted(kind, lambda: kind(data))
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        return _accepted(kind, lambda: float(data))
     if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
-        raise TypeError(f"{data!r} is no {kind.__name__}")
+        raise MalformedMessageError(_form_of(kind))
     return data
+
+
+def _accepted(kind: Any, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedMessageError(_form_of(kind)) from error
+
+
+def _form_of(kind: Any) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(repr(each.value) for each in kind)}"
+    return _NAMES.get(kind, f"a valid {kind.__name__}")
 
 
 def _the_other(kind: Any) -> Any:

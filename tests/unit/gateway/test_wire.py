@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.checkpoint_type import SavepointForm
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.gateway.wire import decode, encode
+from airflow_provider_statecheck.gateway.wire import MalformedMessageError, decode, encode
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -161,9 +161,26 @@ class AllForms:
         {"counts": "ab"},
     ],
 )
-def test_a_field_of_another_form_is_a_value_error(data: Any) -> None:
-    with pytest.raises(ValueError, match="Expected a AllForms, found"):
+def test_a_field_of_another_form_is_named(data: Any) -> None:
+    with pytest.raises(MalformedMessageError, match=r"^Expected ") as raised:
         decode(AllForms, data)
+    assert raised.value.path[:1] == (tuple(data) if isinstance(data, dict) else ())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"many": [{}, {"number": "secret"}]}, "Expected a whole number in many.1.number"),
+        ({"pairs": [["a", "secret", "c"]]}, "Expected a list of 2 in pairs.0"),
+        ({"counts": {"rows": "secret"}}, "Expected a whole number in counts.rows"),
+        ({"colour": "secret"}, "Expected one of 'red' in colour"),
+        ("secret", "Expected an object in the message"),
+    ],
+)
+def test_the_place_of_what_is_wrong_is_named_and_its_value_is_not(data: Any, said: str) -> None:
+    with pytest.raises(MalformedMessageError) as raised:
+        decode(AllForms, data)
+    assert str(raised.value) == said
 
 
 def test_missing_fields_take_their_defaults() -> None:
@@ -177,7 +194,7 @@ def test_a_missing_field_without_default_is_a_value_error() -> None:
 
 
 def test_a_text_is_no_empty_answer() -> None:
-    with pytest.raises(ValueError, match="OpenEffects"):
+    with pytest.raises(MalformedMessageError, match="an object in the message"):
         decode(OpenEffects, "everything is well")
 
 
