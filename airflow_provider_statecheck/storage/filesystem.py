@@ -148,21 +148,32 @@ class CheckpointStorage:
         """
         return self.call(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
 
+    def read_sized(self, uri: str, size: int) -> bytes:
+        """
+        Return a whole file of a known size; one of another size is not read.
+
+        :raises CorruptStateError: if it has another size.
+        :raises CheckpointNotFoundError: if it is missing.
+        :raises StorageError: if the storage fails.
+        """
+        found = self.size(uri)
+        if found != size:
+            raise _changed(uri, f"{size} bytes", f"{found} bytes")
+        # A range, so that a file which grows meanwhile takes no more memory. Object stores have none of an empty file.
+        return self.read_range(uri, 0, size) if size else b""
+
     def read_verified(self, uri: str, *, size: int, sha256: str) -> bytes:
         """
-        Return a whole file if it is what was written.
+        Return a whole file if it is what was written; one of another size is not read.
 
         :raises CorruptStateError: if length or checksum differ.
         :raises CheckpointNotFoundError: if it is missing.
+        :raises StorageError: if the storage fails.
         """
-        data = self.read_bytes(uri)
+        data = self.read_sized(uri, size)
         found = hashlib.sha256(data).hexdigest()
-        if len(data) != size or found != sha256:
-            raise CorruptStateError(
-                f"Expected {size} bytes with sha256 {sha256[:12]}… in {redact(uri)}, found {len(data)} bytes with "
-                f"{found[:12]}…; the file was changed after it was written.",
-                uri=redact(uri),
-            )
+        if found != sha256:
+            raise _changed(uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{len(data)} bytes with {found[:12]}…")
         return data
 
     def exists(self, uri: str) -> bool:
@@ -339,6 +350,13 @@ def _delete_file(filesystem: Any, path: str) -> None:
 def _taken(uri: str) -> StorageError:
     return StorageError(
         f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
+        uri=redact(uri),
+    )
+
+
+def _changed(uri: str, expected: str, found: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"Expected {expected} in {redact(uri)}, found {found}; the file was changed after it was written.",
         uri=redact(uri),
     )
 

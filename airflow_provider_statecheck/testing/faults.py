@@ -21,6 +21,7 @@ STORAGE_CALLS = (
     "write_bytes",
     "read_bytes",
     "read_range",
+    "read_sized",
     "read_verified",
     "list_files",
     "list_directories",
@@ -40,7 +41,9 @@ GATEWAY_CALLS = (
 )
 
 
-READING_CALLS = frozenset({"read_bytes", "read_range", "read_verified", "list_files", "list_directories", "describe"})
+READING_CALLS = frozenset(
+    {"read_bytes", "read_range", "read_sized", "read_verified", "list_files", "list_directories", "describe"}
+)
 """Calls without an effect: whether it or only the reply is lost is the same."""
 
 

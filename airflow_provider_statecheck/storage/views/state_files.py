@@ -32,7 +32,7 @@ def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
     if isinstance(handle, ByteStreamStateHandle):
         return handle.data
     if isinstance(handle, FileStateHandle):
-        return _verified(storage.read_bytes(handle.uri), handle.uri, handle.size, handle.sha256)
+        return _verified(storage.read_sized(handle.uri, handle.size), handle.uri, handle.size, handle.sha256)
     if isinstance(handle, SegmentFileStateHandle):
         data = storage.read_range(handle.uri, handle.start, handle.start + handle.length)
         return _verified(data, handle.uri, handle.length, handle.sha256)

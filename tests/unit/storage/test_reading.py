@@ -3,18 +3,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CorruptStateError,
     StorageError,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.state_files import read_state
 
 
 class TestReading:
@@ -49,9 +52,30 @@ class TestReading:
         digest = hashlib.sha256(b"data").hexdigest()
         with pytest.raises(CorruptStateError) as caught:
             storage.read_verified(f"{job}/f", size=4, sha256=digest)
-        assert f"Expected 4 bytes with sha256 {digest[:12]}" in str(caught.value)
-        assert f"found {len(found)} bytes with {hashlib.sha256(found).hexdigest()[:12]}" in str(caught.value)
+        other = len(found) == 4
+        assert f"Expected 4 bytes{f' with sha256 {digest[:12]}' if other else ''}" in str(caught.value)
+        checksum = f" with {hashlib.sha256(found).hexdigest()[:12]}" if other else ""
+        assert f"found {len(found)} bytes{checksum}" in str(caught.value)
         assert not caught.value.retryable
+
+    def test_a_file_that_is_larger_than_declared_is_not_read(self, storage: CheckpointStorage, job: str) -> None:
+        storage.write_bytes(f"{job}/f", bytes(50_000_000))
+        digest = hashlib.sha256(b"data").hexdigest()
+        for read in (
+            lambda: storage.read_verified(f"{job}/f", size=4, sha256=digest),
+            lambda: read_state(storage, FileStateHandle(f"{job}/f", 4, digest)),
+        ):
+            tracemalloc.start()
+            try:
+                with pytest.raises(CorruptStateError, match="found 50000000 bytes"):
+                    read()
+                assert tracemalloc.get_traced_memory()[1] < 1_000_000
+            finally:
+                tracemalloc.stop()
+
+    def test_an_empty_file_is_verified_too(self, storage: CheckpointStorage, job: str) -> None:
+        storage.write_bytes(f"{job}/f", b"")
+        assert storage.read_verified(f"{job}/f", size=0, sha256=hashlib.sha256(b"").hexdigest()) == b""
 
     def test_length_that_was_recorded_wrongly_is_corrupt_too(self, storage: CheckpointStorage, job: str) -> None:
         storage.write_bytes(f"{job}/f", b"data")
