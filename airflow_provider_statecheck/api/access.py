@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.tasks import TaskDirectory
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, JobId, is_test_job, job_id_of
+from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.exceptions import AccessDeniedError
@@ -139,6 +140,29 @@ def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
     if claimed.logical_task != task and not claimed.logical_task.startswith(f"{task}["):
         raise AccessDeniedError(f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}.")
     return replace(claimed, run_id=caller.run_id, airflow=caller.coordinates)
+
+
+def dags_of(view: JobView) -> set[str]:
+    """
+    Return the Dags whose tasks work on a job; who may read all of them may see it.
+
+    The attempts of a script or of a recovered job name no task. An operator that has no others may be any Dag's: it
+    counts as that of the Dag after which the job is named, if this Dag works on the job itself, for the coordinator lets
+    no other one in then. The name alone proves nothing.
+
+    :raises AccessDeniedError: if it cannot be told whose an operator is.
+    """
+    known = [(attempt.operator_id, dict(attempt.owner.airflow).get("dag_id", "")) for attempt in view.attempts]
+    dags = {dag_id for _, dag_id in known if dag_id}
+    is_named_after_one = any(view.job.name.startswith(f"{dag_id}/") for dag_id in dags)
+    unknown = {operator.operator_id for operator in view.operators} - {each for each, dag_id in known if dag_id}
+    if not dags or (unknown and not is_named_after_one):
+        raise AccessDeniedError(
+            f"Expected tasks of Airflow to work on every operator of job {view.job.job_id}, found one of which no Dag is "
+            f"known, as after a recovery; 'airflow statecheck checkpoints' shows the job, and so does this page once its "
+            f"tasks have run again."
+        )
+    return dags
 
 
 def _refuse_foreign_job(caller: Caller, job_name: str, tasks: TaskDirectory) -> None:

@@ -17,6 +17,7 @@ from airflow_provider_statecheck.api import (
 from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.bodies import BodyLimit
 from airflow_provider_statecheck.api.errors import install_error_replies
+from airflow_provider_statecheck.api.headers import SecurityHeaders
 from airflow_provider_statecheck.api.limits import refuse_unstorable
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
@@ -54,8 +55,11 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
         summary="The checkpoint coordinator of Airflow's Spark tasks.",
         version=version(_DISTRIBUTION),
         dependencies=[Depends(refuse_unstorable)],
+        # Airflow's users get the description from a page route; the pages that show it load scripts from elsewhere.
+        openapi_url=None,
     )
     app.add_middleware(BodyLimit)
+    app.add_middleware(SecurityHeaders)
     app.state.services = services
     app.state.takes_test_jobs = takes_test_jobs
     install_error_replies(app)

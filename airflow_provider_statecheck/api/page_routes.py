@@ -6,14 +6,14 @@ from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.dag import DagModel
-from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
 
-from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.access import ServicesDep, dags_of
+from airflow_provider_statecheck.api.headers import page_policy
 from airflow_provider_statecheck.api.job_page import render_job
 from airflow_provider_statecheck.api.job_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.paths import JOB_PAGES
 
@@ -24,13 +24,17 @@ router = APIRouter(tags=["pages"])
 def job_page(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> HTMLResponse:
     """Show a job to a user who may read the task instances of every Dag that works on it."""
     view = services.coordinator.describe(JobId(job_id))
-    for dag_id in sorted(_dags_of(view)):
+    for dag_id in sorted(dags_of(view)):
         _require_readable(dag_id, user)
-    return HTMLResponse(render_job(view))
+    page = render_job(view)
+    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(page)})
 
 
-def _dags_of(view: JobView) -> set[str]:
-    return {dict(attempt.owner.airflow).get("dag_id", "") for attempt in view.attempts} - {""}
+@router.get("/openapi.json", include_in_schema=False)
+def openapi(request: Request, user: GetUserDep) -> JSONResponse:
+    """Return the description of every call to a user of Airflow."""
+    app: FastAPI = request.app
+    return JSONResponse(app.openapi())
 
 
 def _require_readable(dag_id: str, user: GetUserDep) -> None:

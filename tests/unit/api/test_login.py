@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from sqlalchemy import Engine
 
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.recovery import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration
@@ -23,6 +26,21 @@ from tests.unit.api.server import accepted, registration
 USERS = {"the-editor": "user", "the-viewer": "viewer"}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 PUBLIC = {("GET", "/v1/health"), ("POST", "/v1/token")}
+
+
+def recover(engine: Engine, name: str) -> None:
+    """Make the rows of a job as they are after a recovery."""
+    JobRecovery(SqlJobStore(engine)).recover(
+        RecoverJob(
+            job_id=job_id_of(name),
+            name=name,
+            storage_base="memory://base",
+            highest_epoch=1,
+            highest_checkpoint_id=1,
+            generations={"features": 0},
+            snapshots=(),
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +134,9 @@ def test_the_exchange_works_where_airflow_serves_it(airflow: TestClient, engine:
     assert airflow.post("/statecheck/v1/token", json=proof).status_code == 403
 
 
-def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: TestClient) -> None:
-    paths = accepted(airflow.get("/statecheck/openapi.json"))["paths"]
+def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: TestClient, log_in: Any) -> None:
+    user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+    paths = accepted(airflow.get("/statecheck/openapi.json", headers=user))["paths"]
     for path, verbs in paths.items():
         for verb, operation in verbs.items():
             if (verb.upper(), path) in PUBLIC:
@@ -154,6 +173,53 @@ class TestPages:
         reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in(user)}"})
         assert reply.status_code == 200
         assert "nightly/2026-05-05" in reply.text
+
+    def test_it_may_be_framed_by_airflow_and_loads_its_own_style_alone(
+        self, airflow: TestClient, log_in: Any, page: str
+    ) -> None:
+        reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
+        policy = dict(each.split(" ", 1) for each in reply.headers["Content-Security-Policy"].split("; "))
+        style = reply.text.partition("<style>")[2].partition("</style>")[0]
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert policy.pop("style-src") == f"'sha256-{digest}'"
+        assert policy == {
+            "default-src": "'none'",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+            "frame-ancestors": "'self'",
+        }
+        assert "style=" not in reply.text, "the policy would not let it"
+
+    @pytest.mark.parametrize("path", ["/statecheck/v1/health", "/statecheck/v1/jobs", "/statecheck/nowhere"])
+    def test_every_reply_says_how_far_a_browser_may_trust_it(self, airflow: TestClient, path: str) -> None:
+        headers = airflow.get(path).headers
+        assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
+        assert headers["X-Frame-Options"] == "SAMEORIGIN"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "same-origin"
+        assert headers["Cache-Control"] == "no-store"
+
+    @pytest.mark.parametrize("path", ["openapi.json", "docs", "redoc"])
+    def test_the_description_is_for_users_alone(self, airflow: TestClient, log_in: Any, path: str) -> None:
+        assert airflow.get(f"/statecheck/{path}").status_code in (401, 404)
+        assert airflow.get("/statecheck/openapi.json", headers={"Authorization": "Bearer forged"}).status_code in (
+            401,
+            403,
+        )
+        described = airflow.get("/statecheck/openapi.json", headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
+        assert "/v1/token" in accepted(described)["paths"]
+
+    @pytest.mark.parametrize("user", sorted(USERS))
+    def test_a_recovered_job_is_shown_to_nobody(
+        self, airflow: TestClient, engine: Engine, log_in: Any, user: str
+    ) -> None:
+        """Its rows name no Dag, and its name may be anybody's."""
+        job = f"nightly/2026-06-06 of {user}"
+        recover(engine, job)
+        path = f"/statecheck/jobs/{job_id_of(job)}"
+        reply = airflow.get(path, headers={"Authorization": f"Bearer {log_in(user)}"})
+        assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
+        assert "2026-06-06" not in reply.text
 
     def test_nobody_else_does(self, airflow: TestClient, page: str) -> None:
         for headers in ({}, {"Authorization": "Bearer forged"}):
