@@ -7,7 +7,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.checkpoint.statistics.custody import Custody, custody_of
 from airflow_provider_statecheck.checkpoint.statistics.snapshot import CheckpointStatsSnapshot, snapshot_of
@@ -39,7 +39,7 @@ def _shown(view: JobView, operator: OperatorRecord) -> _ShownOperator:
     return _ShownOperator(
         uid=operator.uid,
         statistics=snapshot_of(view, operator),
-        attempts=tuple(reversed(attempts)),
+        attempts=tuple(reversed(attempts[-RECENT:])),
         checkpoints=tuple((c, custody_of(view, c)) for c in reversed(checkpoints)),
     )
 

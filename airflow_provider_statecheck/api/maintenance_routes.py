@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, require_maintenance
 from airflow_provider_statecheck.api.bodies import MessageRoute
+from airflow_provider_statecheck.checkpoint.forgetting import ForgettableRows
 from airflow_provider_statecheck.checkpoint.maintenance import (
     CloseAbandoned,
     DropTokens,
@@ -18,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.maintenance import (
     SettleRun,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 
 router = APIRouter(prefix="/maintenance", tags=["maintenance"], route_class=MessageRoute)

@@ -15,8 +15,9 @@ from datetime import timedelta
 from airflow_provider_statecheck.checkpoint import registration, savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
+from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE, forgettable_rows, remove_rows
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness, UnknownLiveness
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -52,6 +53,7 @@ from airflow_provider_statecheck.exceptions import (
     ConcurrentAttemptError,
     InvalidConfigurationError,
     OpenCommitError,
+    StateCheckError,
 )
 
 log = logging.getLogger(__name__)
@@ -222,6 +224,8 @@ class AttemptCoordinator:
         """
         Close an attempt: its pending checkpoints are aborted and its pins end.
 
+        Old rows of the operator go afterwards, so that they are bounded even where no maintenance runs.
+
         :raises StaleAttemptError: if a newer attempt has registered.
         :raises OpenCommitError: if it is to end as finished although its sink has not committed everything.
         """
@@ -238,7 +242,9 @@ class AttemptCoordinator:
                 tx.save_attempt(
                     replace(attempt, status=request.status, ended_at=tx.now, message=request.message[:2000])
                 )
-            return transitions.effects_of(tx, attempt.operator_id)
+            effects = transitions.effects_of(tx, attempt.operator_id)
+        self._forget_old_rows(attempt)
+        return effects
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
@@ -246,19 +252,37 @@ class AttemptCoordinator:
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return all that is kept of a job.
+        Return a job as it stands.
 
         :raises CheckpointNotFoundError: if there is no such job.
         """
         return self._store.describe(job_id)
 
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        return self._store.checkpoint(job_id, checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._store.checkpoints(job_id, page)
+
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
-        view = self._store.describe(job_id)
-        generation = next((o.generation for o in view.operators if o.operator_id == operator_id), 0)
-        mine = [c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generation]
-        usable = [c for c in mine if c.unusable_reason is None]
-        return usable[-1] if usable else None
+        """
+        Return the checkpoint that a restore of an operator would start from, ``None`` if it has none.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
+        return self._store.latest(job_id, operator_id)
+
+    def _forget_old_rows(self, ended: AttemptRecord) -> None:
+        try:
+            with self._store.transaction(ended.job_id) as tx:
+                before = tx.now - DEFAULT_AGE
+                rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
+                remove_rows(tx, rows)
+        except StateCheckError as error:
+            # The attempt has ended all the same; a later end, or prune, removes the rows.
+            log.warning("Old rows of job %s were not removed: %s", ended.job_id, error)
 
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
         dead: AttemptRecord | None = None

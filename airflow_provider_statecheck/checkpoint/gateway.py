@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -76,7 +76,15 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return a job as it stands."""
+        ...
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        ...
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
         ...
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:

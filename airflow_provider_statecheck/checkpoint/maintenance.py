@@ -9,6 +9,7 @@ generations and checkpoint ids had come is kept, so that none is ever given out 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -16,13 +17,12 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
+from airflow_provider_statecheck.checkpoint.forgetting import ForgettableRows, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.pruning import (
-    ForgettableRows,
-    forgettable_rows,
     is_emptied,
     is_silent,
     last_active,
@@ -98,6 +98,8 @@ class ForgetRows:
     job_id: JobId
     age_seconds: float
     """How long ago, a day or more."""
+    dry_run: bool = False
+    """Whether to count them only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,15 @@ class MaintenanceGateway(Protocol):
         ...
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return a job as it stands."""
+        ...
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        ...
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
         ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
@@ -199,11 +209,19 @@ class JobMaintenance:
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return all that is kept of a job.
+        Return a job as it stands.
 
         :raises CheckpointNotFoundError: if there is no such job.
         """
         return self._store.describe(job_id)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        return self._store.checkpoint(job_id, checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._store.checkpoints(job_id, page)
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
@@ -259,14 +277,19 @@ class JobMaintenance:
         """
         Remove the rows of what ended so long ago and return which they were.
 
+        Each batch is a transaction of its own, so that the checkpoints of stages that run go on in between.
+
         :raises InvalidConfigurationError: for less than a day, within which a message may come a second time.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
         age = _age(request.age_seconds)
-        with self._store.transaction(request.job_id) as tx:
-            rows = forgettable_rows(tx.view(), tx.now - age)
-            tx.remove_checkpoints(rows.checkpoint_ids)
-            tx.remove_attempts(rows.attempts)
-        return rows
+        operators = [o.operator_id for o in self._store.describe(request.job_id).operators]
+        if request.dry_run:
+            with self._store.transaction(request.job_id) as tx:
+                found = (forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators)
+                return sum(found, ForgettableRows())
+        batches = (rows for each in operators for rows in self._forget_batches(request.job_id, each, age))
+        return sum(batches, ForgettableRows())
 
     def refusal(self, request: RetireJob) -> Removal:
         """Say whether :meth:`retire` would be done, and change nothing."""
@@ -307,6 +330,15 @@ class JobMaintenance:
         :raises InvalidConfigurationError: for less than a day.
         """
         return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
+
+    def _forget_batches(self, job_id: JobId, operator_id: OperatorId, age: timedelta) -> Iterator[ForgettableRows]:
+        while True:
+            with self._store.transaction(job_id) as tx:
+                rows = forgettable_rows(tx, operator_id, tx.now - age)
+                remove_rows(tx, rows)
+            if not rows:
+                return
+            yield rows
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any, Protocol, cast
 
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
-from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -90,7 +90,7 @@ class ObservedJobStore:
         return self._store.jobs()
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all rows of a job."""
+        """Return a job as it stands."""
         return self._store.describe(job_id)
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
@@ -100,6 +100,14 @@ class ObservedJobStore:
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of a job."""
         return self._store.checkpoint(job_id, checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._store.checkpoints(job_id, page)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the checkpoint that a restore of an operator would start from."""
+        return self._store.latest(job_id, operator_id)
 
 
 class _ObservedTransaction:

@@ -1,13 +1,11 @@
-"""Which rows may be forgotten, and which jobs as a whole: decided from the rows alone."""
+"""Which jobs may be removed as a whole, and which attempts are over: decided from the rows alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_name
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptOwner,
     AttemptRecord,
@@ -21,38 +19,6 @@ FENCED_GRACE = timedelta(days=1)
 """How long a driver may live on that was fenced; what it writes after the rows are gone, nobody would find."""
 SILENCE = timedelta(days=4)
 """After how long an attempt is given up that said nothing: more than any token of it lives."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgettableRows:
-    """Rows of one job that nothing needs any more."""
-
-    checkpoint_ids: tuple[int, ...] = ()
-    """Ended checkpoints whose bytes are gone."""
-    attempts: tuple[AttemptRef, ...] = ()
-    """Ended attempts that newer ones followed."""
-
-    def __len__(self) -> int:
-        return len(self.checkpoint_ids) + len(self.attempts)
-
-
-def forgettable_rows(view: JobView, ended_before: datetime) -> ForgettableRows:
-    """
-    Return the rows of what ended before a time and is needed neither by a restore nor by a running attempt.
-
-    :param view: The job's rows.
-    :param ended_before: The time.
-    """
-    checkpoints: list[int] = []
-    attempts: list[AttemptRef] = []
-    for operator in view.operators:
-        checkpoints += [c.checkpoint_id for c in _forgettable_checkpoints(view, operator, ended_before)]
-        # Their rows tell where bytes may lie that the operator left, which nobody deletes while it has an open attempt.
-        if not view.has_open_attempt(operator):
-            kept = {operator.epoch, *_last_epochs_of_runs(view, operator)}
-            mine = (a for a in _attempts_of(view, operator) if a.epoch not in kept)
-            attempts += [_ref(a) for a in mine if a.ended_at is not None and a.ended_at < ended_before]
-    return ForgettableRows(checkpoint_ids=tuple(sorted(checkpoints)), attempts=tuple(attempts))
 
 
 def reasons_to_keep(view: JobView) -> tuple[str, ...]:
@@ -107,7 +73,7 @@ def is_emptied(view: JobView) -> bool:
 
 def _is_over(checkpoint: CheckpointRecord) -> bool:
     is_users = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
-    return is_users or _has_ended(checkpoint)
+    return is_users or checkpoint.has_ended
 
 
 def _name_by_run(owner: AttemptOwner, name: str) -> str | None:
@@ -115,43 +81,5 @@ def _name_by_run(owner: AttemptOwner, name: str) -> str | None:
     return job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name)) if dag_id else None
 
 
-def _forgettable_checkpoints(
-    view: JobView, operator: OperatorRecord, ended_before: datetime
-) -> tuple[CheckpointRecord, ...]:
-    mine = view.of_operator(operator.operator_id)
-    running = operator.epoch if view.has_open_attempt(operator) else None
-    # A row of the current generation tells that there was state; without any, the next attempt would start empty silently.
-    has_witness = any(c.is_restorable and c.generation == operator.generation for c in mine)
-    return tuple(
-        c
-        for c in mine
-        if _is_gone(c, ended_before)
-        and c.epoch != running
-        and (has_witness or c.completed_at is None or c.generation != operator.generation)
-    )
-
-
-def _is_gone(checkpoint: CheckpointRecord, ended_before: datetime) -> bool:
-    # What keeps its bytes, because they are somebody else's, is over when it ends.
-    gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
-    return _has_ended(checkpoint) and gone_at is not None and gone_at < ended_before
-
-
-def _has_ended(checkpoint: CheckpointRecord) -> bool:
-    return checkpoint.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
-
-
-def _last_epochs_of_runs(view: JobView, operator: OperatorRecord) -> tuple[int, ...]:
-    # The attempt of the run at which the state stands tells a retry from a clear; taken back, it stands at an earlier one.
-    rows = view.of_operator(operator.operator_id)
-    runs = {c.run_key for c in rows if c.is_restorable and c.generation == operator.generation}
-    last = {a.owner.run_key: a.epoch for a in _attempts_of(view, operator) if a.owner.run_key in runs}
-    return tuple(last.values())
-
-
 def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:
     return tuple(a for a in view.attempts if a.operator_id == operator.operator_id)
-
-
-def _ref(attempt: AttemptRecord) -> AttemptRef:
-    return AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)

@@ -179,6 +179,11 @@ class CheckpointRecord:
         return self.status is CheckpointStatus.COMPLETED and is_own
 
     @property
+    def has_ended(self) -> bool:
+        """Tell whether nothing restores from it any more."""
+        return self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
+
+    @property
     def awaits_commit(self) -> bool:
         """Tell whether a sink has to commit what it holds; what a restore passed over is retracted by the sink instead."""
         is_open = self.has_open_commit and self.unusable_reason is None

@@ -157,9 +157,7 @@ def _last_of_run(
     if previous is None or previous.owner.run_key == run or not candidates or candidates[0].run_key != run:
         return previous
     # A later run tried and took no checkpoint; what counts is how the run ended that the state stands at.
-    operator_id = previous.operator_id
-    mine = [a for a in tx.view().attempts if a.operator_id == operator_id and a.owner.run_key == run]
-    return mine[-1] if mine else previous
+    return tx.last_attempt_of_run(previous.operator_id, run) or previous
 
 
 def _begin_again(

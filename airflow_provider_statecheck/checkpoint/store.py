@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -20,6 +20,9 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 
 
 class JobTransaction(Protocol):
@@ -65,6 +68,14 @@ class JobTransaction(Protocol):
         """Return an attempt by the key its client made."""
         ...
 
+    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
+        """Return the newest attempt that a run made of an operator."""
+        ...
+
+    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
+        """Return the epochs of ended attempts, oldest first, at most so many."""
+        ...
+
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
         ...
@@ -79,6 +90,10 @@ class JobTransaction(Protocol):
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """Return the checkpoints of an operator that are pending, completed or await their discard, oldest first."""
+        ...
+
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
+        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
         ...
 
     def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
@@ -113,6 +128,10 @@ class JobTransaction(Protocol):
         """Return the requests to an operator that have not ended, oldest first."""
         ...
 
+    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
+        """Return the keys of the requests to an operator that ended before a time, at most so many."""
+        ...
+
     def save_request(self, record: SnapshotRequest) -> None:
         """Insert or replace a request."""
         ...
@@ -142,7 +161,7 @@ class JobTransaction(Protocol):
         ...
 
     def view(self) -> JobView:
-        """Return all rows of the job as this transition left them so far."""
+        """Return the job as this transition left it so far."""
         ...
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
@@ -194,7 +213,7 @@ class JobStore(Protocol):
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return all rows of a job.
+        Return a job as it stands, all of it read at one moment.
 
         :raises CheckpointNotFoundError: if there is no such job.
         """
@@ -206,4 +225,16 @@ class JobStore(Protocol):
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of a job."""
+        ...
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        ...
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """
+        Return the checkpoint that a restore of an operator would start from, ``None`` if it has none.
+
+        :raises CheckpointNotFoundError: if there is no such job.
+        """
         ...

@@ -7,8 +7,11 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.cli.confirming import is_confirmed
 from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
@@ -26,7 +29,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
     savepoint_gateway,
     storage_opener,
 )
-from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.hooks.pruning import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.hooks.savepointing import serve_jobs
 from airflow_provider_statecheck.hooks.verifying import verify_job
 
@@ -50,10 +53,20 @@ def jobs(args: Namespace) -> Exit:
 
 @command
 def checkpoints(args: Namespace) -> Exit:
-    """List the checkpoints of a job, oldest first."""
-    view = find_job(maintenance_gateway(), args.job)
-    operators_of(view, args.uid)
-    print_rows(checkpoint_rows(view, args.uid, args.status), args.output)
+    """List the newest checkpoints of a job, the oldest of them first."""
+    gateway = maintenance_gateway()
+    view = find_job(gateway, args.job)
+    operators = operators_of(view, args.uid)
+    page = CheckpointPage(
+        before=args.before,
+        limit=args.limit,
+        operator_id=None if args.uid is None else operators[0].operator_id,
+        status=None if args.status is None else CheckpointStatus(args.status),
+    )
+    found = gateway.checkpoints(view.job.job_id, page)
+    print_rows(checkpoint_rows(view, reversed(found)), args.output)
+    if len(found) == args.limit:
+        tell(f"Earlier ones may follow; see them with --before {found[-1].checkpoint_id}.")
     return Exit.DONE
 
 

@@ -54,6 +54,9 @@ ARG_UID = Arg(("--uid",), help="Only those of this operator")
 ARG_STATUS = Arg(
     ("--status",), choices=("pending", "completed", "subsumed", "aborted", "disposed"), help="Only those of this status"
 )
+ARG_BEFORE_ID = Arg(
+    ("--before",), type=positive_int(allow_zero=False), metavar="ID", help="Only those with a lower checkpoint id"
+)
 ARG_HISTORY = Arg(("--history",), action="store_true", help="The last checkpoints one by one, newest first")
 ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
 ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Change nothing, only say what would be done")
@@ -141,7 +144,15 @@ def get_statecheck_commands() -> list[CLICommand]:
 def _reading() -> tuple[ActionCommand, ...]:
     return (
         _command("jobs", "List jobs with their newest checkpoint", ARG_NAME, ARG_LIMIT),
-        _command("checkpoints", "List the checkpoints of a job", ARG_JOB, ARG_UID, ARG_STATUS),
+        _command(
+            "checkpoints",
+            "List the newest checkpoints of a job",
+            ARG_JOB,
+            ARG_UID,
+            ARG_STATUS,
+            ARG_LIMIT,
+            ARG_BEFORE_ID,
+        ),
         _command("stats", "Tell what was counted of the checkpoints of a job", ARG_JOB, ARG_UID, ARG_HISTORY),
         _command(
             "verify",

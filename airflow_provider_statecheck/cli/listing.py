@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.cli.printing import Row, shown
@@ -22,11 +24,10 @@ def job_row(view: JobView) -> Row:
     }
 
 
-def checkpoint_rows(view: JobView, uid: str | None, status: str | None) -> list[Row]:
-    """Return the checkpoints of a job, oldest first."""
+def checkpoint_rows(view: JobView, checkpoints: Iterable[CheckpointRecord]) -> list[Row]:
+    """Return checkpoints of a job."""
     uids = {operator.operator_id: operator.uid for operator in view.operators}
-    wanted = (c for c in view.checkpoints if status in (None, c.status.value))
-    return [_checkpoint_row(c, uids[c.operator_id]) for c in wanted if uid in (None, uids[c.operator_id])]
+    return [_checkpoint_row(c, uids.get(c.operator_id, c.operator_id)) for c in checkpoints]
 
 
 def _checkpoint_row(checkpoint: CheckpointRecord, uid: str) -> Row:

@@ -114,8 +114,8 @@ def _wait(gateway: MaintenanceGateway, job_id: JobId, keys: list[str], timeout: 
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
-    rows = {c.checkpoint_id: c for c in gateway.describe(view.job.job_id).checkpoints}
-    taken = rows.get(request.checkpoint_id or 0)
+    checkpoint_id = request.checkpoint_id
+    taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
     is_there = request.status is RequestStatus.COMPLETED and taken is not None
     return {
         "operator": next(o.uid for o in view.operators if o.operator_id == request.operator_id),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -32,6 +32,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.credentials import Credentials
 from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.paths import page_path
 from airflow_provider_statecheck.gateway.reply import read_reply
 from airflow_provider_statecheck.gateway.wire import encode
 
@@ -132,8 +133,17 @@ class HttpGateway:
         return read_reply(tuple[JobRecord, ...], self._read("jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return a job as it stands."""
         return read_reply(JobView, self._read(f"jobs/{job_id}"))
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        data = self._read(f"jobs/{job_id}/checkpoints/{checkpoint_id}")
+        return None if data is None else read_reply(CheckpointRecord, data)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return read_reply(tuple[CheckpointRecord, ...], self._read(page_path(job_id, page)))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator."""

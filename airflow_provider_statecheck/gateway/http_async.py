@@ -28,14 +28,14 @@ class AsyncJobReader:
 
     async def describe(self, job_id: JobId) -> JobView:
         """
-        Return all that is kept of a job.
+        Return a job as it stands.
 
         :raises StateCheckError: what the coordinator raised, or what it means that it did not answer.
         """
         url = url_of(self._base_url, f"jobs/{job_id}")
         with failures_of(self._base_url, url):
             response = await self._client.get(url, headers=headers_for(self._token))
-        # The history of a job may be long; to take it apart would hold up whatever else the loop has to do.
+        # A job may have many attempts; decoding them here would hold up the event loop.
         return await asyncio.to_thread(_view_of, response, url)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -95,8 +95,16 @@ class RetryingGateway:
         return self._repeat(self._gateway.jobs)
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return a job as it stands."""
         return self._repeat(lambda: self._gateway.describe(job_id))
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        return self._repeat(lambda: self._gateway.checkpoint(job_id, checkpoint_id))
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._repeat(lambda: self._gateway.checkpoints(job_id, page))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator."""

@@ -187,6 +187,7 @@ class _Work:
             self.documents,
             of=self.closed.operators,
             read_again=lambda: self.gateway.describe(job_id),
+            row_of=lambda checkpoint_id: self.gateway.checkpoint(job_id, checkpoint_id),
             quarantine=None if stay is None else notes,
         )
         if stay is None:

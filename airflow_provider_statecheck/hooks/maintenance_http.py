@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from airflow_provider_statecheck.checkpoint.forgetting import ForgettableRows
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.maintenance import (
     CloseAbandoned,
     DropTokens,
@@ -15,11 +16,11 @@ from airflow_provider_statecheck.checkpoint.maintenance import (
     SettleRun,
 )
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards
-from airflow_provider_statecheck.checkpoint.pruning import ForgettableRows
-from airflow_provider_statecheck.checkpoint.records import JobRecord
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
 from airflow_provider_statecheck.exceptions import TokenExpiredError
 from airflow_provider_statecheck.gateway.credentials import Credentials
 from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.paths import page_path
 from airflow_provider_statecheck.gateway.reply import read_reply
 from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.hooks.transport import patiently
@@ -81,8 +82,17 @@ class HttpMaintenance:
         return read_reply(tuple[JobRecord, ...], self._calls.ask("GET", "jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return a job as it stands."""
         return read_reply(JobView, self._calls.ask("GET", f"jobs/{job_id}"))
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        data = self._calls.ask("GET", f"jobs/{job_id}/checkpoints/{checkpoint_id}")
+        return None if data is None else read_reply(CheckpointRecord, data)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return read_reply(tuple[CheckpointRecord, ...], self._calls.ask("GET", page_path(job_id, page)))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the bytes of ended checkpoints are gone."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.ids import JobId, is_test_job
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.maintenance import SHORTEST_AGE, ForgetRows, RetireJob
-from airflow_provider_statecheck.checkpoint.pruning import forgettable_rows, last_active, owners_of_run
+from airflow_provider_statecheck.checkpoint.pruning import last_active, owners_of_run
 from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, OpenStorage, collect_job, storage_bases
@@ -17,8 +18,6 @@ from airflow_provider_statecheck.hooks.collecting import CollectedJob, OpenStora
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
-
-DEFAULT_AGE = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class PruneRequest:
     job_ids: tuple[JobId, ...] = ()
     """Jobs to be removed as a whole, and nothing else; empty for whatever is old in all jobs."""
     older_than: timedelta | None = None
-    """Given, jobs go as a whole that are named after a run which is over. Rows go after :data:`DEFAULT_AGE` else."""
+    """Given, jobs go as a whole that are named after a run which is over. Rows go after ``DEFAULT_AGE`` else."""
     test_jobs: bool = False
     """Whether jobs of test runs go as a whole, at any age if none is given."""
     dry_run: bool = False
@@ -143,11 +142,9 @@ def _measure(view: JobView, open_storage: OpenStorage, report: PrunedJob) -> Non
 def _forget(
     gateway: MaintenanceGateway, view: JobView, request: PruneRequest, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
-    age = request.older_than or DEFAULT_AGE
-    rows = forgettable_rows(view, view.read_at - age)
-    if not rows:
-        return
-    if not request.dry_run:
+    age = (request.older_than or DEFAULT_AGE).total_seconds()
+    rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age, dry_run=True))
+    if rows and not request.dry_run:
         # The rows of attempts tell where bytes may lie; those go first.
         collected = collect_job(gateway, view.job.job_id, open_storage)
         report.add(collected)
@@ -155,5 +152,5 @@ def _forget(
         report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
         if report.problems or report.unreachable or collected.skipped:
             return
-        rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age.total_seconds()))
+        rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age))
     report.checkpoints, report.attempts = len(rows.checkpoint_ids), len(rows.attempts)

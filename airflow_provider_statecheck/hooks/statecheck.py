@@ -8,6 +8,7 @@ from airflow.sdk import BaseHook
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.hooks.address import CONN_TYPE, DEFAULT_CONN_ID, coordinator_address
 from airflow_provider_statecheck.hooks.connection_check import check_address
@@ -65,16 +66,24 @@ class StatecheckHook(BaseHook):
         """Return all jobs, the most recently active first."""
         return self.get_conn().jobs()
 
-    def checkpoints(self, job: str, uid: str | None = None) -> tuple[CheckpointRecord, ...]:
+    def checkpoints(
+        self, job: str, uid: str | None = None, *, before: int | None = None, limit: int = RECENT
+    ) -> tuple[CheckpointRecord, ...]:
         """
-        Return the checkpoints of a job, oldest first, ended ones included.
+        Return the newest checkpoints of a job, the oldest of them first, ended ones included.
 
         :param job: Name of the job.
         :param uid: Only those of this operator.
+        :param before: Only those with a lower id, such as the first one of an earlier answer.
+        :param limit: How many at most, up to 1,000.
         :raises CheckpointNotFoundError: if there is no such job.
         """
-        view = self.get_conn().describe(job_id_of(job))
-        return view.checkpoints if uid is None else view.of_operator(operator_id_of(uid))
+        operator_id = None if uid is None else operator_id_of(uid)
+        page = CheckpointPage(before=before, limit=limit, operator_id=operator_id)
+        found = self.get_conn().checkpoints(job_id_of(job), page)
+        if not found:
+            self.get_conn().describe(job_id_of(job))
+        return found[::-1]
 
     def latest(self, job: str, uid: str) -> CheckpointRecord | None:
         """

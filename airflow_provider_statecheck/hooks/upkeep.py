@@ -6,6 +6,7 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
@@ -17,7 +18,7 @@ from airflow_provider_statecheck.hooks.maintenance import (
     savepoint_gateway,
     storage_opener,
 )
-from airflow_provider_statecheck.hooks.pruning import DEFAULT_AGE, PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.hooks.pruning import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.hooks.savepointing import serve_jobs
 from airflow_provider_statecheck.hooks.verifying import verify_job
 from airflow_provider_statecheck.storage.uris import redact

@@ -71,5 +71,5 @@ def _verifier(
 
 
 def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> bool:
-    rows = gateway.describe(checkpoint.job_id).checkpoints
-    return any(c.checkpoint_id == checkpoint.checkpoint_id and c.status is CheckpointStatus.COMPLETED for c in rows)
+    row = gateway.checkpoint(checkpoint.job_id, checkpoint.checkpoint_id)
+    return row is not None and row.status is CheckpointStatus.COMPLETED

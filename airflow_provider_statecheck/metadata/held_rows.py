@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Select, delete
+from sqlalchemy import ColumnElement, Select
 from sqlalchemy.engine import Connection
 
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.record_table import RecordTable, keys, table_of
+from airflow_provider_statecheck.metadata.statements import remove
 
 Record = TypeVar("Record")
 
@@ -68,9 +69,9 @@ class HeldRows:
             table.save(self._connection, table.values_of(record))
         self.hold(table, record, *key)
 
-    def remove(self, model: type[Base], **values: object) -> None:
-        """Delete rows of the job."""
-        self._connection.execute(delete(table_of(model)).filter_by(job_id=self._job_id, **values))
+    def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
+        """Delete the rows of the job that meet all conditions, in one statement."""
+        self._connection.execute(remove(table_of(model), *conditions), keys(job_id=self._job_id))
         self._records.clear()
 
     def _replace(self, table: RecordTable[Record], known: Record, record: Record) -> None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
+from sqlalchemy import ColumnElement, Select
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import InstrumentedAttribute
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.handles.handle_rows import LONGEST_LEASE
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -49,6 +53,8 @@ log = logging.getLogger(__name__)
 
 _OF_ATTEMPTS = len(OPERATORS.columns)
 """Where the columns of the attempt begin in a row of an operator with its attempt."""
+_VALUES_PER_STATEMENT = 1000
+"""Databases limit how many values a statement may name."""
 
 
 class SqlJobTransaction:
@@ -106,6 +112,16 @@ class SqlJobTransaction:
         """Return an attempt by the key its client made."""
         return next(iter(self._rows.read(ATTEMPTS, statements.ATTEMPT_BY_KEY, attempt_key=attempt_key)), None)
 
+    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
+        """Return the newest attempt that a run made of an operator."""
+        values = keys(job_id=self._job.job_id, operator_id=operator_id) | {"run_key": run_key}
+        row = self._connection.execute(statements.LAST_ATTEMPT_OF_RUN, values).one_or_none()
+        return None if row is None else ATTEMPTS.read(row)
+
+    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
+        """Return the epochs of ended attempts, oldest first, at most so many."""
+        return self._found(statements.ended_attempts(wanted, limit))
+
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
         self._rows.save(ATTEMPTS, record)
@@ -126,6 +142,10 @@ class SqlJobTransaction:
             self._open[operator_id] = {checkpoint.checkpoint_id for checkpoint in found}
         rows = (self.checkpoint(checkpoint_id) for checkpoint_id in sorted(self._open[operator_id]))
         return [row for row in rows if row is not None and row.discarded_at is None]
+
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
+        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
+        return self._found(statements.discarded_checkpoints(wanted, limit))
 
     def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
         """Tell whether a generation ever completed a checkpoint."""
@@ -179,14 +199,17 @@ class SqlJobTransaction:
         """Return the requests to an operator that have not ended."""
         return self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
 
+    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
+        """Return the keys of the requests to an operator that ended before a time, at most so many."""
+        return self._found(statements.ended_requests(operator_id, before, limit))
+
     def save_request(self, record: SnapshotRequest) -> None:
         """Insert or replace a request."""
         self._rows.save(REQUESTS, record)
 
     def remove_requests(self, request_keys: tuple[str, ...]) -> None:
         """Remove the rows of requests."""
-        for key in request_keys:
-            self._remove(models.Request, request_key=key)
+        self._remove_each(models.Request, models.Request.request_key, request_keys)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return who claimed a snapshot, of whatever job."""
@@ -209,21 +232,21 @@ class SqlJobTransaction:
         self._rows.save(STATISTICS, record)
 
     def view(self) -> JobView:
-        """Return all rows of the job as this transition left them so far."""
+        """Return the job as this transition left it so far."""
         return view_of(self._connection, self._job, self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
         """Remove the rows of checkpoints."""
-        for checkpoint_id in checkpoint_ids:
-            for model in (models.Acknowledgement, models.Checkpoint):
-                self._remove(model, checkpoint_id=checkpoint_id)
+        for model in (models.Acknowledgement, models.Checkpoint):
+            self._remove_each(model, model.checkpoint_id, checkpoint_ids)
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of the tokens that mean them."""
-        for attempt in attempts:
+        for operator_id in {attempt.operator_id for attempt in attempts}:
+            epochs = [attempt.epoch for attempt in attempts if attempt.operator_id == operator_id]
             # A token without its attempt's row would no longer be known to be revoked.
             for model in (models.Token, models.Attempt):
-                self._remove(model, operator_id=attempt.operator_id, epoch=attempt.epoch)
+                self._remove_each(model, model.epoch, epochs, model.operator_id == operator_id)
 
     def remove_state_handles(self) -> None:
         """Remove every state handle of the job and its locks."""
@@ -259,8 +282,21 @@ class SqlJobTransaction:
         known = self.checkpoint(record.checkpoint_id)
         return {} if known is None else CHECKPOINTS.changes(known, record)
 
-    def _remove(self, model: type[models.Base], **values: object) -> None:
-        self._rows.remove(model, **values)
+    def _found(self, query: Select[Any]) -> tuple[Any, ...]:
+        return tuple(self._connection.scalars(query, keys(job_id=self._job.job_id)))
+
+    def _remove_each(
+        self,
+        model: type[models.Base],
+        column: InstrumentedAttribute[Any],
+        values: Sequence[object],
+        *conditions: ColumnElement[bool],
+    ) -> None:
+        for start in range(0, len(values), _VALUES_PER_STATEMENT):
+            self._remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
+
+    def _remove(self, model: type[models.Base], *conditions: ColumnElement[bool]) -> None:
+        self._rows.remove(model, *conditions)
         self._open.clear()
         self._parts.clear()
 
@@ -301,7 +337,7 @@ class SqlJobStore:
             return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all rows of a job."""
+        """Return a job as it stands."""
         with executing(), self._connect() as connection:
             row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()
             if row is None:
@@ -319,6 +355,21 @@ class SqlJobStore:
         with executing(), self._connect() as connection:
             row = CHECKPOINTS.find(connection, job_id, checkpoint_id)
         return None if row is None else CHECKPOINTS.read(row)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        with executing(), self._connect() as connection:
+            rows = connection.execute(statements.page_of(page), keys(job_id=job_id))
+            return tuple(CHECKPOINTS.read(row) for row in rows)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
+        with executing(), self._connect() as connection:
+            values = keys(job_id=job_id, operator_id=operator_id)
+            row = connection.execute(statements.LATEST_CHECKPOINT, values).one_or_none()
+            if row is None and connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none() is None:
+                raise _no_such_job(job_id)
+            return None if row is None else CHECKPOINTS.read(row)
 
     def _connect(self) -> AbstractContextManager[Connection]:
         return self._engine.connect()

@@ -6,10 +6,29 @@ Parameters are named by ``keys`` of ``record_table``; columns come in the order 
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, and_, bindparam, case, exists, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    or_,
+    select,
+    update,
+)
 
+from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus
 from airflow_provider_statecheck.metadata.mapping import (
     ACKNOWLEDGEMENTS,
@@ -66,6 +85,16 @@ OPERATOR_AND_ATTEMPT = (
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
 """An operator and the attempt that holds its epoch."""
+LAST_ATTEMPT_OF_RUN = (
+    select(*ATTEMPTS.columns)
+    .where(
+        given(_attempt.job_id),
+        given(_attempt.operator_id),
+        _attempt.owner["run_key"].as_string() == bindparam("run_key"),
+    )
+    .order_by(_attempt.epoch.desc())
+    .limit(1)
+)
 ATTEMPT_BY_KEY = select(*ATTEMPTS.columns).where(given(_attempt.job_id), given(_attempt.attempt_key))
 
 CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id), given(_checkpoint.request_key))
@@ -80,28 +109,126 @@ HAS_COMPLETED = select(
         _checkpoint.completed_at.is_not(None),
     )
 )
+_is_own = or_(
+    _checkpoint.properties["snapshot_type"].as_string().in_([t.value for t in CheckpointType if not t.is_savepoint]),
+    _checkpoint.properties["unclaimed"].as_boolean(),
+)
+LATEST_CHECKPOINT = (
+    select(*CHECKPOINTS.columns)
+    .join_from(
+        OPERATORS.table,
+        CHECKPOINTS.table,
+        and_(
+            _checkpoint.job_id == _operator.job_id,
+            _checkpoint.operator_id == _operator.operator_id,
+            _checkpoint.generation == _operator.generation,
+        ),
+    )
+    .where(
+        given(_operator.job_id),
+        given(_operator.operator_id),
+        _checkpoint.discarded_at.is_(None),
+        _checkpoint.status == CheckpointStatus.COMPLETED.value,
+        _checkpoint.unusable_reason.is_(None),
+        _is_own,
+    )
+    .order_by(_checkpoint.checkpoint_id.desc())
+    .limit(1)
+)
+"""What a restore of an operator would start from; the condition is ``CheckpointRecord.is_restorable`` in SQL."""
 UPDATE_CHECKPOINT = update(CHECKPOINTS.table).where(
     given(_checkpoint.job_id), given(_checkpoint.checkpoint_id), given(_checkpoint.epoch), given(_checkpoint.status)
 )
 
 PARTS = select(*ACKNOWLEDGEMENTS.columns).where(given(_part.job_id), given(_part.checkpoint_id))
+_is_open = or_(*(_request.status == status.value for status in RequestStatus if status.is_open))
 OPEN_REQUESTS = (
     select(*REQUESTS.columns)
-    .where(
-        given(_request.job_id),
-        given(_request.operator_id),
-        or_(*(_request.status == status.value for status in RequestStatus if status.is_open)),
-    )
+    .where(given(_request.job_id), given(_request.operator_id), _is_open)
     .order_by(_request.requested_at, _request.request_key)
 )
 
 ALL_OPERATORS = select(*OPERATORS.columns).where(given(_operator.job_id)).order_by(_operator.uid)
 ALL_ATTEMPTS = select(*ATTEMPTS.columns).where(given(_attempt.job_id)).order_by(_attempt.operator_id, _attempt.epoch)
-ALL_CHECKPOINTS = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id)).order_by(_checkpoint.checkpoint_id)
-ALL_REQUESTS = (
-    select(*REQUESTS.columns).where(given(_request.job_id)).order_by(_request.requested_at, _request.request_key)
+# Found operator by operator, because the index of undiscarded rows begins with the operator.
+UNDISCARDED_CHECKPOINTS = (
+    select(*CHECKPOINTS.columns)
+    .join_from(
+        OPERATORS.table,
+        CHECKPOINTS.table,
+        and_(_checkpoint.job_id == _operator.job_id, _checkpoint.operator_id == _operator.operator_id),
+    )
+    .where(given(_operator.job_id), _checkpoint.discarded_at.is_(None))
+)
+ALL_OPEN_REQUESTS = (
+    select(*REQUESTS.columns)
+    .join_from(
+        OPERATORS.table,
+        REQUESTS.table,
+        and_(_request.job_id == _operator.job_id, _request.operator_id == _operator.operator_id),
+    )
+    .where(given(_operator.job_id), _is_open)
+)
+RECENT_REQUESTS = (
+    select(*REQUESTS.columns)
+    .where(given(_request.job_id))
+    .order_by(_request.requested_at.desc(), _request.request_key.desc())
+    .limit(RECENT)
 )
 ALL_STATISTICS = (
     select(*STATISTICS.columns).where(given(STATISTICS.table.c.job_id)).order_by(STATISTICS.table.c.operator_id)
 )
 ALL_HANDLES = select(_handles.c.handle).where(given(_handles.c.job_id))
+
+
+def page_of(page: CheckpointPage) -> Select[Any]:
+    """Return the statement that reads a page of the checkpoints of a job, newest first."""
+    conditions = [given(_checkpoint.job_id)]
+    if page.before is not None:
+        conditions.append(_checkpoint.checkpoint_id < page.before)
+    if page.operator_id is not None:
+        conditions.append(_checkpoint.operator_id == page.operator_id)
+    if page.status is not None:
+        conditions.append(_checkpoint.status == page.status.value)
+    query = select(*CHECKPOINTS.columns).where(*conditions)
+    return query.order_by(_checkpoint.checkpoint_id.desc()).limit(page.limit)
+
+
+def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select[Any]:
+    """Return the statement for ``EndedCheckpoints.includes``, among the checkpoints whose bytes are gone."""
+    conditions = [
+        given(_checkpoint.job_id),
+        _checkpoint.operator_id == wanted.operator_id,
+        _checkpoint.discarded_at < wanted.before,
+    ]
+    if wanted.running_epoch is not None:
+        conditions.append(_checkpoint.epoch != wanted.running_epoch)
+    if wanted.witness_generation is not None:
+        is_other = _checkpoint.generation != wanted.witness_generation
+        conditions.append(or_(_checkpoint.completed_at.is_(None), is_other))
+    return select(_checkpoint.checkpoint_id).where(*conditions).limit(limit)
+
+
+def ended_attempts(wanted: EndedAttempts, limit: int | None) -> Select[Any]:
+    """Return the statement that finds the epochs of ended attempts, oldest first."""
+    conditions = [
+        given(_attempt.job_id),
+        _attempt.operator_id == wanted.operator_id,
+        _attempt.ended_at < wanted.before,
+        _attempt.epoch.not_in(wanted.kept_epochs),
+    ]
+    if wanted.storage_base is not None:
+        conditions.append(_attempt.storage_base == wanted.storage_base)
+    return select(_attempt.epoch).where(*conditions).order_by(_attempt.epoch).limit(limit)
+
+
+def ended_requests(operator_id: OperatorId, before: datetime, limit: int | None) -> Select[Any]:
+    """Return the statement that finds the keys of ended requests."""
+    # A request ends after it was made; the condition on its making is the one that has an index.
+    conditions = (_request.requested_at < before, _request.ended_at < before, _request.operator_id == operator_id)
+    return select(_request.request_key).where(given(_request.job_id), *conditions).limit(limit)
+
+
+def remove(table: Table, *conditions: ColumnElement[bool]) -> Delete:
+    """Return the statement that deletes rows of one job."""
+    return delete(table).where(given(table.c.job_id), *conditions)

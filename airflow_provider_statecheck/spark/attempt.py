@@ -7,6 +7,7 @@ bytes before rows, ``_metadata`` last of the bytes, rows before deletes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -369,7 +370,9 @@ class StageAttempt:
 
     def _sweep(self) -> None:
         try:
-            sweep(self.storage, self._gateway.describe(self.grant.attempt.job_id), self._documents)
+            job_id, gateway = self.grant.attempt.job_id, self._gateway
+            rows = functools.partial(gateway.checkpoint, job_id)
+            sweep(self.storage, gateway.describe(job_id), self._documents, row_of=rows)
         except (StorageError, CoordinatorError, CheckpointNotFoundError) as error:
             log.warning("Orphans were not swept, a later sweep finds them: %s", error)
 

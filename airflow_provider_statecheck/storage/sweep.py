@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.records import OperatorRecord
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, JobView
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_id_of, job_uri
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.orphans import Orphans, OrphanSearch
@@ -35,6 +36,7 @@ def sweep(
     *,
     of: tuple[OperatorRecord, ...] | None = None,
     read_again: Callable[[], JobView] | None = None,
+    row_of: Callable[[int], CheckpointRecord | None] = lambda _: None,
     quarantine: Quarantine | None = None,
 ) -> SweepReport:
     """
@@ -45,9 +47,11 @@ def sweep(
     :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
     :param of: The operators whose bytes are looked at; by default all.
     :param read_again: Reads the job's rows once more. Without it, files that no operator's name is on are left alone.
+    :param row_of: Reads the row of one checkpoint; needed for jobs with more checkpoints than the view holds.
     :param quarantine: Where orphans stay for a while first; bytes of which a row says that they may go stay nowhere.
     :raises StorageError: if the storage fails.
     """
+    view = _with_rows_of_directories(storage, view, row_of)
     found = OrphanSearch(storage, view, documents, of=of, read_again=read_again).find()
     due = frozenset((*found.directories, *found.files))
     if quarantine is not None:
@@ -56,6 +60,19 @@ def sweep(
     log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(found.skipped))
     waiting = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
     return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=waiting)
+
+
+def _with_rows_of_directories(
+    storage: CheckpointStorage, view: JobView, row_of: Callable[[int], CheckpointRecord | None]
+) -> JobView:
+    if view.job.next_checkpoint_id <= RECENT:
+        return view
+    known = {c.checkpoint_id for c in view.checkpoints}
+    found = map(checkpoint_id_of, storage.list_directories(job_uri(storage.base_uri, view.job.job_id)))
+    rows = [row_of(i) for i in found if i is not None and i not in known]
+    # Any other row is newer than the view, and what it means for the others is not in it.
+    older = tuple(row for row in rows if row is not None and row.discarded_at is not None)
+    return replace(view, checkpoints=(*older, *view.checkpoints)) if older else view
 
 
 def _delete(storage: CheckpointStorage, found: Orphans, due: frozenset[str]) -> tuple[str, ...]:

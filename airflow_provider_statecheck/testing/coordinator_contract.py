@@ -35,6 +35,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.testing.across_runs_contract import AcrossRunsContract
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.commit_contract import CommitContract
+from airflow_provider_statecheck.testing.history_contract import HistoryContract
 from airflow_provider_statecheck.testing.messages import (
     complete_checkpoint,
     make_acknowledgement,
@@ -54,7 +55,7 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
-class CoordinatorContract(CommitContract, AcrossRunsContract):
+class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract):
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
 
     loses_replies = False

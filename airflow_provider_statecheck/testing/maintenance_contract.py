@@ -27,6 +27,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointRetentionPolicy,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus, OnClear
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding, RewindJob
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.exceptions import (
@@ -421,6 +422,41 @@ class MaintenanceContract:
         left = maintenance.describe(running.job_id)
         assert (len(gone.attempts), len(left.attempts)) == (0, 2)
         assert [c.checkpoint_id for c in left.checkpoints if c.epoch == running.epoch] == [4, 5, 6]
+
+    def test_a_dry_run_says_what_would_be_forgotten_and_forgets_nothing(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        job_id = self.run(coordinator).job_id
+        self.run(coordinator)
+        self.confirm_all(maintenance, job_id)
+        clock.advance(2 * DAY)
+        request = ForgetRows(job_id=job_id, age_seconds=DAY)
+        before = maintenance.describe(job_id)
+        found = maintenance.forget(replace(request, dry_run=True))
+        after = maintenance.describe(job_id)
+        assert (after.checkpoints, after.attempts) == (before.checkpoints, before.attempts)
+        assert maintenance.forget(request) == found
+        assert found.checkpoint_ids
+
+    def test_requests_go_as_long_after_their_end_as_checkpoints(
+        self, store: JobStore, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        attempt = self.run(coordinator)
+        with store.transaction(attempt.job_id) as tx:
+            ended = SnapshotRequest(
+                job_id=attempt.job_id,
+                request_key="ended",
+                operator_id=attempt.operator_id,
+                properties=CheckpointProperties.for_savepoint(),
+                requested_at=tx.now,
+                status=RequestStatus.FAILED,
+                ended_at=tx.now,
+            )
+            tx.save_request(ended)
+            tx.save_request(replace(ended, request_key="open", status=RequestStatus.QUEUED, ended_at=None))
+        clock.advance(DAY + 1)
+        assert maintenance.forget(ForgetRows(job_id=attempt.job_id, age_seconds=DAY)).requests == ("ended",)
+        assert [r.request_key for r in maintenance.describe(attempt.job_id).requests] == ["open"]
 
     def test_rows_stay_for_a_day_at_least(self, coordinator: AttemptCoordinator, maintenance: JobMaintenance) -> None:
         job_id = self.run(coordinator).job_id

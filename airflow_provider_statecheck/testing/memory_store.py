@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
 from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead, time_of_job
+from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.handles.state_handles import uris_of
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -63,11 +65,25 @@ class _Rows:
             job=self.job,
             operators=tuple(self.operators.values()),
             attempts=tuple(a for _, a in sorted(self.attempts.items())),
-            checkpoints=tuple(c for _, c in sorted(self.checkpoints.items())),
+            checkpoints=self._current_checkpoints(),
             read_at=time_of_job(self.job.seen_at, now),
-            requests=tuple(sorted(self.requests.values(), key=lambda r: (r.requested_at, r.request_key))),
+            requests=self._current_requests(),
             statistics=tuple(s for _, s in sorted(self.statistics.items())),
         )
+
+    def page(self, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of checkpoints, newest first."""
+        newest_first = (c for _, c in sorted(self.checkpoints.items(), reverse=True) if page.includes(c))
+        return tuple(islice(newest_first, page.limit))
+
+    def _current_checkpoints(self) -> tuple[CheckpointRecord, ...]:
+        recent = {c.checkpoint_id for c in self.page(CheckpointPage())}
+        return tuple(c for i, c in sorted(self.checkpoints.items()) if c.discarded_at is None or i in recent)
+
+    def _current_requests(self) -> tuple[SnapshotRequest, ...]:
+        rows = sorted(self.requests.values(), key=lambda r: (r.requested_at, r.request_key))
+        recent = {r.request_key for r in rows[-RECENT:]}
+        return tuple(r for r in rows if r.status.is_open or r.request_key in recent)
 
 
 class InMemoryJobTransaction:
@@ -110,6 +126,18 @@ class InMemoryJobTransaction:
         """Return an attempt by the key its client made."""
         return next((a for a in self._rows.attempts.values() if a.attempt_key == attempt_key), None)
 
+    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
+        """Return the newest attempt that a run made of an operator."""
+        newest_first = (a for (o, _), a in sorted(self._rows.attempts.items(), reverse=True) if o == operator_id)
+        return next((a for a in newest_first if a.owner.run_key == run_key), None)
+
+    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
+        """Return the epochs of ended attempts, oldest first, at most so many."""
+        mine = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)
+        ended = (a for a in mine if a.ended_at is not None and a.ended_at < wanted.before)
+        there = (a for a in ended if wanted.storage_base in (None, a.storage_base))
+        return tuple(islice((a.epoch for a in there if a.epoch not in wanted.kept_epochs), limit))
+
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
         self._rows.attempts[(record.operator_id, record.epoch)] = record
@@ -126,6 +154,11 @@ class InMemoryJobTransaction:
         """Return the checkpoints of an operator that are pending, completed or await their discard."""
         mine = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
         return [c for c in mine if c.discarded_at is None]
+
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
+        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
+        discarded = (c for _, c in sorted(self._rows.checkpoints.items()) if c.discarded_at is not None)
+        return tuple(c.checkpoint_id for c in islice(filter(wanted.includes, discarded), limit))
 
     def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
         """Tell whether a generation ever completed a checkpoint."""
@@ -166,6 +199,12 @@ class InMemoryJobTransaction:
         rows = sorted(self._rows.requests.values(), key=lambda r: (r.requested_at, r.request_key))
         return [r for r in rows if r.operator_id == operator_id and r.status.is_open]
 
+    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
+        """Return the keys of the requests to an operator that ended before a time, at most so many."""
+        mine = (r for r in self._rows.requests.values() if r.operator_id == operator_id)
+        ended = (r.request_key for r in mine if r.ended_at is not None and r.ended_at < before)
+        return tuple(islice(ended, limit))
+
     def save_request(self, record: SnapshotRequest) -> None:
         """Insert or replace a request."""
         self._rows.requests[record.request_key] = record
@@ -194,7 +233,7 @@ class InMemoryJobTransaction:
         self._rows.statistics[record.operator_id] = record
 
     def view(self) -> JobView:
-        """Return all rows of the job as this transition left them so far."""
+        """Return the job as this transition left it so far."""
         return self._rows.view(self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
@@ -269,7 +308,7 @@ class InMemoryJobStore:
         return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all rows of a job."""
+        """Return a job as it stands."""
         with self._lock:
             view = self._known(job_id).view(self._clock.now())
             handles = [handle for read, _ in self._handles.get(job_id, ()) for handle in read()]
@@ -286,6 +325,21 @@ class InMemoryJobStore:
         with self._lock:
             rows = self._jobs.get(job_id)
             return None if rows is None else rows.checkpoints.get(checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return () if rows is None else rows.page(page)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
+        with self._lock:
+            rows = self._known(job_id)
+            operator = rows.operators.get(operator_id)
+            mine = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
+            usable = (c for c in mine if c.is_restorable and c.unusable_reason is None)
+            return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
 
     def _known(self, job_id: JobId) -> _Rows:
         rows = self._jobs.get(job_id)

@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import event
+import pytest
+from sqlalchemy import Select, event, insert, text
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import OperationalError
 
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.forgetting import (
+    BATCH_SIZE,
+    DEFAULT_AGE,
+    EndedCheckpoints,
+    ForgettableRows,
+)
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, UnknownRuns
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptRef,
+    ConfirmDiscards,
+    FinishAttempt,
+    TriggerCheckpoint,
+)
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.mapping import CHECKPOINTS, REQUESTS
 from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.record_table import RecordTable, keys
 from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration
+from airflow_provider_statecheck.testing.maintenance_contract import NoTokens
+from airflow_provider_statecheck.testing.messages import (
+    make_acknowledgement,
+    make_registration,
+)
 from tests.conformance.databases import OnPostgres, OnSqlite
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
@@ -50,12 +76,110 @@ class StatementContract:
         readings = [stage.checkpoint() for _ in range(15)]
         assert readings[3] == readings[14]
 
+    def test_the_latest_checkpoint_is_one_row_in_one_statement(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2 * RECENT)
+        with counted(engine) as statements, fetched(engine) as rows:
+            latest = stage.coordinator.latest(stage.attempt.job_id, stage.attempt.operator_id)
+        assert latest is not None
+        assert (latest.checkpoint_id, len(statements), rows) == (1, 1, [1])
+
+    def test_a_view_does_not_grow_with_the_history(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 3 * RECENT)
+        with fetched(engine) as rows:
+            view = stage.coordinator.describe(stage.attempt.job_id)
+        held = [c.checkpoint_id for c in view.checkpoints]
+        assert held == [1, *range(FIRST_OLD + 2 * RECENT, FIRST_OLD + 3 * RECENT)], "the live one and the newest"
+        assert sum(rows) < RECENT + 10
+
+    def test_rows_are_forgotten_in_batches_that_are_transactions_of_their_own(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2 * BATCH_SIZE + 1)
+        with counted(engine) as statements:
+            gone = forget(stage)
+        assert len(gone.checkpoint_ids) == 2 * BATCH_SIZE + 1
+        begun = [s for s in statements if s.startswith("UPDATE statecheck_job")]
+        assert len(begun) == 4, "three batches, and one that finds nothing"
+        deleted = [s for s in statements if s.startswith("DELETE FROM statecheck_checkpoint")]
+        assert len(deleted) == 3, "one statement for all rows of a batch"
+
+    def test_a_batch_takes_as_many_statements_for_many_rows_as_for_few(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        readings = []
+        for count in (2, BATCH_SIZE):
+            add_history(stage, count)
+            with counted(engine) as statements:
+                assert len(forget(stage)) == count
+            readings.append(len(statements))
+        assert readings[0] == readings[1]
+
+    def test_an_attempt_that_finishes_removes_one_batch(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, BATCH_SIZE + 1)
+        stage.coordinator.finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FAILED))
+        page = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage())
+        assert len(page) == 2, "the retained one, and the old one that did not fit"
+
+    def test_an_attempt_finishes_although_its_old_rows_cannot_be_removed(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 1)
+
+        def refuse(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("DELETE FROM statecheck_checkpoint"):
+                raise OperationalError(statement, {}, RuntimeError("disk full"))
+
+        event.listen(engine, "before_cursor_execute", refuse)
+        stage.coordinator.finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FAILED))
+        event.remove(engine, "before_cursor_execute", refuse)
+        [attempt] = stage.coordinator.describe(stage.attempt.job_id).attempts
+        assert attempt.status is AttemptStatus.FAILED
+
+    @pytest.mark.parametrize("name", ["has_completed", "undiscarded", "open", "requests", "forgettable"])
+    def test_what_a_checkpoint_reads_has_an_index(self, engine: Engine, name: str) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2000, generations=50)
+        add_requests(stage, 2000)
+        query, values, index = INDEXED[name]
+        ref = keys(job_id=stage.attempt.job_id, operator_id=stage.attempt.operator_id)
+        assert index in plan_of(engine, query(stage), ref | values)
+
     def test_statements_of_an_aligned_checkpoint_are_linear_in_its_operators(self, engine: Engine) -> None:
         one, two, three = (aligned_statements(engine, operators=count) for count in (4, 8, 12))
         assert three - two == two - one > 0
 
     def test_statements_of_an_aligned_checkpoint_do_not_depend_on_subtasks(self, engine: Engine) -> None:
         assert aligned_statements(engine, subtasks=500) == aligned_statements(engine, subtasks=2)
+
+
+FIRST_OLD = 1000
+"""Ids of history begin here, so that they cannot meet those that are drawn."""
+
+INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]] = {
+    "has_completed": (
+        lambda _: statements.HAS_COMPLETED,
+        keys(generation=7),
+        "idx_statecheck_checkpoint_completed",
+    ),
+    "undiscarded": (lambda _: statements.UNDISCARDED_CHECKPOINTS, {}, "idx_statecheck_checkpoint_undiscarded"),
+    # SQLite may as well take the index of all rows, in which those that are not discarded lie side by side.
+    "open": (lambda _: statements.OPEN_CHECKPOINTS, {}, "idx_statecheck_checkpoint_"),
+    "requests": (lambda _: statements.RECENT_REQUESTS, {}, "idx_statecheck_request_job_id_requested_at"),
+    "forgettable": (
+        lambda stage: statements.discarded_checkpoints(
+            EndedCheckpoints(operator_id=stage.attempt.operator_id, before=datetime(2000, 1, 1, tzinfo=UTC)), 10
+        ),
+        {},
+        "idx_statecheck_checkpoint_job_id_operator_id_discarded_at",
+    ),
+}
 
 
 class TestSqlite(OnSqlite, StatementContract): ...
@@ -124,6 +248,76 @@ def acknowledgement(job: AlignedJob, task: AlignedTask, checkpoint_id: int, subt
     state = job.state(task, checkpoint_id)
     states = dict.fromkeys(range(subtasks), state.subtask_states[0])
     return job.acknowledgement(task, checkpoint_id, state=replace(state, subtask_states=states))
+
+
+def add_history(stage: Stage, count: int, *, generations: int = 1) -> None:
+    """Add checkpoints that ended two months ago and whose bytes are gone."""
+    [model] = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage(limit=1))
+    past = model.triggered_at - timedelta(days=60)
+    ended = replace(
+        model, epoch=0, status=CheckpointStatus.SUBSUMED, completed_at=past, ended_at=past, discarded_at=past
+    )
+    first = max(FIRST_OLD, model.checkpoint_id + 1)
+    values = CHECKPOINTS.values_of(ended)
+    rows = [
+        values | {"checkpoint_id": first + n, "request_key": new_key(), "generation": 1 + n % generations}
+        for n in range(count)
+    ]
+    with stage.engine.begin() as connection:
+        connection.execute(insert(CHECKPOINTS.table), rows)
+
+
+def add_requests(stage: Stage, count: int) -> None:
+    """Add requests for checkpoints that have ended."""
+    now = datetime.now(UTC)
+    asked = SnapshotRequest(
+        job_id=stage.attempt.job_id,
+        request_key="",
+        operator_id=stage.attempt.operator_id,
+        properties=CHECKPOINT,
+        requested_at=now,
+        ended_at=now,
+        status=RequestStatus.COMPLETED,
+    )
+    with stage.engine.begin() as connection:
+        each = (replace(asked, request_key=new_key(), requested_at=now - timedelta(seconds=n)) for n in range(count))
+        rows = [REQUESTS.values_of(request) for request in each]
+        connection.execute(insert(REQUESTS.table), rows)
+
+
+def forget(stage: Stage) -> ForgettableRows:
+    """Forget what is older than a month."""
+    maintenance = JobMaintenance(SqlJobStore(stage.engine), UnknownRuns(), NoTokens(), SystemClock())
+    return maintenance.forget(ForgetRows(job_id=stage.attempt.job_id, age_seconds=DEFAULT_AGE.total_seconds()))
+
+
+def plan_of(engine: Engine, query: Select[Any], values: dict[str, object]) -> str:
+    """Return how the database would run a query, which on PostgreSQL it decides by what it knows of the tables."""
+    is_sqlite = engine.dialect.name == "sqlite"
+    with engine.connect() as connection:
+        if not is_sqlite:
+            connection.execute(text("ANALYZE statecheck_checkpoint, statecheck_request"))
+            # The tables are so small here that reading them whole is nearly as cheap.
+            connection.execute(text("SET enable_seqscan = off"))
+        sql = query.params(**values).compile(engine, compile_kwargs={"literal_binds": True, "render_postcompile": True})
+        explain = "EXPLAIN QUERY PLAN" if is_sqlite else "EXPLAIN"
+        return "\n".join(str(row[-1]) for row in connection.execute(text(f"{explain} {sql}".replace(":", "\\:"))))
+
+
+@contextmanager
+def fetched(engine: Engine) -> Iterator[list[int]]:
+    """Collect how many rows each query of checkpoints gives."""
+    rows: list[int] = []
+    read = RecordTable.read
+
+    def count(table: RecordTable[Any], values: Any) -> Any:
+        if table is CHECKPOINTS:
+            rows.append(1)
+        return read(table, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordTable, "read", count)
+        yield rows
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.job_view import LARGEST_PAGE, CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.document_uris import document_uris
 from airflow_provider_statecheck.storage.documents import load_document
@@ -43,11 +44,21 @@ def test_eight_processes_on_one_job_lose_nothing_and_leave_nothing(database: str
     assert [worker.exitcode for worker in workers] == [0] * PROCESSES
 
     stage = settle(database, base)
-    view = stage.coordinator.describe(job_id_of(JOB))
+    view = replace(stage.coordinator.describe(job_id_of(JOB)), checkpoints=_all_checkpoints(stage))
     _require_every_id_once(view)
     _require_restorable(stage, view)
     _require_no_orphans(stage, view)
     _require_busy(view, seconds)
+
+
+def _all_checkpoints(stage: WrittenStage) -> tuple[CheckpointRecord, ...]:
+    """Read page after page, oldest first; a view leaves old ones out."""
+    found: list[CheckpointRecord] = []
+    page = CheckpointPage(limit=LARGEST_PAGE)
+    while rows := stage.coordinator.checkpoints(job_id_of(JOB), page):
+        found += rows
+        page = replace(page, before=rows[-1].checkpoint_id)
+    return tuple(reversed(found))
 
 
 def _require_every_id_once(view: JobView) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_status import JobStatus
+from airflow_provider_statecheck.checkpoint.job_view import RECENT
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import StorageError
@@ -48,6 +49,21 @@ def test_what_drivers_left_is_deleted_with_its_snapshots_and_confirmed(stage):
     assert len(report.deleted) == 4
     assert report.deleted_bytes == before - sum(stage.files().values()) > 0
     assert (report.kept, report.problems, report.unreachable) == ([], [], [])
+
+
+def test_a_late_file_of_a_checkpoint_goes_however_many_came_after_it(stage):
+    """A view holds the newest rows only, and without a row nobody would dare to delete what cannot be read."""
+    job = stage.run().grant.attempt.job_id
+    collect(stage)
+    with stage.store.transaction(job) as tx:
+        gone = tx.checkpoint(1)
+        for _ in range(RECENT):
+            tx.add_checkpoint(replace(gone, checkpoint_id=tx.draw_checkpoint_id(), request_key=new_key()))
+    assert 1 not in stage.statuses()
+    late = f"{gone.location}/_metadata"
+    stage.storage.write_bytes(late, b"half")
+    collect(stage)
+    assert not stage.storage.exists(late)
 
 
 def test_a_dry_run_tells_the_same_and_changes_nothing(stage):
