@@ -322,14 +322,15 @@ class CheckpointCoordinator:
         if message.job_id != self._job_id:
             log.error("Expected acknowledgements of job %s, found one of %s (%s)", self._job_id, message.job_id, sender)
             return False
-        try:
-            self._expire()
-            return self._acknowledging.acknowledge(message, sender)
-        except StaleAttemptError as error:
-            log.warning("An acknowledgement is left to the coordinator that leads now: %s", error)
-            return False
-        finally:
-            self._look()
+        with self._parts.raising_job_failures():
+            try:
+                self._expire()
+                return self._acknowledging.acknowledge(message, sender)
+            except StaleAttemptError as error:
+                log.warning("An acknowledgement is left to the coordinator that leads now: %s", error)
+                return False
+            finally:
+                self._look()
 
     def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
         """
@@ -343,12 +344,13 @@ class CheckpointCoordinator:
             raise InvalidConfigurationError(
                 f"Expected declines of job {self._job_id}, found one of {message.job_id} ({sender})."
             )
-        try:
-            if not self._aborting.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
-                log.debug("Decline of checkpoint %s (%s) changes nothing", message.checkpoint_id, sender)
-        except StaleAttemptError as error:
-            log.warning("A decline is left to the coordinator that leads now: %s", error)
-        self._go_on()
+        with self._parts.raising_job_failures():
+            try:
+                if not self._aborting.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
+                    log.debug("Decline of checkpoint %s (%s) changes nothing", message.checkpoint_id, sender)
+            except StaleAttemptError as error:
+                log.warning("A decline is left to the coordinator that leads now: %s", error)
+            self._go_on()
 
     def fail_unacknowledged_for(self, attempt_id: str, cause: Exception) -> None:
         """
@@ -362,12 +364,13 @@ class CheckpointCoordinator:
             pending = aligned_rows.of_status(tx, CheckpointStatus.PENDING)
             return [c for c in pending if _is_owed_by(tx.acknowledgements(c.checkpoint_id), attempt_id)]
 
-        try:
-            with as_checkpoint_exception():
-                self._aborting.abort(chosen, error, attempt_id=attempt_id)
-        except StaleAttemptError as stale:
-            log.warning("The checkpoints of a failed task are left to the coordinator that leads now: %s", stale)
-        self._go_on()
+        with self._parts.raising_job_failures():
+            try:
+                with as_checkpoint_exception():
+                    self._aborting.abort(chosen, error, attempt_id=attempt_id)
+            except StaleAttemptError as stale:
+                log.warning("The checkpoints of a failed task are left to the coordinator that leads now: %s", stale)
+            self._go_on()
 
     def start_checkpoint_scheduler(self) -> None:
         """
@@ -396,10 +399,16 @@ class CheckpointCoordinator:
         """
         Do what time demands: expire, finish what another left, take a periodic checkpoint.
 
+        Like the calls that take the messages of tasks, it raises what the callback raises that fails the job.
+
         :raises StaleAttemptError: if another leads.
         """
         if self._is_shut_down:
             return
+        with self._parts.raising_job_failures():
+            self._tick()
+
+    def _tick(self) -> None:
         self._expire()
         self._finalization.take_over()
         if self._periodic is not None and self._periodic.due(self._clock.now()):

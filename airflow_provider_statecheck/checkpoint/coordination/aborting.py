@@ -67,8 +67,9 @@ class Aborting:
         """See to what follows, when the rows say that checkpoints are aborted; nothing of it can undo that."""
         for each in aborted:
             log.info("Checkpoint %s is aborted: %s", each.checkpoint.checkpoint_id, each.error)
-            for step in (self._discard, self._notify, self._count):
+            for step in (self._discard, self._notify):
                 _carefully(partial(step, each), each.checkpoint.checkpoint_id)
+            self._count(each)
 
     def clean(self, checkpoint: CheckpointRecord, parts: Iterable[AcknowledgementRecord]) -> None:
         """Delete the bytes of an aborted checkpoint, in the background."""
@@ -113,7 +114,7 @@ class Aborting:
     def _count(self, aborted: Aborted) -> None:
         own = aligned_rows.part_of(aborted.parts, aborted.attempt_id) if aborted.attempt_id is not None else None
         tasks = {task.operator_id: task.uid for task in self._parts.tasks}
-        self._parts.failure_manager.handle_checkpoint_exception(
+        self._parts.count_failure(
             aborted.error,
             properties=aborted.checkpoint.properties,
             checkpoint_id=aborted.checkpoint.checkpoint_id,

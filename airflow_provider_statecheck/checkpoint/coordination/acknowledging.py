@@ -19,10 +19,10 @@ from airflow_provider_statecheck.checkpoint.coordination.task_messages import Ac
 from airflow_provider_statecheck.checkpoint.coordination.unanswered_states import require_whole_union_state
 from airflow_provider_statecheck.checkpoint.coordination.union_states import metrics_of
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, StateCheckError
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +149,20 @@ class Acknowledging:
         if state is None:
             return
         try:
-            kept = merged(contents(self._parts.storage, standing.parts)).operator_states
-            plan = DiscardPlan(states=not_named_by([state], kept))
+            plan = DiscardPlan(states=not_named_by([state], self._kept(standing)))
             if plan.states:
                 self._parts.cleaner.clean(plan, f"state of operator {state.uid!r} that nobody waits for")
         except StateCheckError as error:
             # What the checkpoint names is not known, so nothing is deleted.
             log.warning("State of operator %s that nobody waits for stays for the sweep: %s", state.uid, error)
+
+    def _kept(self, standing: Standing) -> tuple[OperatorState, ...]:
+        found: list[SnapshotContent] = []
+        for part in standing.parts:
+            try:
+                found += contents(self._parts.storage, [part])
+            except CheckpointNotFoundError:
+                # What was acknowledged of an aborted checkpoint goes with it; a manifest that is gone names nothing.
+                if standing.checkpoint is None or standing.checkpoint.status is not CheckpointStatus.ABORTED:
+                    raise
+        return merged(found).operator_states

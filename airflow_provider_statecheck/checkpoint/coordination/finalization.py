@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.coordination.aborting import Abortin
 from airflow_provider_statecheck.checkpoint.coordination.aligned_rows import Aborted
 from airflow_provider_statecheck.checkpoint.coordination.carried_state import register_carried
 from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.coordination.parts import CoordinatorParts
 from airflow_provider_statecheck.checkpoint.coordination.snapshot_contents import completed_of, contents, merged
 from airflow_provider_statecheck.checkpoint.coordination.union_states import require_whole_union_states
@@ -199,8 +200,12 @@ def _filled(record: CheckpointRecord, acknowledged: list[AcknowledgementRecord])
         lease_until=None,
         completed_at=max(times, default=record.triggered_at),
         state_size_bytes=sum(part.state_size_bytes for part in acknowledged),
-        counts={"operators": sum(part.manifest_uri is not None for part in acknowledged)},
+        counts={"operators": sum(_has_state(part) for part in acknowledged)},
     )
+
+
+def _has_state(part: AcknowledgementRecord) -> bool:
+    return part.manifest_uri is not None and part.operator_id != ALIGNED_OPERATOR_ID
 
 
 def _is_unknown(error: BaseException) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.coordination.cleaner import CheckpointsCleaner
@@ -20,9 +22,12 @@ from airflow_provider_statecheck.checkpoint.coordination.plan import CheckpointP
 from airflow_provider_statecheck.checkpoint.coordination.request_decider import CheckpointRequestDecider
 from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotStorage
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException
 from airflow_provider_statecheck.checkpoint.fence import require_running
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,25 @@ class CoordinatorParts:
     operator_coordinators: OperatorCoordinators
     failure_manager: CheckpointFailureManager
     executor: Executor
+    job_failures: list[Exception] = field(default_factory=list)
+    """What was raised in failing the job; the call that came upon it raises it when all else is done."""
+
+    def count_failure(self, error: CheckpointException, **facts: Any) -> None:
+        """Count a failed checkpoint; what is raised in failing the job is kept for :meth:`raising_job_failures`."""
+        try:
+            self.failure_manager.handle_checkpoint_exception(error, **facts)
+        except Exception as failure:
+            log.exception("The job could not be failed, or fails by this")
+            self.job_failures.append(failure)
+
+    @contextmanager
+    def raising_job_failures(self) -> Iterator[None]:
+        """Raise what was raised in failing the job, whatever else went wrong."""
+        try:
+            yield
+        finally:
+            if self.job_failures:
+                raise self.job_failures.pop(0)
 
     @contextmanager
     def transition(self) -> Iterator[JobTransaction]:

@@ -49,5 +49,5 @@ class Requesting:
             for each in refused:
                 aligned_rows.fail_request(tx, each, error)
         for each in refused:
-            self._parts.failure_manager.handle_checkpoint_exception(error, properties=each.properties)
+            self._parts.count_failure(error, properties=each.properties)
         return request

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, StreamStateHandle
 from airflow_provider_statecheck.checkpoint.states.operator_state import MasterState, OperatorState
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 
 
 def manifest_of(part: AcknowledgementRecord) -> StoredFile | None:
@@ -71,19 +71,39 @@ def coordinator_content(
     """
     Return the coordinator's own part: what nobody else answers for.
 
+    It names the operators that answer too, so that one without state is in the checkpoint.
+
     :param restored: With what an operator would be restored that has not begun.
     :param coordinators: What the coordinators of operators saved.
+    :raises CoordinatorError: if one of them saved state of an operator that the job does not have.
     """
-    states = unanswered_states(plan, restored)
-    tasks = {t.operator_id: t for t in (*plan.finished_tasks, *plan.tasks_to_wait_for, *plan.not_started)}
+    answering = {task.operator_id: _without_subtasks(task) for task in plan.tasks_to_wait_for}
+    states = answering | unanswered_states(plan, restored)
+    tasks = {task.operator_id: task for task in _tasks_of(plan)}
     for operator_id, data in coordinators.items():
-        if data is None or (operator_id not in tasks and operator_id not in states):
+        if data is None:
             continue
+        if operator_id not in tasks and operator_id not in states:
+            raise _unknown_operator(operator_id, tasks.values())
         handle = ByteStreamStateHandle(f"coordinator-{checkpoint.checkpoint_id}-{operator_id}", data)
         base = states.get(operator_id) or _without_subtasks(tasks[operator_id])
         states[operator_id] = replace(base, coordinator_state=handle)
     ordered = tuple(states[operator_id] for operator_id in sorted(states))
     return SnapshotContent(operator_states=ordered, master_states=tuple(masters))
+
+
+def _tasks_of(plan: CheckpointPlan) -> tuple[ExecutionTask, ...]:
+    told = (*plan.tasks_to_trigger, *plan.tasks_to_commit_to)
+    return (*told, *plan.finished_tasks, *plan.tasks_to_wait_for, *plan.not_started)
+
+
+def _unknown_operator(operator_id: OperatorId, tasks: Iterable[ExecutionTask]) -> CoordinatorError:
+    known = ", ".join(f"{task.uid!r} (id {task.operator_id})" for task in tasks)
+    return CoordinatorError(
+        f"Expected the coordinator that saved state to be that of an operator of the job, {known}, found that of operator "
+        f"{operator_id}, whose state the checkpoint would lose; give the coordinator the id of its operator.",
+        operator_id=operator_id,
+    )
 
 
 def _without_subtasks(task: ExecutionTask) -> OperatorState:

@@ -70,7 +70,8 @@ class Triggering:
         if choice.retry_in is not None:
             self._rearm(choice.retry_in)
         for dropped in choice.dropped:
-            self._count(dropped, CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS))
+            early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
+            self._parts.count_failure(early, properties=dropped.properties)
         if choice.run is None:
             return bool(choice.dropped)
         self._serve(choice.run)
@@ -132,16 +133,10 @@ class Triggering:
             if begun is None:
                 aligned_rows.fail_request(tx, request, error)
         if begun is None:
-            self._count(request, error)
+            self._parts.count_failure(error, properties=request.properties)
         else:
             # The transition that seemed to fail had its effect.
             self._aborting.abort_one(begun, error)
-
-    def _count(self, request: SnapshotRequest, error: CheckpointException) -> None:
-        try:
-            self._parts.failure_manager.handle_checkpoint_exception(error, properties=request.properties)
-        except Exception:
-            log.exception("What follows a checkpoint that could not be triggered failed")
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionSt
 from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent, StoredFile
 from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
@@ -232,6 +232,41 @@ def test_hooks_are_called_after_coordinators_and_kept(job: AlignedJob) -> None:
     assert own.coordinator_state is not None
     assert own.subtask_states
     assert context.calls == [("checkpoint", 1), ("complete", 1)]
+
+
+def test_state_of_the_coordinator_of_an_unknown_operator_is_never_dropped(job: AlignedJob) -> None:
+    context = Context(operator_id_of("renamed"))
+    future = job.coordinator(operator_coordinators=[context]).trigger_checkpoint(CHECKPOINT)
+    assert reason_of(future) is Reason.TRIGGER_CHECKPOINT_FAILURE
+    with pytest.raises(CheckpointException) as caught:
+        future.result(0)
+    assert operator_id_of("renamed") in str(caught.value.__cause__)
+    assert context.calls == [("checkpoint", 1), ("give up",), ("aborted", 1)]
+
+
+@pytest.mark.parametrize("how", ["decline", "expiry", "acknowledgement"])
+def test_what_is_raised_in_failing_the_job_reaches_the_caller_when_all_else_is_done(
+    job: AlignedJob, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the job does not listen")
+
+    coordinator = job.coordinator(tolerable=0)
+    for callback in ("fail_job", "fail_job_due_to_task_failure"):
+        monkeypatch.setattr(job.failed, callback, fail)
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    job.pass_time(0 if how == "decline" else 600)
+    task = job.tasks[0]
+    calls: dict[str, Callable[[], object]] = {
+        "decline": lambda: coordinator.receive_decline_message(job.decline(task, 1)),
+        "expiry": coordinator.tick,
+        "acknowledgement": lambda: coordinator.receive_acknowledge_message(job.acknowledgement(task, 1)),
+    }
+    with pytest.raises(RuntimeError, match="does not listen"):
+        calls[how]()
+    assert job.status(1) == "aborted"
+    assert job.tasks[1].heard("aborted") == [1]
+    coordinator.tick()
 
 
 def test_failing_hook_fails_the_checkpoint_and_coordinators_give_up(job: AlignedJob) -> None:

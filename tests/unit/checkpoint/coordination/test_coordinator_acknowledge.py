@@ -132,6 +132,19 @@ def test_late_acknowledgement_is_discarded(job: AlignedJob, coordinator: Checkpo
     assert not is_there(job, late.state)
 
 
+def test_late_acknowledgement_after_another_part_had_come_is_discarded(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+    coordinator.receive_decline_message(job.decline(job.tasks[1], 1))
+    assert job.directories() == set()
+    late = job.acknowledgement(job.tasks[1], 1)
+    assert coordinator.receive_acknowledge_message(late) is True
+    assert late.state is not None
+    assert not is_there(job, late.state)
+
+
 def test_acknowledgement_of_a_forgotten_checkpoint_is_discarded(
     job: AlignedJob, coordinator: CheckpointCoordinator
 ) -> None:
@@ -186,7 +199,23 @@ def test_operator_without_state_is_acknowledged(job: AlignedJob, coordinator: Ch
     future = coordinator.trigger_checkpoint(CHECKPOINT)
     for task in job.tasks:
         coordinator.receive_acknowledge_message(job.acknowledgement(task, 1, state=None))
-    assert future.result(0).operator_states == {}
+    states = future.result(0).operator_states
+    assert {state.uid for state in states.values()} == {task.uid for task in job.tasks}
+    assert not any(state.has_state for state in states.values())
+    row = job.jobs.describe(job.job_id).checkpoints[0]
+    assert row.counts == {"operators": 0}
+    assert job.coordinator().restore_latest_checkpointed_state(job.tasks, True)
+
+
+def test_operator_without_state_is_in_the_checkpoint_beside_one_with_state(
+    job: AlignedJob, coordinator: CheckpointCoordinator
+) -> None:
+    future = coordinator.trigger_checkpoint(CHECKPOINT)
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[0], 1))
+    coordinator.receive_acknowledge_message(job.acknowledgement(job.tasks[1], 1, state=None))
+    states = future.result(0).operator_states
+    assert [states[task.operator_id].has_state for task in job.tasks] == [True, False]
+    assert job.jobs.describe(job.job_id).checkpoints[0].counts == {"operators": 1}
 
 
 def test_acknowledgement_after_the_timeout_comes_too_late(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
