@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Body
@@ -33,6 +34,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 router = APIRouter(prefix="/attempts", tags=["attempts"], route_class=MessageRoute)
 
@@ -82,7 +84,9 @@ def trigger(
 ) -> PendingCheckpoint:
     """Draw the id of a new checkpoint."""
     require_attempt(token, message.attempt)
-    return services.coordinator.trigger(message)
+    directory = message.savepoint_dir
+    normalised = None if directory is None else normalise_pointer(directory)
+    return services.coordinator.trigger(replace(message, savepoint_dir=normalised))
 
 
 @router.post("/acknowledge")

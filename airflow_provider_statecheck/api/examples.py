@@ -108,7 +108,9 @@ REQUEST_SAVEPOINT = _example(
         job_id=_JOB, operator_id=_ATTEMPT.operator_id, request_key=_REQUEST_KEY, target="s3://lake/savepoints"
     )
 )
-BEGIN_SAVEPOINT = _example(BeginSavepoint(job_id=_JOB, request_key=_REQUEST_KEY, location=_SAVEPOINT))
+BEGIN_SAVEPOINT = _example(
+    BeginSavepoint(job_id=_JOB, request_key=_REQUEST_KEY, savepoint_dir="s3://lake/savepoints", trigger_key="e" * 32)
+)
 END_SAVEPOINT = _example(
     EndSavepoint(
         job_id=_JOB,

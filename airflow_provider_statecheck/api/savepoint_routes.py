@@ -44,7 +44,7 @@ def begin_savepoint(
 ) -> CheckpointRecord:
     """Draw the id of a savepoint that is copied from the newest checkpoint of an operator that does not run."""
     require_maintenance(token, services)
-    return services.savepoints.begin(message)
+    return services.savepoints.begin(replace(message, savepoint_dir=normalise_pointer(message.savepoint_dir)))
 
 
 @router.post("/end")

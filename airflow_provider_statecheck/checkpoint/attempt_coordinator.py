@@ -12,13 +12,13 @@ import logging
 from dataclasses import replace
 from datetime import timedelta
 
-from airflow_provider_statecheck.checkpoint import registration, savepoint_requests, transitions
+from airflow_provider_statecheck.checkpoint import registration, restored_snapshots, savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
 from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE, forgettable_rows, remove_rows
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness, UnknownLiveness
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -47,7 +47,12 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.checkpoint.validation import LONGEST_CHECKPOINT, require, require_valid
+from airflow_provider_statecheck.checkpoint.validation import (
+    LONGEST_CHECKPOINT,
+    require,
+    require_metadata_in,
+    require_valid,
+)
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -109,12 +114,15 @@ class AttemptCoordinator:
         """
         Record what was restored; candidates that could not be no longer count towards retention.
 
+        A savepoint that the attempt began from becomes a checkpoint of the operator, claimed if the message says so.
+
         :raises StaleAttemptError: if a newer attempt has registered.
         :raises CheckpointNotFoundError: if the checkpoint is not a completed one of this operator.
+        :raises SnapshotClaimedError: if it is a savepoint that another operator claimed.
         """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
-            restored = _require_restorable(tx, attempt, request.checkpoint_id)
+            restored = _restored(tx, attempt, request)
             for skipped in request.skipped:
                 row = _require_restorable(tx, attempt, skipped.checkpoint_id)
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
@@ -145,6 +153,7 @@ class AttemptCoordinator:
             location=checkpoint.location,
             triggered_at=checkpoint.triggered_at,
             expires_at=checkpoint.expires_at,
+            request_key=checkpoint.request_key,
         )
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
@@ -152,6 +161,7 @@ class AttemptCoordinator:
         Complete a checkpoint, abort older pending ones, subsume what falls out of retention.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: if its metadata lie elsewhere than in its directory.
         """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
@@ -309,9 +319,9 @@ def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemp
 
 
 def _require_place(request: TriggerCheckpoint) -> None:
-    if (request.serves is None) is not (request.location is None):
+    if (request.serves is None) is not (request.savepoint_dir is None):
         raise InvalidConfigurationError(
-            "Expected a location with the request for a savepoint that is served, and with no other, found one of the two."
+            "Expected savepoint_dir with the request for a savepoint that is served, and with no other, found one of the two."
         )
 
 
@@ -325,13 +335,13 @@ def _require_time(request: TriggerCheckpoint) -> None:
 
 def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
     checkpoint = _plain_checkpoint(tx, attempt, request)
-    if request.serves is None or request.location is None:
+    if request.serves is None or request.savepoint_dir is None:
         return checkpoint
     asked = savepoint_requests.begin(tx, request.serves, checkpoint.checkpoint_id)
     return replace(
         checkpoint,
         properties=asked.properties,
-        location=request.location,
+        location=new_savepoint_uri(asked.target or request.savepoint_dir, tx.job.job_id),
         expires_at=tx.now + savepoint_requests.LONGEST_WRITE,
     )
 
@@ -365,6 +375,7 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
     checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
     result = _outcome(checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
+        require_metadata_in(checkpoint.location, request.metadata_uri)
         checkpoint = transitions.complete(tx, checkpoint, request)
         _make_newest(tx, attempt, checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
@@ -421,6 +432,13 @@ def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: i
     if checkpoint is None or (checkpoint.operator_id, checkpoint.epoch) != (attempt.operator_id, attempt.epoch):
         return None
     return checkpoint
+
+
+def _restored(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
+    noted = tx.checkpoint(request.checkpoint_id)
+    if noted is not None and noted in restored_snapshots.proposed(tx, attempt):
+        return restored_snapshots.adopt(tx, attempt, noted, claim=request.claim)
+    return _require_restorable(tx, attempt, request.checkpoint_id)
 
 
 def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord:

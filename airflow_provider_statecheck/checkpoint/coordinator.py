@@ -463,7 +463,13 @@ class CheckpointCoordinator:
         :raises IncompatibleCheckpointError: if its state does not fit.
         """
         self._require_in_use()
-        adopted = self._restoring.adopt(pointer, restore_mode)
+        adopted = self._restoring.adopt(
+            pointer,
+            restore_mode,
+            tasks,
+            allow_non_restored_state=allow_non_restored_state,
+            renamed_uids=renamed_uids,
+        )
         self.restore_latest_checkpointed_state(
             tasks, True, allow_non_restored_state=allow_non_restored_state, renamed_uids=renamed_uids
         )

@@ -31,10 +31,13 @@ DATA_DIRECTORY = "data"
 STATE_DIRECTORY = "state"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAVEPOINT = re.compile(r"savepoint-[0-9a-f]{6}-[0-9a-f]{12}")
+_IN_A_SAVEPOINT = re.compile(rf"(.*?/{_SAVEPOINT.pattern})(?:/|$)")
 _MERGED = re.compile(r"merged-\d+-\d+")
 # A snapshot's directory may be called keyed-<12 digits>; no subtask has a number that long.
 _KEYED = re.compile(r"keyed-\d{1,5}")
 _EPOCH_NAME = re.compile(r"(\d+)-[0-9a-f]{32}")
+_KINDS = r"(?:chk-\d+|shared|handles|taskowned|_orphans)"
+_IN_A_JOB = re.compile(rf"/[0-9a-f]{{32}}/{_KINDS}(?:/|$)")
 
 
 def job_uri(base_uri: str, job_id: JobId) -> str:
@@ -60,6 +63,23 @@ def is_savepoint_directory(uri: str) -> bool:
 def is_savepoint_of(uri: str, job_id: JobId) -> bool:
     """Tell whether a directory may be that of a savepoint of a job, as far as its name says."""
     return uri.rstrip("/").rpartition("/")[2].startswith(f"savepoint-{job_id[:6]}-")
+
+
+def lies_in_job(uri: str, job_id: JobId | None = None) -> bool:
+    """
+    Tell whether a URI lies in the directory of a job, wherever the checkpoint directory is.
+
+    :param job_id: The job; ``None`` for any.
+    """
+    if job_id is None:
+        return _IN_A_JOB.search(uri) is not None
+    return re.search(rf"/{re.escape(job_id)}/{_KINDS}(?:/|$)", uri) is not None
+
+
+def savepoint_directory_of(uri: str) -> str | None:
+    """Return the directory of the savepoint that a URI lies in, as far as names tell; ``None`` if it lies in none."""
+    match = _IN_A_SAVEPOINT.match(uri)
+    return match.group(1) if match else None
 
 
 def shared_uri(base_uri: str, job_id: JobId, operator_id: OperatorId) -> str:

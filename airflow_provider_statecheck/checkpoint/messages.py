@@ -58,6 +58,8 @@ class RegisterAttempt:
     """Of how many earlier runs the last checkpoint is kept, so that a run can be begun again."""
     restore_from: RestoreSource | None = None
     """Where a fresh start begins, instead of from nothing."""
+    newest_on_storage: int = 0
+    """The highest id among the job's checkpoints on storage, whoever wrote them; 0 where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class AttemptGrant:
     candidates: tuple[CheckpointRecord, ...]
     """Checkpoints to restore from, newest first; empty for a fresh start."""
     effects: OpenEffects
+    warning: str = ""
+    """What the user should know before the stage starts; empty if all is well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,8 @@ class ConfirmRestore:
     attempt: AttemptRef
     checkpoint_id: int
     skipped: tuple[SkippedCheckpoint, ...] = ()
+    claim: bool = False
+    """Whether the job owns the savepoint from now on that this attempt began from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +129,8 @@ class TriggerCheckpoint:
     request_key: str
     serves: str | None = None
     """The key of the request for a savepoint that is served with it; ``None`` for a checkpoint."""
-    location: str | None = None
-    """The new directory that the savepoint is written to."""
+    savepoint_dir: str | None = None
+    """The directory below which the coordinator makes a new one for the savepoint, unless the request names another."""
     timeout_seconds: float | None = None
     """How long it may take, where its id is drawn before the work that it is to hold; ``None`` for the attempt's own."""
 
@@ -137,6 +143,8 @@ class PendingCheckpoint:
     location: str
     triggered_at: datetime
     expires_at: datetime
+    request_key: str = ""
+    """The key of the message that triggered it, to be written into ``_metadata``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +252,10 @@ class BeginSavepoint:
     job_id: JobId
     request_key: str
     """Of the request that is served."""
-    location: str
-    """The new directory that it is written to."""
+    savepoint_dir: str
+    """The directory below which the coordinator makes a new one for the savepoint, unless the request names another."""
+    trigger_key: str
+    """Made by the client; the same key gives the same savepoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,11 +130,15 @@ class _ObservedTransaction:
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         completed = [c.completed_at for c in self._tx.open_checkpoints(record.operator_id) if c.is_restorable]
         self._tx.add_checkpoint(record)
-        self._note(None, record, completed[-1] if completed else None)
+        if not record.is_adoption:
+            self._note(None, record, completed[-1] if completed else None)
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        before = self._tx.checkpoint(record.checkpoint_id)
         self._tx.update_checkpoint(record, expected=expected)
-        self._note(expected, record)
+        # A snapshot that is adopted was taken by another job, and is counted there.
+        if before is None or not before.is_adoption:
+            self._note(expected, record)
 
     def _note(
         self, before: CheckpointStatus | None, record: CheckpointRecord, last_completed_at: datetime | None = None

@@ -140,6 +140,7 @@ class CheckpointRecord:
     generation: int
     status: CheckpointStatus
     request_key: str
+    """Made by the client that triggered it; ``_metadata`` repeats it, which tells the checkpoint from another's of the same id."""
     location: str
     """The directory that belongs to this checkpoint alone."""
     triggered_at: datetime
@@ -184,6 +185,11 @@ class CheckpointRecord:
         return self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
     @property
+    def is_adoption(self) -> bool:
+        """Tell whether it is a snapshot that an attempt begins from and has not yet confirmed to have restored."""
+        return self.status is CheckpointStatus.PENDING and self.properties.unclaimed
+
+    @property
     def awaits_commit(self) -> bool:
         """Tell whether a sink has to commit what it holds; what a restore passed over is retracted by the sink instead."""
         is_open = self.has_open_commit and self.unusable_reason is None
@@ -192,7 +198,7 @@ class CheckpointRecord:
     @property
     def awaits_discard(self) -> bool:
         """Tell whether its bytes are to be deleted and nobody has confirmed that they are."""
-        if self.discarded_at is not None:
+        if self.discarded_at is not None or self.properties.unclaimed:
             return False
         if self.status is CheckpointStatus.SUBSUMED:
             return self.properties.discard_on_subsumed

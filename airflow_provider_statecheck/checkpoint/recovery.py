@@ -22,14 +22,13 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
-from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.checkpoint.validation import HIGHEST_ID, require
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
 log = logging.getLogger(__name__)
 
 RECOVERED = "recovered"
 """Who the attempts of a recovered job belong to."""
-_HIGHEST_ID = 10_000_000
 _NUM_RETAINED = 2
 _TIMEOUT = timedelta(minutes=10)
 
@@ -49,6 +48,8 @@ class RecoveredSnapshot:
     metadata_sha256: str
     full_size_bytes: int
     counts: dict[str, int] = field(default_factory=dict)
+    request_key: str = ""
+    """The key of the message that triggered it; empty where it is not known."""
     has_commit: bool = False
     """Whether it holds what a sink commits; nobody knows any more whether it did, so that it is committed again."""
 
@@ -95,7 +96,7 @@ class JobRecovery:
 
         :raises InvalidConfigurationError: if the job has rows, or an id is out of range.
         """
-        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= _HIGHEST_ID, f"up to {_HIGHEST_ID}")
+        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
         with self._store.transaction(request.job_id, create_as=request.name) as tx:
             if tx.view().attempts:
                 raise InvalidConfigurationError(
@@ -163,7 +164,7 @@ def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> Checkpo
         epoch=found.epoch,
         generation=found.generation,
         status=CheckpointStatus.COMPLETED,
-        request_key=new_key(),
+        request_key=found.request_key or new_key(),
         location=found.location,
         triggered_at=tx.now,
         expires_at=tx.now,

@@ -8,6 +8,7 @@ again goes on from where the state stood before it, in the same generation; what
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint import restored_snapshots, run_order, transitions
@@ -25,6 +26,8 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.start import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, RunSupersededError
+
+log = logging.getLogger(__name__)
 
 
 class RivalError(Exception):
@@ -54,7 +57,22 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord |
     if known is not None:
         ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
         return _grant(tx, require_running(tx, ref), request.on_clear)
-    return _grant(tx, _open_attempt(tx, request, dead), request.on_clear)
+    attempt = _open_attempt(tx, request, dead)
+    return _grant(tx, attempt, request.on_clear, warning=_skip_ids_on_storage(tx, request))
+
+
+def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
+    newest, following = request.newest_on_storage, tx.job.next_checkpoint_id
+    if newest < following:
+        return ""
+    tx.set_next_checkpoint_id(newest + 1)
+    log.warning("Job %s: its storage holds checkpoint %s, its rows end before %s", tx.job.name, newest, following)
+    return (
+        f"The storage of job {tx.job.name!r} holds checkpoint {newest}, but its rows end at checkpoint {following - 1}, as after "
+        f"a backup of the database was restored. The new checkpoints begin at {newest + 1}, and nothing that the rows do not "
+        f"know is deleted. To begin from checkpoint {newest} instead, run the task in another job with from_savepoint= and that "
+        f"checkpoint's directory."
+    )
 
 
 def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None) -> AttemptRecord:
@@ -72,7 +90,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRec
     transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
     if not start.goes_on and request.restore_from is not None:
-        restored_snapshots.adopt(tx, operator, request.restore_from)
+        restored_snapshots.propose(tx, operator, request.restore_from)
         start = replace(start, goes_on=True, reason=f"{start.reason}, begun from a savepoint")
     attempt = _new_attempt(tx, operator, request, start)
     tx.save_attempt(attempt)
@@ -192,7 +210,7 @@ def _begin_again(
 def _new_attempt(
     tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt, start: StartDecision
 ) -> AttemptRecord:
-    candidates = transitions.restorable(tx, operator) if start.goes_on else ()
+    candidates = _candidates(tx, operator) if start.goes_on else ()
     return AttemptRecord(
         job_id=operator.job_id,
         operator_id=operator.operator_id,
@@ -212,7 +230,11 @@ def _new_attempt(
     )
 
 
-def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear) -> AttemptGrant:
+def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
+    return restored_snapshots.proposed(tx, of) or transitions.restorable(tx, of)
+
+
+def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear, *, warning: str = "") -> AttemptGrant:
     is_restore = attempt.restored_from is not None
     return AttemptGrant(
         attempt=AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch),
@@ -220,6 +242,7 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear) -> Att
         is_restore=is_restore,
         verify_fingerprints=on_clear is not OnClear.RESUME,
         start_reason=attempt.start_reason,
-        candidates=transitions.restorable(tx, attempt) if is_restore else (),
+        candidates=_candidates(tx, attempt) if is_restore else (),
         effects=transitions.effects_of(tx, attempt.operator_id),
+        warning=warning,
     )

@@ -13,8 +13,8 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint import savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.claims import already_claimed
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
-from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
     DisposedSavepoint,
@@ -31,6 +31,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.validation import require_metadata_in
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, ConcurrentAttemptError
 
 
@@ -97,7 +98,7 @@ class JobSavepoints:
         :raises CheckpointNotFoundError: if there is no such request, or it has ended.
         """
         with self._store.transaction(request.job_id) as tx:
-            known = _begun_before(tx, request)
+            known = tx.checkpoint_by_request(request.trigger_key)
             if known is not None:
                 return known
             _abort_previous(tx, request.request_key)
@@ -112,8 +113,8 @@ class JobSavepoints:
                 epoch=operator.epoch,
                 generation=operator.generation,
                 status=CheckpointStatus.PENDING,
-                request_key=new_key(),
-                location=request.location,
+                request_key=request.trigger_key,
+                location=new_savepoint_uri(asked.target or request.savepoint_dir, request.job_id),
                 triggered_at=tx.now,
                 expires_at=tx.now + savepoint_requests.LONGEST_WRITE,
                 properties=asked.properties,
@@ -161,6 +162,7 @@ def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint)
     if request.failure is not None:
         transitions.abort(tx, savepoint, CheckpointFailureReason.IO_EXCEPTION, request.failure)
         return
+    require_metadata_in(savepoint.location, request.metadata_uri)
     completed = replace(
         savepoint,
         status=CheckpointStatus.COMPLETED,
@@ -208,11 +210,6 @@ def _require_idle(tx: JobTransaction, operator: OperatorRecord) -> None:
             f"takes the savepoint itself at its next boundary.",
             uid=operator.uid,
         )
-
-
-def _begun_before(tx: JobTransaction, request: BeginSavepoint) -> CheckpointRecord | None:
-    # The directory is made for this message alone, so the same one is the same message, come a second time.
-    return next((c for c in tx.view().checkpoints if c.location == request.location), None)
 
 
 def _abort_previous(tx: JobTransaction, request_key: str) -> None:

@@ -52,6 +52,10 @@ class JobTransaction(Protocol):
         """Return the next id of the job, 1 at first, never given out twice."""
         ...
 
+    def set_next_checkpoint_id(self, following: int) -> None:
+        """Make a number the next id of the job."""
+        ...
+
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
         """Return an operator of the job."""
         ...

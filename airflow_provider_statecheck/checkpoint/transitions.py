@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint import savepoint_requests
-from airflow_provider_statecheck.checkpoint.effects import open_effects
+from airflow_provider_statecheck.checkpoint.effects import needed_though_ended, open_effects
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
@@ -54,7 +55,8 @@ def abort(tx: JobTransaction, pending: CheckpointRecord, reason: CheckpointFailu
         failure_message=message or reason.message,
     )
     tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
-    _settle(tx, aborted)
+    if not pending.is_adoption:
+        _settle(tx, aborted)
     log.info("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
 
 
@@ -72,7 +74,7 @@ def abort_pending(
 
 def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
     """End the pending checkpoints of an operator whose time is over."""
-    abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: c.expires_at <= tx.now)
+    abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: _is_due(c, tx.now))
 
 
 def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int) -> None:
@@ -102,14 +104,31 @@ def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | 
     :param operator_id: The only operator whose checkpoints may be meant; ``None`` for any.
     """
     checkpoint = tx.checkpoint(checkpoint_id)
-    is_meant = checkpoint is not None and operator_id in (None, checkpoint.operator_id)
-    if checkpoint is not None and is_meant and checkpoint.awaits_discard and not _may_be_written(tx, checkpoint):
+    if checkpoint is None or operator_id not in (None, checkpoint.operator_id) or not checkpoint.awaits_discard:
+        return
+    if _is_needed(tx, checkpoint):
+        log.error("Checkpoint %s of job %s is still needed, its discard is not recorded", checkpoint_id, tx.job.name)
+    elif not _may_be_written(tx, checkpoint):
         tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
 
 
 def _take_away(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
     subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
     tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+
+
+def _is_due(pending: CheckpointRecord, now: datetime) -> bool:
+    # How long a restore takes is not limited.
+    return pending.expires_at <= now and not pending.is_adoption
+
+
+def _is_needed(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
+    # What the caller saw when it deleted may have changed since, so the rows of this transition decide.
+    operator = tx.operator(checkpoint.operator_id)
+    if operator is None:
+        return False
+    attempt, rows = tx.attempt(operator.operator_id, operator.epoch), tx.open_checkpoints(operator.operator_id)
+    return checkpoint.checkpoint_id in needed_though_ended(rows, operator.generation, attempt)
 
 
 def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.document import CheckpointDocument
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
-_NO_JOB = "0" * 32
+_NO_JOB = JobId("0" * 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ def dispose(
     :raises InvalidConfigurationError: for a directory of another name than savepoints are given.
     :raises SnapshotClaimedError: if an operator claimed it.
     """
+    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+
     directory = _directory(pointer)
     storage = open_storage(directory.rpartition("/")[0])
     size = sum(storage.list_files(directory).values())
@@ -56,8 +59,9 @@ def dispose(
     document = _document(storage, directory)
     if not dry_run:
         row = _give_up(savepoints, document, directory)
-        storage.delete_file(f"{directory}/{METADATA_FILE}")
-        storage.delete_directory(directory)
+        discarder = StorageDiscarder(storage, _job_of(document), lambda savepoint: savepoint == directory)
+        discarder.discard_metadata(f"{directory}/{METADATA_FILE}")
+        discarder.discard_location(directory)
         if row is not None:
             maintenance.confirm_discards(row)
     return Disposed(pointer=directory, size_bytes=size)
@@ -83,12 +87,13 @@ def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument 
         return None
 
 
+def _job_of(document: CheckpointDocument | None) -> JobId:
+    # Without metadata the job is unknown; that somebody claimed the directory is known all the same.
+    return _NO_JOB if document is None else JobId(document.job_id)
+
+
 def _give_up(
     savepoints: SavepointGateway, document: CheckpointDocument | None, directory: str
 ) -> ConfirmDiscards | None:
-    from airflow_provider_statecheck.checkpoint.ids import JobId
-
-    # Without metadata the job is unknown; that somebody claimed the directory is known all the same.
-    job_id = JobId(_NO_JOB if document is None else document.job_id)
-    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=job_id)).checkpoint
+    row = savepoints.dispose(DisposeSavepoint(pointer=directory, job_id=_job_of(document))).checkpoint
     return None if row is None else ConfirmDiscards(job_id=row.job_id, checkpoint_ids=(row.checkpoint_id,))

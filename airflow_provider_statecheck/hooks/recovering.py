@@ -201,5 +201,6 @@ def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
         metadata_sha256=found.metadata_sha256,
         full_size_bytes=document.named_bytes,
         counts={"snapshots": len(document.snapshots), "operators": len(document.operator_states)},
+        request_key=document.request_key,
         has_commit=document.has_commit,
     )

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
@@ -101,9 +102,11 @@ def _take(
 ) -> TakenSavepoint | None:
     attempt = view.current_attempt(operator)
     base = request.target or directory or (attempt.storage_base if attempt else "")
-    location = new_savepoint_uri(base, request.job_id)
+    message = BeginSavepoint(
+        job_id=request.job_id, request_key=request.request_key, savepoint_dir=base, trigger_key=new_key()
+    )
     try:
-        begun = gateway.begin(BeginSavepoint(job_id=request.job_id, request_key=request.request_key, location=location))
+        begun = gateway.begin(message)
     except (ConcurrentAttemptError, CheckpointNotFoundError) as error:
         # A stage began in between and takes it, or somebody else has ended the request.
         log.info("A savepoint of operator %r is taken by somebody else: %s", operator.uid, error)
@@ -123,7 +126,7 @@ def _take(
         return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=str(error))
     if ended.pointer is None:
         # Whoever ended it may have deleted the bytes before the last of them were written.
-        _delete(open_storage(attempt.storage_base if attempt else base), begun.location)
+        _delete(open_storage(attempt.storage_base if attempt else base), begun)
     return ended
 
 
@@ -149,15 +152,19 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
         directory=begun.location,
         checkpoint_id=begun.checkpoint_id,
         properties=begun.properties,
+        request_key=begun.request_key,
     )
 
 
-def _delete(storage: CheckpointStorage, directory: str) -> None:
+def _delete(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
+    from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+
+    discarder = StorageDiscarder.of_checkpoint(storage, savepoint)
     try:
-        storage.delete_file(f"{directory}/_metadata")
-        storage.delete_directory(directory)
+        discarder.discard_metadata(f"{savepoint.location}/{METADATA_FILE}")
+        discarder.discard_location(savepoint.location)
     except StateCheckError as error:
-        log.warning("What was written of a savepoint is left at %s: %s", redact(directory), error)
+        log.warning("What was written of a savepoint is left at %s: %s", redact(savepoint.location), error)
 
 
 def _message(begun: CheckpointRecord, source: CheckpointRecord, written: WrittenSavepoint) -> EndSavepoint:

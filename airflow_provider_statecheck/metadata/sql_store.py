@@ -56,6 +56,9 @@ _OF_ATTEMPTS = len(OPERATORS.columns)
 _VALUES_PER_STATEMENT = 1000
 """Databases limit how many values a statement may name."""
 
+_READS_BESIDE_WRITERS = 3
+"""How often a view is read without holding up writers."""
+
 
 class SqlJobTransaction:
     """One transition of one job, on a connection that already holds the job's row."""
@@ -337,12 +340,14 @@ class SqlJobStore:
             return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
-        with executing(), self._connect() as connection:
-            row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()
-            if row is None:
-                raise _no_such_job(job_id)
-            return view_of(connection, JOBS.read(row), self._clock.now())
+        """Return a job as it stood at one moment, although a view takes several statements."""
+        for _ in range(_READS_BESIDE_WRITERS):
+            view = self._read_view(job_id)
+            if view is not None:
+                return view
+        # Writers come faster than the rows are read, so this reader takes its turn among them.
+        with self.transaction(job_id) as tx:
+            return tx.view()
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
         """Return a request of a job by the key its client made."""
@@ -370,6 +375,19 @@ class SqlJobStore:
             if row is None and connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none() is None:
                 raise _no_such_job(job_id)
             return None if row is None else CHECKPOINTS.read(row)
+
+    def _read_view(self, job_id: JobId) -> JobView | None:
+        with executing(), self._connect() as connection:
+            before = self._visible_job(connection, job_id)
+            view = view_of(connection, before, self._clock.now())
+            # Each transition raises the version, so an equal one says that none was committed between the statements.
+            return view if self._visible_job(connection, job_id).version == before.version else None
+
+    def _visible_job(self, connection: Connection, job_id: JobId) -> JobRecord:
+        row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()
+        if row is None:
+            raise _no_such_job(job_id)
+        return JOBS.read(row)
 
     def _connect(self) -> AbstractContextManager[Connection]:
         return self._engine.connect()

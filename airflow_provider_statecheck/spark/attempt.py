@@ -12,12 +12,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Set as AbstractSet
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -59,6 +61,7 @@ from airflow_provider_statecheck.storage.document_uris import state_uris
 from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id
 from airflow_provider_statecheck.storage.sweep import sweep
 from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
 from airflow_provider_statecheck.storage.views.inline_budget import spill_above_budget
@@ -100,7 +103,8 @@ class StageAttempt:
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
-        self.grant: AttemptGrant = registering(gateway.register, on_overlap)(registration)
+        found = replace(registration, newest_on_storage=newest_checkpoint_id(storage, job_id_of(registration.job_name)))
+        self.grant: AttemptGrant = registering(gateway.register, on_overlap)(found)
         self._log = CheckpointLog(registration.job_name, registration.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
@@ -113,16 +117,44 @@ class StageAttempt:
         :return: ``None`` for a fresh start.
         :raises NoRestorableCheckpointError: if there are checkpoints and none can be read.
         """
-        if not self.grant.is_restore:
+        restored = self.load()
+        self.confirm_restore(restored)
+        return restored
+
+    def load(self) -> RestoredStage | None:
+        """
+        Load the newest checkpoint that can be read.
+
+        Nothing is claimed or deleted before :meth:`confirm_restore`, so that the caller can refuse what does not fit.
+
+        :return: ``None`` for a fresh start.
+        :raises NoRestorableCheckpointError: if there are checkpoints and none can be read.
+        """
+        return self._load_latest() if self.grant.is_restore else None
+
+    def confirm_restore(self, restored: RestoredStage | None) -> None:
+        """
+        Tell the coordinator what the stage starts from, and delete what is no longer needed.
+
+        :param restored: What :meth:`load` returned.
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        :raises SnapshotClaimedError: if another operator claimed the savepoint in the meantime.
+        """
+        if restored is None:
             self._discard(self.grant.effects, frozenset())
-            return None
-        restored = self._load_latest()
-        self._gateway.confirm_restore(restored.confirmation(self.grant.attempt))
+            return
+        source = self.registration.restore_from
+        claim = source is not None and source.mode is RestoreMode.CLAIM
+        self._gateway.confirm_restore(restored.confirmation(self.grant.attempt, claim=claim))
         self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
         self.latest = restored.checkpoint
         self._log.restored(restored.checkpoint)
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
-        return restored
+
+    @property
+    def begins_from_savepoint(self) -> bool:
+        """Tell whether the attempt begins from a savepoint that it has not confirmed to have restored."""
+        return any(candidate.is_adoption for candidate in self.grant.candidates)
 
     def take_checkpoint(
         self,
@@ -240,7 +272,7 @@ class StageAttempt:
 
     def _load_latest(self) -> RestoredStage:
         try:
-            return restore_latest(self.storage, self.grant)
+            return restore_latest(self.storage, self.grant, self.registration)
         except StateCheckError as error:
             self._close_unrestored(error)
             raise
@@ -317,6 +349,7 @@ class StageAttempt:
             snapshots=content.snapshots,
             state=state,
             has_commit=content.has_commit,
+            request_key=pending.request_key,
             operator_states=spill_above_budget(
                 content.operator_states,
                 self.storage,

@@ -7,14 +7,17 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
     ConfirmRestore,
+    RegisterAttempt,
     SkippedCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.restored_snapshots import as_adopted
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files
 from airflow_provider_statecheck.spark.state_verify import StateVerifier
@@ -36,12 +39,13 @@ class RestoredStage:
     state: dict[str, Any]
     skipped: tuple[SkippedCheckpoint, ...]
 
-    def confirmation(self, attempt: AttemptRef) -> ConfirmRestore:
+    def confirmation(self, attempt: AttemptRef, *, claim: bool) -> ConfirmRestore:
         """Return what to tell the coordinator."""
-        return ConfirmRestore(attempt=attempt, checkpoint_id=self.checkpoint.checkpoint_id, skipped=self.skipped)
+        checkpoint_id = self.checkpoint.checkpoint_id
+        return ConfirmRestore(attempt=attempt, checkpoint_id=checkpoint_id, skipped=self.skipped, claim=claim)
 
 
-def restore_latest(storage: CheckpointStorage, grant: AttemptGrant) -> RestoredStage:
+def restore_latest(storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt) -> RestoredStage:
     """
     Load the newest candidate that verifies.
 
@@ -54,13 +58,20 @@ def restore_latest(storage: CheckpointStorage, grant: AttemptGrant) -> RestoredS
     skipped: list[SkippedCheckpoint] = []
     for candidate in grant.candidates:
         try:
-            return _load(storage, candidate, tuple(skipped))
+            return _load(storage, _as_restored(candidate, registration), tuple(skipped))
         except UNREADABLE as error:
             log.error(  # noqa: TRY400 - the reason is in the text, a trace would hide it
                 "Checkpoint %s cannot be restored, falling back to the one before: %s", candidate.checkpoint_id, error
             )
             skipped.append(SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
     raise _none_left(grant, skipped)
+
+
+def _as_restored(candidate: CheckpointRecord, registration: RegisterAttempt) -> CheckpointRecord:
+    source = registration.restore_from
+    if not candidate.is_adoption or source is None:
+        return candidate
+    return as_adopted(candidate, registration.retention, claim=source.mode is RestoreMode.CLAIM)
 
 
 def _load(

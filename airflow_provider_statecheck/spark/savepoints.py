@@ -7,7 +7,6 @@ import logging
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AttemptRef,
@@ -98,7 +97,7 @@ class StageSavepoints:
                 attempt=self._attempt,
                 request_key=self._key_of(request),
                 serves=request.request_key,
-                location=new_savepoint_uri(base, self._attempt.job_id),
+                savepoint_dir=base,
             )
         )
 
@@ -119,6 +118,7 @@ class StageSavepoints:
             directory=pending.location,
             checkpoint_id=pending.checkpoint_id,
             properties=request.properties,
+            request_key=pending.request_key,
         )
         reply = self._gateway.acknowledge(
             AcknowledgeCheckpoint(

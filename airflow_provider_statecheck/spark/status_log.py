@@ -29,6 +29,8 @@ class CheckpointLog:
         """Say how the attempt starts."""
         start = "restores a checkpoint" if grant.is_restore else "starts from the beginning"
         log.info("Attempt %s of %s %s: %s", self._epoch, self._stage, start, grant.start_reason)
+        if grant.warning:
+            log.warning("%s", grant.warning)
 
     def triggered(self, pending: PendingCheckpoint) -> None:
         """Say that a checkpoint began."""

@@ -10,18 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Set as AbstractSet
 
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_id_of
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_id_of, epoch_of
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.storage.discarding import StorageDiscarder
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder, is_written_by_another
 from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.document_uris import state_uris
+from airflow_provider_statecheck.storage.document_uris import document_uris, state_uris
 from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,6 @@ class EffectDiscards:
 
     def __init__(self, storage: CheckpointStorage, documents: DocumentCache) -> None:
         self._storage = storage
-        self._discarder = StorageDiscarder(storage)
         self._documents = documents
         self.in_use: frozenset[int] = frozenset()
         """The checkpoints of the last call that must wait: others name what lies in their directories."""
@@ -74,28 +74,32 @@ class EffectDiscards:
             return False
 
     def _delete(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
-        document = self._read(checkpoint)
+        document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
+        if document is not None and _is_others(checkpoint, document):
+            return self._leave(checkpoint, document, discarder)
         if keep is None and document is not None and _holds_state(checkpoint, document):
             return self._wait(checkpoint)
-        # The metadata goes first: from then on nobody can restore from what is half deleted.
-        self._discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
+        # The metadata goes first: from then on nothing is restored from what is half deleted.
+        discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
         if document is not None and keep is not None:
-            self._delete_unneeded(checkpoint, document, keep)
+            _delete_unneeded(checkpoint, document, keep, discarder)
         self._documents.forget(checkpoint.checkpoint_id)
         if _holds_any(checkpoint, keep):
             return self._wait(checkpoint)
-        self._discarder.discard_location(checkpoint.location)
+        discarder.discard_location(checkpoint.location)
         return True
 
-    def _delete_unneeded(
-        self, checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
-    ) -> None:
-        for handle in document.snapshots:
-            if handle.uri not in keep:
-                self._discarder.discard_location(handle.uri)
-        for stream in _own_files(checkpoint, document, keep):
-            if stream.uri not in keep:
-                self._discarder.discard_state(stream)
+    def _leave(self, checkpoint: CheckpointRecord, document: CheckpointDocument, discarder: StorageDiscarder) -> bool:
+        log.warning(
+            "The directory of checkpoint %s holds a checkpoint that another coordinator wrote; it stays: %s",
+            checkpoint.checkpoint_id,
+            redact(checkpoint.location),
+        )
+        named = {uri.rpartition("/")[2] for uri in document_uris(document)}
+        for name in self._storage.list_files(checkpoint.location):
+            if epoch_of(name) == checkpoint.epoch and name not in named:
+                discarder.discard_file(f"{checkpoint.location}/{name}")
+        return True
 
     def _wait(self, checkpoint: CheckpointRecord) -> bool:
         log.info("The directory of checkpoint %s stays while others use what lies in it", checkpoint.checkpoint_id)
@@ -111,6 +115,23 @@ class EffectDiscards:
         except UNREADABLE:
             # It never got its metadata, or lost it: what it named are orphans, which the sweep finds.
             return None
+
+
+def _is_others(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+    # The row of any other status has the digest of its metadata, which was compared when they were read.
+    return checkpoint.status is CheckpointStatus.ABORTED and is_written_by_another(checkpoint, document)
+
+
+def _delete_unneeded(
+    checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str], discarder: StorageDiscarder
+) -> None:
+    for handle in document.snapshots:
+        # A snapshot in a savepoint that was claimed goes with the savepoint; one of another job is not ours.
+        if handle.uri not in keep and discarder.owns(handle.uri):
+            discarder.discard_location(handle.uri)
+    for stream in _own_files(checkpoint, document, keep):
+        if stream.uri not in keep and discarder.owns(stream.uri):
+            discarder.discard_state(stream)
 
 
 def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:

@@ -59,6 +59,8 @@ class CheckpointDocument:
     master_states: tuple[MasterState, ...] = ()
     has_commit: bool = False
     """Whether it holds what a sink commits once the checkpoint is completed."""
+    request_key: str = ""
+    """The key of the message that triggered it, as in its row; empty for a savepoint that has no row."""
     relocatable: bool | None = field(default=None, compare=False)
     """
     Whether it still loads when it is moved: a savepoint with its directory, a checkpoint with that of its job. Told by the

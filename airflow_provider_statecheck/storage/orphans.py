@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from airflow_provider_statecheck.checkpoint.effects import needed_though_ended
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
@@ -27,9 +28,10 @@ from airflow_provider_statecheck.checkpoint.layout import (
     taskowned_uri,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.checkpoint.validation import HIGHEST_ID
 from airflow_provider_statecheck.storage.aligned_rows import aligned_in_progress, is_left_on_purpose, retained_aligned
 from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.document_uris import document_uris
 from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
@@ -44,7 +46,7 @@ class Orphans:
     ended: tuple[str, ...] = ()
     """Directories of checkpoints whose rows say that they have ended."""
     directories: tuple[str, ...] = ()
-    """Snapshots that nothing names, and checkpoints without a row."""
+    """Snapshots that nothing names, and unfinished checkpoints without a row."""
     files: tuple[str, ...] = ()
     """Files of state that nothing names."""
     skipped: tuple[str, ...] = ()
@@ -84,14 +86,13 @@ class OrphanSearch:
 
         :raises StorageError: if the storage fails.
         """
-        checkpoints = self._checkpoint_directories()
         skipped = tuple(o.uid for o in self._operators if self._named_by(o) is None)
         known = [o for o in self._operators if o.uid not in skipped]
         return Orphans(
-            ended=tuple(self._ended(checkpoints)),
-            directories=(*self._rowless(checkpoints), *(uri for o in known for uri in self._snapshots(o))),
+            ended=tuple(self._ended()),
+            directories=(*self._unfinished(), *(uri for o in known for uri in self._snapshots(o))),
             files=(
-                *(uri for o in known for uri in self._unnamed_state(o, checkpoints)),
+                *(uri for o in known for uri in self._unnamed_state(o)),
                 *(uri for o in self._operators for uri in self._shared_state(o)),
                 *self._taskowned(),
                 *(uri for o in self._operators for uri in self._handles(o)),
@@ -99,20 +100,35 @@ class OrphanSearch:
             skipped=skipped,
         )
 
-    def _checkpoint_directories(self) -> tuple[int, ...]:
-        names = self._storage.list_directories(job_uri(self._base, self._job_id))
-        return tuple(i for i in map(checkpoint_id_of, names) if i is not None)
+    @cached_property
+    def _found(self) -> tuple[int, ...]:
+        return checkpoint_ids(self._storage, self._job_id)
+
+    @cached_property
+    def _of_others(self) -> dict[int, CheckpointDocument]:
+        """Complete checkpoints that the rows do not know: rows came from a backup, or another coordinator writes here."""
+        known = {c.request_key for c in self._view.checkpoints}
+        retained = {c.checkpoint_id for c in self._view.checkpoints if c.is_restorable}
+        read = ((i, self._read(self._uri(i))) for i in self._found if i not in retained)
+        return {i: document for i, document in read if document is not None and document.request_key not in known}
+
+    def _read(self, directory: str) -> CheckpointDocument | None:
+        uri = f"{directory}/{METADATA_FILE}"
+        try:
+            return decode_metadata(self._storage.read_bytes(uri), uri=uri)
+        except UNREADABLE:
+            return None
 
     def _uri(self, checkpoint_id: int) -> str:
         return checkpoint_uri(self._base, self._job_id, checkpoint_id)
 
-    def _ended(self, found: tuple[int, ...]) -> Iterator[str]:
+    def _ended(self) -> Iterator[str]:
         mine = {o.operator_id for o in self._operators}
         rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in mine}
         # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
-        used = {checkpoint_id_of(_name(c.location)) for c in self._view_retained}
+        used = {checkpoint_id_of(_name(c.location)) for c in self._view_retained} | set(self._of_others)
         used |= {i for o in self._view.operators for i in _needed_though_ended(self._view, o)}
-        ended = [i for i in found if i in rows and i not in used and _has_ended(rows[i])]
+        ended = [i for i in self._found if i in rows and i not in used and _has_ended(rows[i])]
         yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
     def _is_needed(self, ended: CheckpointRecord) -> bool:
@@ -122,36 +138,25 @@ class OrphanSearch:
             return True
         return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named | aligned)
 
-    def _rowless(self, found: tuple[int, ...]) -> Iterator[str]:
+    def _unfinished(self) -> Iterator[str]:
         rows = {c.checkpoint_id for c in self._view.checkpoints}
-        # An id that the rows have not given out is of a time that they do not know, as after a backup was restored.
-        lost = [i for i in found if i not in rows and i < self._view.job.next_checkpoint_id]
-        yield from (self._uri(i) for i in lost if self._is_of_ended_attempts(self._uri(i)) and not self._is_used(i))
+        # An id that the rows have not drawn is another coordinator's, which may be writing.
+        lost = [i for i in self._found if i not in rows and i < self._view.job.next_checkpoint_id]
+        yield from (self._uri(i) for i in lost if self._is_abandoned(self._uri(i)) and not self._is_used(i))
 
-    def _is_of_ended_attempts(self, directory: str) -> bool:
-        uri = f"{directory}/{METADATA_FILE}"
-        try:
-            document = decode_metadata(self._storage.read_bytes(uri), uri=uri)
-        except CheckpointNotFoundError:
-            names = self._storage.list_files(directory)
-            return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
-        except UNREADABLE:
-            # Nobody knows what it was.
-            return False
-        return self._is_ended(document)
-
-    def _is_ended(self, document: CheckpointDocument) -> bool:
-        wrote = next((o for o in self._operators if o.operator_id == document.operator_id), None)
-        return wrote is not None and document.epoch < self._first_open_epoch(wrote)
+    def _is_abandoned(self, directory: str) -> bool:
+        # With metadata it is complete, whoever wrote it, and without a row it is not known to be over.
+        names = self._storage.list_files(directory)
+        return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
 
     def _is_used(self, checkpoint_id: int) -> bool:
         named = self._named_by_any
         return named is None or any(uri.rpartition("/")[0].endswith(f"/chk-{checkpoint_id}") for uri in named)
 
-    def _unnamed_state(self, operator: OperatorRecord, found: tuple[int, ...]) -> Iterator[str]:
+    def _unnamed_state(self, operator: OperatorRecord) -> Iterator[str]:
         named = _names(self._named_by(operator))
         for checkpoint in retained(self._view, operator):
-            if checkpoint.checkpoint_id in found and checkpoint.location == self._uri(checkpoint.checkpoint_id):
+            if checkpoint.checkpoint_id in self._found and checkpoint.location == self._uri(checkpoint.checkpoint_id):
                 names = [n for n in self._storage.list_files(checkpoint.location) if n not in named]
                 yield from (f"{checkpoint.location}/{n}" for n in names if self._is_closed(operator, n))
 
@@ -201,7 +206,8 @@ class OrphanSearch:
         return operator.epoch if self._view.has_open_attempt(operator) else operator.epoch + 1
 
     def _named_by(self, operator: OperatorRecord) -> frozenset[str] | None:
-        return self._documents.named_uris(retained(self._view, operator))
+        named = self._documents.named_uris(retained(self._view, operator))
+        return None if named is None else named | self._named_by_others
 
     def _is_named_by_none(self, name: str) -> bool:
         # A checkpoint of several operators names files of all of them.
@@ -220,7 +226,12 @@ class OrphanSearch:
     def _named_by_any(self) -> frozenset[str] | None:
         if aligned_in_progress(self._view):
             return None
-        return self._documents.named_uris(self._view_retained)
+        named = self._documents.named_uris(self._view_retained)
+        return None if named is None else named | self._named_by_others
+
+    @cached_property
+    def _named_by_others(self) -> frozenset[str]:
+        return frozenset(uri for document in self._of_others.values() for uri in document_uris(document))
 
     @cached_property
     def _named_by_aligned(self) -> frozenset[str] | None:
@@ -228,6 +239,25 @@ class OrphanSearch:
         if aligned_in_progress(self._view):
             return None
         return self._documents.named_uris(retained_aligned(self._view))
+
+
+def checkpoint_ids(storage: CheckpointStorage, job_id: JobId) -> tuple[int, ...]:
+    """
+    Return the ids of the checkpoints that a job has a directory of, complete or not.
+
+    :raises StorageError: if the storage fails.
+    """
+    found = map(checkpoint_id_of, storage.list_directories(job_uri(storage.base_uri, job_id)))
+    return tuple(i for i in found if i is not None)
+
+
+def newest_checkpoint_id(storage: CheckpointStorage, job_id: JobId) -> int:
+    """
+    Return the highest of these ids, 0 where there are none; a number that no coordinator draws does not count.
+
+    :raises StorageError: if the storage fails.
+    """
+    return max((i for i in checkpoint_ids(storage, job_id) if i <= HIGHEST_ID), default=0)
 
 
 def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:

@@ -35,6 +35,7 @@ def write_savepoint(
     directory: str,
     checkpoint_id: int,
     properties: CheckpointProperties,
+    request_key: str = "",
 ) -> WrittenSavepoint:
     """
     Copy a checkpoint into a directory of its own, its metadata last.
@@ -43,6 +44,7 @@ def write_savepoint(
     :param directory: The savepoint's directory, which nobody else writes to.
     :param checkpoint_id: The savepoint's id.
     :param properties: The savepoint's properties.
+    :param request_key: The key of the message that triggered it; empty for a savepoint that has no row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises StorageError: if the storage fails.
     """
@@ -51,6 +53,7 @@ def write_savepoint(
         source,
         checkpoint_id=checkpoint_id,
         properties=properties,
+        request_key=request_key,
         has_commit=False,
         snapshots=tuple(copies.of_snapshot(handle) for handle in source.snapshots),
         state=copies.of_file(source.state) if isinstance(source.state, FileStateHandle) else source.state,

@@ -197,6 +197,7 @@ class SnapshotFiles:
             snapshots=(),
             state=InlineStateHandle(value={}),
             created_at=checkpoint.triggered_at.isoformat(),
+            request_key=checkpoint.request_key,
             properties=checkpoint.properties,
             operator_states=content.operator_states,
             master_states=content.master_states,

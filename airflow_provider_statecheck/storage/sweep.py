@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint.job_view import RECENT, JobView
-from airflow_provider_statecheck.checkpoint.layout import checkpoint_id_of, job_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.orphans import Orphans, OrphanSearch
+from airflow_provider_statecheck.storage.orphans import Orphans, OrphanSearch, checkpoint_ids
 from airflow_provider_statecheck.storage.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def sweep(
     due = frozenset((*found.directories, *found.files))
     if quarantine is not None:
         due = quarantine.admit(due, view.read_at)
-    deleted = _delete(storage, found, due)
+    deleted = _delete(StorageDiscarder(storage, view.job.job_id), found, due)
     log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(found.skipped))
     waiting = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
     return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=waiting)
@@ -68,18 +68,17 @@ def _with_rows_of_directories(
     if view.job.next_checkpoint_id <= RECENT:
         return view
     known = {c.checkpoint_id for c in view.checkpoints}
-    found = map(checkpoint_id_of, storage.list_directories(job_uri(storage.base_uri, view.job.job_id)))
-    rows = [row_of(i) for i in found if i is not None and i not in known]
+    rows = [row_of(i) for i in checkpoint_ids(storage, view.job.job_id) if i not in known]
     # Any other row is newer than the view, and what it means for the others is not in it.
     older = tuple(row for row in rows if row is not None and row.discarded_at is not None)
     return replace(view, checkpoints=(*older, *view.checkpoints)) if older else view
 
 
-def _delete(storage: CheckpointStorage, found: Orphans, due: frozenset[str]) -> tuple[str, ...]:
+def _delete(discarder: StorageDiscarder, found: Orphans, due: frozenset[str]) -> tuple[str, ...]:
     directories = (*found.ended, *(uri for uri in found.directories if uri in due))
     files = tuple(uri for uri in found.files if uri in due)
     for uri in directories:
-        storage.delete_directory(uri)
+        discarder.discard_location(uri)
     for uri in files:
-        storage.delete_file(uri)
+        discarder.discard_file(uri)
     return (*directories, *files)

@@ -26,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointException, 
 from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRows
 from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.layout import job_uri
+from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of, job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -194,6 +194,10 @@ class AlignedJob:
         self.leader = take_leadership(self.jobs, JOB_NAME, new_key(), make_owner(), self.storage.base_uri)
         return self.leader
 
+    def _owns(self, savepoint: str) -> bool:
+        claim = self.jobs.claim(savepoint)
+        return is_savepoint_of(savepoint, self.job_id) if claim is None else claim.job_id == self.job_id
+
     def coordinator(
         self, *, num_retained: int = 1, tolerable: int | None = None, **changes: Any
     ) -> CheckpointCoordinator:
@@ -202,7 +206,7 @@ class AlignedJob:
         config = CheckpointConfig()
         for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
             setattr(config, key, changes.pop(key))
-        discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage)
+        discarder = changes.pop("discarder", None) or StorageDiscarder(self.storage, self.job_id, self._owns)
         registry = SharedStateRegistry(discarder)
         failures = CheckpointFailureManager(
             UNLIMITED_TOLERABLE_FAILURES if tolerable is None else tolerable, self.failed, self.statistics()

@@ -216,6 +216,43 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract):
         second = gateway.register(make_registration())
         assert gateway.trigger(replace(trigger, attempt=second.attempt, request_key=new_key())).checkpoint_id == 2
 
+    def test_ids_begin_above_what_the_storage_holds_and_the_attempt_is_warned(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        """Rows that came from a backup know less than the storage."""
+        grant = gateway.register(make_registration(newest_on_storage=7))
+        assert "holds checkpoint 7, but its rows end at checkpoint 0" in grant.warning
+        trigger = TriggerCheckpoint(attempt=grant.attempt, request_key=new_key())
+        assert gateway.trigger(trigger).checkpoint_id == 8
+        again = gateway.register(make_registration(newest_on_storage=8))
+        assert again.warning == ""
+        assert gateway.trigger(replace(trigger, attempt=again.attempt, request_key=new_key())).checkpoint_id == 9
+
+    @pytest.mark.parametrize("found", [-1, 10_000_001])
+    def test_a_number_on_storage_that_no_coordinator_draws_is_refused(
+        self, gateway: CheckpointCoordinatorGateway, found: int
+    ) -> None:
+        with pytest.raises(InvalidConfigurationError, match="newest_on_storage"):
+            gateway.register(make_registration(newest_on_storage=found))
+
+    def test_a_pending_checkpoint_carries_the_key_that_its_metadata_repeat(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        key = new_key()
+        assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=key)).request_key == key
+
+    @pytest.mark.parametrize(
+        "uri", [f"memory://base/{'f' * 32}/chk-1/_metadata", f"memory://base/{JOB}/chk-1", "memory://base/_metadata"]
+    )
+    def test_metadata_elsewhere_than_in_the_directory_of_the_checkpoint_are_refused(
+        self, gateway: CheckpointCoordinatorGateway, uri: str
+    ) -> None:
+        attempt = gateway.register(make_registration()).attempt
+        with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
+            complete_checkpoint(gateway, attempt, metadata_uri=uri)
+        assert _statuses(gateway) == {1: CheckpointStatus.PENDING}
+
     def test_trigger_repeated_with_one_key_leaves_one_pending_checkpoint(
         self, gateway: CheckpointCoordinatorGateway
     ) -> None:

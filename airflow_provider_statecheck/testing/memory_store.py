@@ -107,8 +107,12 @@ class InMemoryJobTransaction:
     def draw_checkpoint_id(self) -> int:
         """Return the next id of the job."""
         drawn = self._rows.job.next_checkpoint_id
-        self._rows.job = replace(self._rows.job, next_checkpoint_id=drawn + 1)
+        self.set_next_checkpoint_id(drawn + 1)
         return drawn
+
+    def set_next_checkpoint_id(self, following: int) -> None:
+        """Make a number the next id of the job."""
+        self._rows.job = replace(self._rows.job, next_checkpoint_id=following)
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
         """Return an operator of the job."""

@@ -10,6 +10,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
     AttemptRef,
+    PendingCheckpoint,
     RegisterAttempt,
     TriggerCheckpoint,
 )
@@ -40,12 +41,18 @@ def make_registration(**changes: Any) -> RegisterAttempt:
     return RegisterAttempt(**values | changes)
 
 
-def make_acknowledgement(attempt: AttemptRef, checkpoint_id: int, **changes: Any) -> AcknowledgeCheckpoint:
-    """Return an acknowledgement of a checkpoint."""
+def make_acknowledgement(
+    attempt: AttemptRef, checkpoint: int | PendingCheckpoint, **changes: Any
+) -> AcknowledgeCheckpoint:
+    """Return an acknowledgement of a checkpoint; one that is known by its id only lies below ``memory://base``."""
+    if isinstance(checkpoint, PendingCheckpoint):
+        checkpoint_id, location = checkpoint.checkpoint_id, checkpoint.location
+    else:
+        checkpoint_id, location = checkpoint, f"memory://base/{attempt.job_id}/chk-{checkpoint}"
     values: dict[str, Any] = {
         "attempt": attempt,
         "checkpoint_id": checkpoint_id,
-        "metadata_uri": f"memory://base/{attempt.job_id}/chk-{checkpoint_id}/_metadata",
+        "metadata_uri": f"{location}/_metadata",
         "metadata_size": 100,
         "metadata_sha256": "0" * 64,
         "counts": {"snapshots": 1},
@@ -56,4 +63,4 @@ def make_acknowledgement(attempt: AttemptRef, checkpoint_id: int, **changes: Any
 def complete_checkpoint(gateway: CheckpointCoordinatorGateway, attempt: AttemptRef, **changes: Any) -> AcknowledgeReply:
     """Trigger and acknowledge one checkpoint."""
     pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-    return gateway.acknowledge(make_acknowledgement(attempt, pending.checkpoint_id, **changes))
+    return gateway.acknowledge(make_acknowledgement(attempt, pending, **changes))

@@ -20,14 +20,17 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     BeginSavepoint,
     ConfirmDiscards,
+    ConfirmRestore,
     DeclineCheckpoint,
     DisposeSavepoint,
     EndSavepoint,
     FinishAttempt,
+    PendingCheckpoint,
     RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus, OnClear
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
@@ -47,8 +50,8 @@ from airflow_provider_statecheck.testing.messages import (
     make_registration,
 )
 
-PLACE = "memory://savepoints/savepoint-0f6f7c-000000000001"
-OTHER_PLACE = "memory://savepoints/savepoint-0f6f7c-000000000002"
+SAVEPOINTS = "memory://savepoints"
+PLACE = f"{SAVEPOINTS}/savepoint-0f6f7c-000000000001"
 JOB = job_id_of("sales")
 
 
@@ -90,10 +93,13 @@ class SavepointContract:
         return savepoints.request(RequestSavepoint(**values | changes))
 
     @staticmethod
-    def trigger(coordinator: AttemptCoordinator, attempt: AttemptRef, asked: SnapshotRequest) -> int:
+    def trigger(coordinator: AttemptCoordinator, attempt: AttemptRef, asked: SnapshotRequest) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
-        message = TriggerCheckpoint(attempt=attempt, request_key=new_key(), serves=asked.request_key, location=PLACE)
-        return coordinator.trigger(message).checkpoint_id
+        return coordinator.trigger(
+            TriggerCheckpoint(
+                attempt=attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
+            )
+        )
 
     @staticmethod
     def row(coordinator: AttemptCoordinator, checkpoint_id: int) -> CheckpointRecord:
@@ -136,17 +142,17 @@ class SavepointContract:
     def test_a_savepoint_takes_the_next_id_of_the_job(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
-        assert self.trigger(coordinator, running, self.ask(savepoints, running)) == 2
+        assert self.trigger(coordinator, running, self.ask(savepoints, running)).checkpoint_id == 2
         assert coordinator.trigger(TriggerCheckpoint(attempt=running, request_key=new_key())).checkpoint_id == 3
 
     def test_a_completed_savepoint_ends_its_request(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
         asked = self.ask(savepoints, running)
-        checkpoint_id = self.trigger(coordinator, running, asked)
-        coordinator.acknowledge(make_acknowledgement(running, checkpoint_id))
+        begun = self.trigger(coordinator, running, asked)
+        coordinator.acknowledge(make_acknowledgement(running, begun))
         found = self.request_of(coordinator, asked)
-        assert (found.status, found.checkpoint_id) == (RequestStatus.COMPLETED, checkpoint_id)
+        assert (found.status, found.checkpoint_id) == (RequestStatus.COMPLETED, begun.checkpoint_id)
 
     @pytest.mark.parametrize("kind", list(CheckpointType)[2:])
     @pytest.mark.parametrize("written", SavepointFormat)
@@ -159,14 +165,14 @@ class SavepointContract:
         written: SavepointFormat,
     ) -> None:
         asked = self.ask(savepoints, running, kind=kind, savepoint_format=written)
-        properties = self.row(coordinator, self.trigger(coordinator, running, asked)).properties
+        properties = self.row(coordinator, self.trigger(coordinator, running, asked).checkpoint_id).properties
         assert (properties.snapshot_type, properties.savepoint_format) == (kind, written)
 
     def test_a_savepoint_is_never_what_a_retry_restores(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
-        checkpoint_id = self.trigger(coordinator, running, self.ask(savepoints, running))
-        coordinator.acknowledge(make_acknowledgement(running, checkpoint_id))
+        begun = self.trigger(coordinator, running, self.ask(savepoints, running))
+        coordinator.acknowledge(make_acknowledgement(running, begun))
         grant = coordinator.register(make_registration())
         assert [c.checkpoint_id for c in grant.candidates] == [1]
         latest = coordinator.latest(JOB, running.operator_id)
@@ -178,10 +184,10 @@ class SavepointContract:
     ) -> None:
         ids = []
         for _ in range(3):
-            checkpoint_id = self.trigger(coordinator, running, self.ask(savepoints, running))
-            reply = coordinator.acknowledge(make_acknowledgement(running, checkpoint_id))
+            begun = self.trigger(coordinator, running, self.ask(savepoints, running))
+            reply = coordinator.acknowledge(make_acknowledgement(running, begun))
             assert reply.effects.discards == ()
-            ids.append(checkpoint_id)
+            ids.append(begun.checkpoint_id)
         for _ in range(5):
             complete_checkpoint(coordinator, running)
         assert {self.row(coordinator, i).status for i in ids} == {CheckpointStatus.COMPLETED}
@@ -190,16 +196,16 @@ class SavepointContract:
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
         pending = coordinator.trigger(TriggerCheckpoint(attempt=running, request_key=new_key()))
-        checkpoint_id = self.trigger(coordinator, running, self.ask(savepoints, running))
-        coordinator.acknowledge(make_acknowledgement(running, checkpoint_id))
+        begun = self.trigger(coordinator, running, self.ask(savepoints, running))
+        coordinator.acknowledge(make_acknowledgement(running, begun))
         assert self.row(coordinator, pending.checkpoint_id).status is CheckpointStatus.PENDING
 
     def test_a_later_checkpoint_aborts_no_pending_savepoint(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
-        checkpoint_id = self.trigger(coordinator, running, self.ask(savepoints, running))
+        begun = self.trigger(coordinator, running, self.ask(savepoints, running))
         complete_checkpoint(coordinator, running)
-        assert self.row(coordinator, checkpoint_id).status is CheckpointStatus.PENDING
+        assert self.row(coordinator, begun.checkpoint_id).status is CheckpointStatus.PENDING
 
     def test_a_savepoint_with_which_the_job_stops_aborts_older_pending_checkpoints(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
@@ -213,9 +219,9 @@ class SavepointContract:
     def test_a_savepoint_may_take_longer_than_a_checkpoint(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef, clock: ManualClock
     ) -> None:
-        checkpoint_id = self.trigger(coordinator, running, self.ask(savepoints, running))
+        begun = self.trigger(coordinator, running, self.ask(savepoints, running))
         clock.advance(20 * 3600)
-        reply = coordinator.acknowledge(make_acknowledgement(running, checkpoint_id))
+        reply = coordinator.acknowledge(make_acknowledgement(running, begun))
         assert reply.is_completed
 
     def test_a_savepoint_that_fails_ends_its_request_with_the_reason(
@@ -225,7 +231,7 @@ class SavepointContract:
         coordinator.decline(
             DeclineCheckpoint(
                 attempt=running,
-                checkpoint_id=self.trigger(coordinator, running, asked),
+                checkpoint_id=self.trigger(coordinator, running, asked).checkpoint_id,
                 reason=CheckpointFailureReason.IO_EXCEPTION,
                 message="the bucket is full",
             )
@@ -249,7 +255,7 @@ class SavepointContract:
         with pytest.raises(CheckpointNotFoundError, match="completed"):
             self.trigger(coordinator, running, asked)
 
-    @pytest.mark.parametrize("half", [{"serves": "k" * 32}, {"location": PLACE}])
+    @pytest.mark.parametrize("half", [{"serves": "k" * 32}, {"savepoint_dir": SAVEPOINTS}])
     def test_a_request_and_a_place_come_together(
         self, coordinator: AttemptCoordinator, running: AttemptRef, half: dict[str, Any]
     ) -> None:
@@ -261,24 +267,33 @@ class SavepointContract:
     ) -> None:
         asked = self.ask(savepoints, running)
         with pytest.raises(ConcurrentAttemptError, match="takes the savepoint itself"):
-            savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=PLACE))
+            savepoints.begin(self.beginning(asked))
 
-    def begun(self, savepoints: JobSavepoints, attempt: AttemptRef, location: str = PLACE) -> CheckpointRecord:
+    @staticmethod
+    def beginning(asked: SnapshotRequest) -> BeginSavepoint:
+        """Return the message that begins a savepoint in place of the stage."""
+        return BeginSavepoint(
+            job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
+        )
+
+    @staticmethod
+    def ending(begun: CheckpointRecord) -> EndSavepoint:
+        """Return the message that such a savepoint is written."""
+        return EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
+
+    def begun(self, savepoints: JobSavepoints, attempt: AttemptRef) -> CheckpointRecord:
         """Ask for a savepoint and begin it in place of the stage."""
-        asked = self.ask(savepoints, attempt)
-        return savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=location))
+        return savepoints.begin(self.beginning(self.ask(savepoints, attempt)))
 
-    def completed(self, savepoints: JobSavepoints, attempt: AttemptRef, location: str = PLACE) -> CheckpointRecord:
+    def completed(self, savepoints: JobSavepoints, attempt: AttemptRef) -> CheckpointRecord:
         """Take a savepoint in place of the stage."""
-        begun = self.begun(savepoints, attempt, location)
-        uri = f"{location}/_metadata"
-        return savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=uri))
+        return savepoints.end(self.ending(self.begun(savepoints, attempt)))
 
     def test_a_savepoint_of_a_finished_stage_is_taken_in_its_place(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
         done = self.completed(savepoints, ended)
-        assert (done.status, done.location, done.completed_at is None) == (CheckpointStatus.COMPLETED, PLACE, False)
+        assert (done.status, done.completed_at is None) == (CheckpointStatus.COMPLETED, False)
         assert coordinator.describe(JOB).requests[0].status is RequestStatus.COMPLETED
 
     def test_ending_a_savepoint_twice_changes_nothing(self, savepoints: JobSavepoints, ended: AttemptRef) -> None:
@@ -298,12 +313,10 @@ class SavepointContract:
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
         asked = self.ask(savepoints, ended)
-        slow, fast = (
-            savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=place))
-            for place in (PLACE, OTHER_PLACE)
-        )
-        assert savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=fast.checkpoint_id)).is_restorable is False
-        lost = savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=slow.checkpoint_id))
+        slow, fast = (savepoints.begin(self.beginning(asked)) for _ in range(2))
+        assert slow.location != fast.location
+        assert savepoints.end(self.ending(fast)).is_restorable is False
+        lost = savepoints.end(self.ending(slow))
         assert (lost.status, lost.awaits_discard) == (CheckpointStatus.ABORTED, True)
         assert self.request_of(coordinator, asked).checkpoint_id == fast.checkpoint_id
 
@@ -311,10 +324,10 @@ class SavepointContract:
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
         asked = self.ask(savepoints, ended)
-        message = BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=PLACE)
+        message = self.beginning(asked)
         first, again = savepoints.begin(message), savepoints.begin(message)
         assert first == again
-        assert savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=first.checkpoint_id)).completed_at is not None
+        assert savepoints.end(self.ending(first)).completed_at is not None
         assert savepoints.begin(message).status is CheckpointStatus.COMPLETED
         assert [c.checkpoint_id for c in coordinator.describe(JOB).checkpoints] == [1, first.checkpoint_id]
 
@@ -334,16 +347,15 @@ class SavepointContract:
         self, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
         begun = self.begun(savepoints, ended)
-        savepoints.dispose(DisposeSavepoint(pointer=PLACE, job_id=JOB))
-        late = savepoints.end(EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id))
+        savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JOB))
+        late = savepoints.end(self.ending(begun))
         assert late.status is CheckpointStatus.ABORTED
 
     def test_a_directory_without_metadata_is_found_by_its_name(
         self, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
-        place = f"memory://savepoints/savepoint-{JOB[:6]}-000000000009"
-        begun = self.begun(savepoints, ended, place)
-        found = savepoints.dispose(DisposeSavepoint(pointer=place, job_id=JobId("0" * 32))).checkpoint
+        begun = self.begun(savepoints, ended)
+        found = savepoints.dispose(DisposeSavepoint(pointer=begun.location, job_id=JobId("0" * 32))).checkpoint
         assert found is not None
         assert (found.checkpoint_id, found.status) == (begun.checkpoint_id, CheckpointStatus.ABORTED)
 
@@ -371,8 +383,8 @@ class SavepointContract:
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
         done = self.completed(savepoints, ended)
-        savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=PLACE))
-        again = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=PLACE))
+        savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
+        again = savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=done.location))
         assert again.checkpoint is not None
         assert again.checkpoint.status is CheckpointStatus.DISPOSED
         grant = coordinator.register(make_registration())
@@ -397,6 +409,19 @@ class SavepointContract:
         source = changes.pop("source", None) or self.source()
         return coordinator.register(make_registration(job_name=job, restore_from=source, **changes))
 
+    def restore(self, coordinator: AttemptCoordinator, job: str = "heir", **changes: Any) -> AttemptRef:
+        """Let an attempt begin from a savepoint and say that its state fits."""
+        grant = self.begin_from(coordinator, job, **changes)
+        source = changes.get("source") or self.source()
+        coordinator.confirm_restore(
+            ConfirmRestore(
+                attempt=grant.attempt,
+                checkpoint_id=grant.candidates[0].checkpoint_id,
+                claim=source.mode is RestoreMode.CLAIM,
+            )
+        )
+        return grant.attempt
+
     def kind_of_next(self, coordinator: AttemptCoordinator, attempt: AttemptRef) -> CheckpointType:
         """Complete a checkpoint and return what kind it is."""
         completed = complete_checkpoint(coordinator, attempt).checkpoint
@@ -416,17 +441,17 @@ class SavepointContract:
         assert [c.location for c in self.begin_from(coordinator).candidates] == [PLACE]
 
     def test_a_retry_after_a_checkpoint_goes_on_from_that(self, coordinator: AttemptCoordinator) -> None:
-        complete_checkpoint(coordinator, self.begin_from(coordinator).attempt)
+        complete_checkpoint(coordinator, self.restore(coordinator))
         assert self.begin_from(coordinator).candidates[0].location != PLACE
 
     def test_a_restart_begins_from_the_savepoint_once_more(self, coordinator: AttemptCoordinator) -> None:
-        complete_checkpoint(coordinator, self.begin_from(coordinator).attempt)
+        complete_checkpoint(coordinator, self.restore(coordinator))
         owner = make_owner(clear_marker="4/1")
         again = self.begin_from(coordinator, owner=owner, on_clear=OnClear.RESTART)
         assert [c.location for c in again.candidates] == [PLACE]
 
     def test_an_unclaimed_savepoint_is_never_deleted(self, coordinator: AttemptCoordinator) -> None:
-        attempt = self.begin_from(coordinator, num_retained=1).attempt
+        attempt = self.restore(coordinator, num_retained=1)
         replies = [complete_checkpoint(coordinator, attempt) for _ in range(3)]
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         grant = coordinator.register(make_registration(job_name="heir", owner=make_owner(run_key="other")))
@@ -438,23 +463,20 @@ class SavepointContract:
     def test_the_checkpoints_after_an_unclaimed_savepoint_are_full_until_one_completed(
         self, coordinator: AttemptCoordinator
     ) -> None:
-        attempt = self.begin_from(coordinator).attempt
+        attempt = self.restore(coordinator)
         failed = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
         reason = CheckpointFailureReason.IO_EXCEPTION
         coordinator.decline(DeclineCheckpoint(attempt=attempt, checkpoint_id=failed.checkpoint_id, reason=reason))
-        attempt = self.begin_from(coordinator).attempt
+        attempt = self.restore(coordinator)
         kinds = [self.kind_of_next(coordinator, attempt) for _ in range(2)]
         assert kinds == [CheckpointType.FULL_CHECKPOINT, CheckpointType.CHECKPOINT]
 
     def test_a_savepoint_in_between_does_not_lift_the_obligation_to_take_a_full_checkpoint(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints
     ) -> None:
-        attempt = self.begin_from(coordinator).attempt
+        attempt = self.restore(coordinator)
         asked = self.ask(savepoints, attempt)
-        message = TriggerCheckpoint(
-            attempt=attempt, request_key=new_key(), serves=asked.request_key, location=OTHER_PLACE
-        )
-        coordinator.acknowledge(make_acknowledgement(attempt, coordinator.trigger(message).checkpoint_id))
+        coordinator.acknowledge(make_acknowledgement(attempt, self.trigger(coordinator, attempt, asked)))
         assert self.kind_of_next(coordinator, attempt) is CheckpointType.FULL_CHECKPOINT
 
     def test_many_jobs_begin_from_one_unclaimed_savepoint(self, coordinator: AttemptCoordinator) -> None:
@@ -464,7 +486,7 @@ class SavepointContract:
         self, coordinator: AttemptCoordinator
     ) -> None:
         claim = self.source(mode=RestoreMode.CLAIM)
-        attempt = self.begin_from(coordinator, source=claim, num_retained=1).attempt
+        attempt = self.restore(coordinator, source=claim, num_retained=1)
         complete_checkpoint(coordinator, attempt)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         grant = coordinator.register(make_registration(job_name="heir", owner=make_owner(run_key="other")))
@@ -472,7 +494,7 @@ class SavepointContract:
 
     @pytest.mark.parametrize("mode", RestoreMode)
     def test_a_claimed_savepoint_is_refused_to_others(self, coordinator: AttemptCoordinator, mode: RestoreMode) -> None:
-        self.begin_from(coordinator, source=self.source(mode=RestoreMode.CLAIM))
+        self.restore(coordinator, source=self.source(mode=RestoreMode.CLAIM))
         with pytest.raises(SnapshotClaimedError, match="another job claimed it"):
             self.begin_from(coordinator, "rival", source=self.source(mode=mode))
         with pytest.raises(CheckpointNotFoundError):
@@ -480,16 +502,96 @@ class SavepointContract:
 
     def test_the_one_who_claimed_may_claim_again(self, coordinator: AttemptCoordinator) -> None:
         claim = self.source(mode=RestoreMode.CLAIM)
-        self.begin_from(coordinator, source=claim)
+        self.restore(coordinator, source=claim)
         assert self.begin_from(coordinator, source=claim).is_restore
 
     def test_a_claimed_savepoint_cannot_be_disposed_by_the_job_that_took_it(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, ended: AttemptRef
     ) -> None:
-        self.completed(savepoints, ended)
-        self.begin_from(coordinator, source=self.source(mode=RestoreMode.CLAIM))
+        place = self.completed(savepoints, ended).location
+        claim = self.source(mode=RestoreMode.CLAIM, pointer=place, metadata_uri=f"{place}/_metadata")
+        self.restore(coordinator, source=claim)
         with pytest.raises(SnapshotClaimedError):
-            savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=PLACE))
+            savepoints.dispose(DisposeSavepoint(job_id=JOB, pointer=place))
+
+    def test_a_savepoint_that_was_refused_belongs_to_its_owner_still(self, coordinator: AttemptCoordinator) -> None:
+        claim = self.source(mode=RestoreMode.CLAIM)
+        refused = self.begin_from(coordinator, source=claim).attempt
+        effects = coordinator.finish(FinishAttempt(attempt=refused, status=AttemptStatus.FAILED))
+        assert effects.discards == ()
+        assert not coordinator.register(make_registration(job_name="heir")).is_restore
+        assert self.begin_from(coordinator, "rival", source=claim).is_restore
+
+    def test_a_savepoint_that_was_refused_counts_as_no_failed_checkpoint(self, coordinator: AttemptCoordinator) -> None:
+        refused = self.begin_from(coordinator).attempt
+        coordinator.finish(FinishAttempt(attempt=refused, status=AttemptStatus.FAILED))
+        assert coordinator.describe(refused.job_id).statistics == ()
+
+    def test_a_fenced_attempt_cannot_claim(self, coordinator: AttemptCoordinator) -> None:
+        claim = self.source(mode=RestoreMode.CLAIM)
+        grant = self.begin_from(coordinator, source=claim)
+        coordinator.register(make_registration(job_name="heir"))
+        confirm = ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
+        with pytest.raises(StaleAttemptError):
+            coordinator.confirm_restore(confirm)
+        assert self.restore(coordinator, "rival", source=claim).epoch == 1
+
+    def test_two_jobs_that_began_from_one_savepoint_cannot_both_claim_it(self, coordinator: AttemptCoordinator) -> None:
+        claim = self.source(mode=RestoreMode.CLAIM)
+        slower = self.begin_from(coordinator, "rival", source=claim)
+        self.restore(coordinator, source=claim)
+        confirm = ConfirmRestore(attempt=slower.attempt, checkpoint_id=slower.candidates[0].checkpoint_id, claim=True)
+        with pytest.raises(SnapshotClaimedError):
+            coordinator.confirm_restore(confirm)
+
+    @pytest.mark.parametrize("policy", CheckpointRetentionPolicy)
+    def test_a_claimed_savepoint_obeys_the_retention_of_the_job(
+        self, coordinator: AttemptCoordinator, policy: CheckpointRetentionPolicy
+    ) -> None:
+        attempt = self.restore(coordinator, source=self.source(mode=RestoreMode.CLAIM), retention=policy)
+        [row] = coordinator.describe(attempt.job_id).checkpoints
+        assert row.properties == CheckpointProperties.for_checkpoint(policy)
+
+    @pytest.mark.parametrize(
+        "pointer",
+        [
+            f"memory://base/{'b' * 32}/chk-3",
+            f"memory://base/{'b' * 32}",
+            "memory://base",
+            f"memory://base/{'b' * 32}/shared/{'c' * 32}/savepoint-0f6f7c-000000000001",
+        ],
+    )
+    def test_only_a_savepoint_can_be_claimed(self, coordinator: AttemptCoordinator, pointer: str) -> None:
+        foreign = self.source(mode=RestoreMode.CLAIM, pointer=pointer, metadata_uri=f"{pointer}/_metadata")
+        with pytest.raises(InvalidConfigurationError, match="no_claim"):
+            self.begin_from(coordinator, source=foreign)
+
+    def test_a_claim_that_was_not_said_at_the_registration_is_checked_too(
+        self, coordinator: AttemptCoordinator
+    ) -> None:
+        pointer = f"memory://base/{'b' * 32}/chk-3"
+        grant = self.begin_from(coordinator, source=self.source(pointer=pointer, metadata_uri=f"{pointer}/_metadata"))
+        confirm = ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
+        with pytest.raises(InvalidConfigurationError, match="no_claim"):
+            coordinator.confirm_restore(confirm)
+
+    def test_metadata_elsewhere_than_in_the_directory_are_refused(self, coordinator: AttemptCoordinator) -> None:
+        with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
+            self.begin_from(coordinator, source=self.source(metadata_uri="memory://elsewhere/_metadata"))
+
+    def test_the_coordinator_makes_the_directory_of_a_savepoint(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
+    ) -> None:
+        """A caller who could name it could have another job's savepoint deleted with it."""
+        places = [self.trigger(coordinator, running, self.ask(savepoints, running)).location for _ in range(2)]
+        assert len(set(places)) == 2
+        assert all(place.startswith(f"{SAVEPOINTS}/savepoint-{JOB[:6]}-") for place in places)
+
+    def test_a_savepoint_goes_where_its_request_says_whatever_the_stage_prefers(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
+    ) -> None:
+        asked = self.ask(savepoints, running, target="memory://wanted")
+        assert self.trigger(coordinator, running, asked).location.startswith("memory://wanted/savepoint-")
 
     def test_a_missing_savepoint_is_an_error_where_nothing_else_is_left(self, coordinator: AttemptCoordinator) -> None:
         missing = self.source(problem="Expected a checkpoint at memory://gone, found nothing there.")
@@ -499,7 +601,7 @@ class SavepointContract:
     def test_a_missing_savepoint_does_not_matter_to_a_retry_with_checkpoints(
         self, coordinator: AttemptCoordinator
     ) -> None:
-        complete_checkpoint(coordinator, self.begin_from(coordinator).attempt)
+        complete_checkpoint(coordinator, self.restore(coordinator))
         missing = self.source(problem="gone")
         assert self.begin_from(coordinator, source=missing).is_restore
 

@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     DeclineCheckpoint,
     EndSavepoint,
     FinishAttempt,
+    PendingCheckpoint,
     RequestSavepoint,
     RestoreSource,
     TriggerCheckpoint,
@@ -44,7 +45,8 @@ from airflow_provider_statecheck.testing.messages import make_acknowledgement, m
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
-PLACE = "memory://savepoints/savepoint-0f6f7c-000000000001"
+SAVEPOINTS = "memory://savepoints"
+PLACE = f"{SAVEPOINTS}/savepoint-0f6f7c-000000000001"
 IO = CheckpointFailureReason.IO_EXCEPTION
 LARGEST_ROW = 64 * 1024
 
@@ -81,9 +83,9 @@ class StatisticsContract:
     @classmethod
     def complete(cls, coordinator: AttemptCoordinator, attempt: AttemptRef, **changes: Any) -> int:
         """Take one checkpoint."""
-        checkpoint_id = cls.trigger(coordinator, attempt)
-        coordinator.acknowledge(make_acknowledgement(attempt, checkpoint_id, **changes))
-        return checkpoint_id
+        pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        coordinator.acknowledge(make_acknowledgement(attempt, pending, **changes))
+        return pending.checkpoint_id
 
     @classmethod
     def fail(cls, coordinator: AttemptCoordinator, attempt: AttemptRef, message: str = "disk full") -> int:
@@ -93,12 +95,18 @@ class StatisticsContract:
         return checkpoint_id
 
     @classmethod
-    def begin_savepoint(cls, store: JobStore, coordinator: AttemptCoordinator, attempt: AttemptRef) -> int:
+    def begin_savepoint(
+        cls, store: JobStore, coordinator: AttemptCoordinator, attempt: AttemptRef
+    ) -> PendingCheckpoint:
         """Let a stage begin a savepoint."""
         asked = JobSavepoints(store).request(
             RequestSavepoint(job_id=JOB, operator_id=attempt.operator_id, request_key=new_key())
         )
-        return cls.trigger(coordinator, attempt, serves=asked.request_key, location=PLACE)
+        return coordinator.trigger(
+            TriggerCheckpoint(
+                attempt=attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
+            )
+        )
 
     @staticmethod
     def numbers(snapshot: CheckpointStatsSnapshot) -> tuple[int, int, int, int]:
@@ -287,7 +295,8 @@ class StatisticsContract:
         assert (snapshot.checkpoints.completed, snapshot.savepoints.completed) == (1, 1)
         assert snapshot.latest_savepoint is not None
         assert snapshot.latest_completed is not None
-        assert (snapshot.latest_savepoint.location, snapshot.latest_completed.checkpoint_id) == (PLACE, checkpoint_id)
+        assert snapshot.latest_savepoint.location == savepoint.location
+        assert snapshot.latest_completed.checkpoint_id == checkpoint_id
 
     def test_a_savepoint_that_is_copied_where_nothing_runs_is_counted_at_its_end(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, store: JobStore, tracker: CheckpointStatsTracker
@@ -295,11 +304,21 @@ class StatisticsContract:
         self.complete(coordinator, attempt)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         savepoints = JobSavepoints(store)
-        for place, failure in ((PLACE, None), (f"{PLACE[:-1]}2", "the disk is full")):
+        for failure in (None, "the disk is full"):
             asked = savepoints.request(RequestSavepoint(job_id=JOB, operator_id=OPERATOR, request_key=new_key()))
-            begun = savepoints.begin(BeginSavepoint(job_id=JOB, request_key=asked.request_key, location=place))
+            begun = savepoints.begin(
+                BeginSavepoint(
+                    job_id=JOB, request_key=asked.request_key, savepoint_dir=SAVEPOINTS, trigger_key=new_key()
+                )
+            )
             assert tracker.create_snapshot().savepoints.in_progress == 1
-            end = EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, state_size_bytes=9, failure=failure)
+            end = EndSavepoint(
+                job_id=JOB,
+                checkpoint_id=begun.checkpoint_id,
+                metadata_uri=f"{begun.location}/_metadata",
+                state_size_bytes=9,
+                failure=failure,
+            )
             savepoints.end(end)
             savepoints.end(end)
         counts = tracker.create_snapshot().savepoints
@@ -337,7 +356,11 @@ class StatisticsContract:
         self, coordinator: AttemptCoordinator, store: JobStore, tracker: CheckpointStatsTracker
     ) -> None:
         source = RestoreSource(
-            pointer=PLACE, metadata_uri="", metadata_size=0, metadata_sha256="", mode=RestoreMode.NO_CLAIM
+            pointer=PLACE,
+            metadata_uri=f"{PLACE}/_metadata",
+            metadata_size=0,
+            metadata_sha256="",
+            mode=RestoreMode.NO_CLAIM,
         )
         grant = coordinator.register(make_registration(restore_from=source))
         coordinator.confirm_restore(

@@ -78,24 +78,27 @@ class Restoring:
         latest = self._parts.completed_store.get_latest_checkpoint()
         if latest is None:
             return self._begin_anew(error_if_no_checkpoint, mode)
-        assignment = assign_states(
-            [task.restore_target for task in tasks],
-            latest.operator_states.values(),
-            renamed_uids=renamed_uids,
-            allow_non_restored_state=allow_non_restored_state,
-            all_or_nothing_state=all_or_nothing_state,
-        )
+        assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
         self._restore_others(latest, assignment, mode, allow_non_restored_state)
         _give(tasks, latest, assignment)
         self._note(latest)
         return True
 
-    def adopt(self, pointer: str, mode: RestoreMode) -> CompletedCheckpoint:
+    def adopt(
+        self,
+        pointer: str,
+        mode: RestoreMode,
+        tasks: Sequence[RestorableTask],
+        *,
+        allow_non_restored_state: bool,
+        renamed_uids: Mapping[str, str] | None,
+    ) -> CompletedCheckpoint:
         """
-        Make a snapshot the newest completed checkpoint of the job.
+        Make a snapshot the newest completed checkpoint of the job, if its state fits the tasks.
 
         :param mode: Whose it is from then on.
         :raises CheckpointNotFoundError: if there is none at the pointer.
+        :raises IncompatibleCheckpointError: if its state does not fit; then the snapshot stays its owner's.
         :raises CoordinatorError: if the job has newer checkpoints.
         :raises SnapshotClaimedError: if it is to be claimed and belongs to another.
         """
@@ -107,6 +110,7 @@ class Restoring:
                 f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint {newest}; restore "
                 f"that, or start a new job."
             )
+        _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
         self._parts.id_counter.set_count(found.checkpoint_id + 1)
         claimed = self._owned(found, mode)
         self._parts.registry.register_all_after_restored(claimed, mode)
@@ -167,6 +171,22 @@ class Restoring:
             found = tx.checkpoint(latest.checkpoint_id)
             if found is not None:
                 recording.restored(tx, attempt, found)
+
+
+def _assign(
+    tasks: Sequence[RestorableTask],
+    snapshot: CompletedCheckpoint,
+    renamed_uids: Mapping[str, str] | None,
+    allow_non_restored_state: bool,
+    all_or_nothing_state: bool,
+) -> StateAssignment:
+    return assign_states(
+        [task.restore_target for task in tasks],
+        snapshot.operator_states.values(),
+        renamed_uids=renamed_uids,
+        allow_non_restored_state=allow_non_restored_state,
+        all_or_nothing_state=all_or_nothing_state,
+    )
 
 
 def _coordinator_bytes(assignment: StateAssignment) -> dict[OperatorId, bytes]:

@@ -74,7 +74,7 @@ def snapshot_of(
     """
     record = next((s for s in view.statistics if s.operator_id == operator.operator_id), None)
     known, rows = OperatorStatistics.of(record), view.of_operator(operator.operator_id)
-    pending = [row for row in rows if row.status in _IN_PROGRESS]
+    pending = [row for row in rows if row.status in _IN_PROGRESS and not row.is_adoption]
     checkpoints = _counts(known.checkpoints, sum(not row.properties.is_savepoint for row in pending))
     savepoints = _counts(known.savepoints, sum(row.properties.is_savepoint for row in pending))
     return CheckpointStatsSnapshot(

@@ -105,13 +105,15 @@ class StageRun:
         return kept_line(self._attempt.registration, self._attempt.latest)
 
     def _run(self) -> StageResult:
-        restored, enumerator = self._start(self._attempt.restore())
+        found = self._attempt.load()
+        restored, enumerator = self._start(found)
         first = enumerator.next_increment()
         commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._parts_of_users())
             if first is None:
+                self._confirm(found, restored)
                 self._open_sink(restored, None)
                 closing.push(self._close_sink)
                 _commit_restored(restored, commits)
@@ -120,6 +122,8 @@ class StageRun:
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states, schemas = self._restore_states(restored, planned)
+            # Only now is it known that the state fits.
+            self._confirm(found, restored)
             self._open_sink(restored, planned[-1].output_schema)
             closing.push(self._close_sink)
             _commit_restored(restored, commits)
@@ -142,6 +146,11 @@ class StageRun:
             commits.end()
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
+
+    def _confirm(self, found: RestoredStage | None, restored: RestoredParts) -> None:
+        # A source that begins again takes nothing of a savepoint, so the savepoint stays its owner's.
+        is_left = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
+        self._attempt.confirm_restore(None if is_left else found)
 
     def _start(self, restored: RestoredStage | None) -> tuple[RestoredParts, SplitEnumerator]:
         parts = RestoredParts(self._attempt, restored)

@@ -14,7 +14,6 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -60,7 +59,8 @@ def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None
 
     :raises StorageError: if it may still be there.
     """
-    StorageDiscarder(storage).discard_state(handle)
+    if isinstance(handle, FileStateHandle):
+        storage.delete_file(handle.uri)
 
 
 class _RangeReader(io.RawIOBase):

@@ -10,9 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
+from airflow_provider_statecheck.hooks.savepointing import serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageResult, StageRun
@@ -20,6 +24,7 @@ from airflow_provider_statecheck.spark.stages.stage_settings import StageSetting
 from airflow_provider_statecheck.storage.document import CheckpointDocument
 from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.restore_sources import find_source
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
@@ -40,7 +45,8 @@ class StageTries:
 
     def __post_init__(self) -> None:
         self.storage = CheckpointStorage.open(f"file://{self.folder}/checkpoints")
-        self.coordinator: Any = AttemptCoordinator(InMemoryJobStore(self.clock))
+        self.store: Any = InMemoryJobStore(self.clock)
+        self.coordinator: Any = AttemptCoordinator(self.store)
 
     @property
     def input(self) -> Path:
@@ -67,6 +73,26 @@ class StageTries:
         """Begin a try."""
         values = {"job_name": JOB, "uid": "stage", "storage_base": self.storage.base_uri} | changes
         return StageAttempt(self.coordinator, self.storage, make_registration(**values))
+
+    def savepoint(self) -> tuple[RestoreSource, dict[str, int]]:
+        """Take a savepoint of the stage, which does not run; return it as what is to be claimed, and its files."""
+        savepoints, view = JobSavepoints(self.store), self.view()
+        [operator] = view.operators
+        savepoints.request(
+            RequestSavepoint(job_id=view.job.job_id, operator_id=operator.operator_id, request_key=new_key())
+        )
+        [taken] = serve_idle(savepoints, self.view(), CheckpointStorage.open, f"file://{self.folder}/savepoints")
+        assert taken.pointer is not None
+        source = find_source(
+            self.storage,
+            taken.pointer,
+            uid="stage",
+            mode=RestoreMode.CLAIM,
+            renamed_uids={},
+            allow_non_restored_state=False,
+        )
+        assert source is not None
+        return source, self.storage.list_files(taken.pointer)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of the output sees, in a fixed order."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
@@ -273,6 +274,22 @@ def test_function_whose_state_changed_is_refused_before_any_spark_job(tries: Sta
         tries.run(running_stage(tries, FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7)))
     with pytest.raises(StateMigrationError, match="balance"):
         tries.run(running_stage(tries, BalanceInText()))
+
+
+def test_claimed_savepoint_whose_state_is_refused_is_left_to_its_owner(tries: StageTries) -> None:
+    tries.write_input(*payments())
+    with pytest.raises(Exception, match="planned"):
+        tries.run(running_stage(tries, FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7)))
+    source, files = tries.savepoint()
+    with pytest.raises(StateMigrationError, match="balance"):
+        tries.run(running_stage(tries, BalanceInText()), job_name="heir", restore_from=source)
+    assert not tries.attempt(job_name="heir").grant.is_restore
+    assert tries.storage.list_files(source.pointer) == files
+    fitting = from_files(tries).key_by("account", order_by="number")
+    fitting = fitting.process(RunningBalance(), uid="balance", output=RUNNING)
+    sink = ParquetSink(str(tries.folder / "elsewhere"))
+    assert tries.run(fitting.sink(sink), job_name="another", restore_from=source).increments == 2
+    assert tries.store.claim(source.pointer).job_id == job_id_of("another")
 
 
 def test_element_has_the_time_by_which_it_is_ordered(tries: StageTries) -> None:

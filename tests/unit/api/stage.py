@@ -60,11 +60,16 @@ class Stage:
     def savepoint(self) -> int:
         """Begin a savepoint of such an operator."""
         request = BeginSavepoint(
-            job_id=JobId(self.attempt.job_id), request_key=self.savepoint_request(), location="s3://lake/savepoint-1"
+            job_id=JobId(self.attempt.job_id),
+            request_key=self.savepoint_request(),
+            savepoint_dir="s3://lake",
+            trigger_key=new_key(),
         )
         return self.api.services.savepoints.begin(request).checkpoint_id
 
     def completed_savepoint(self) -> str:
         """Complete a savepoint of such an operator."""
-        request = EndSavepoint(job_id=JobId(self.attempt.job_id), checkpoint_id=self.savepoint())
+        checkpoint_id, job_id = self.savepoint(), JobId(self.attempt.job_id)
+        begun = self.api.services.coordinator.describe(job_id).checkpoints[-1]
+        request = EndSavepoint(job_id=job_id, checkpoint_id=checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
         return self.api.services.savepoints.end(request).location

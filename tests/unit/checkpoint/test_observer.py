@@ -13,6 +13,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
+    RestoreSource,
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
@@ -101,6 +102,20 @@ def test_a_repeated_call_tells_nothing(coordinator, witness) -> None:
     coordinator.trigger(trigger)
     coordinator.decline(decline)
     assert witness.told() == []
+
+
+def test_a_savepoint_that_is_restored_counts_as_no_checkpoint_of_the_job(coordinator, witness) -> None:
+    pointer = "memory://savepoints/savepoint-0f6f7c-000000000001"
+    source = RestoreSource(
+        pointer=pointer, metadata_uri=f"{pointer}/_metadata", metadata_size=1, metadata_sha256="a" * 64
+    )
+    refused = coordinator.register(make_registration(uid="other", restore_from=source))
+    coordinator.finish(FinishAttempt(attempt=refused.attempt, status=AttemptStatus.FAILED))
+    grant = coordinator.register(make_registration(restore_from=source))
+    coordinator.confirm_restore(
+        ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
+    )
+    assert [told for told in witness.told() if told[0].startswith("checkpoint")] == []
 
 
 def test_a_refused_call_tells_nothing(coordinator, witness) -> None:

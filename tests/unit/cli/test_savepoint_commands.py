@@ -11,7 +11,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.messages import (
+    BeginSavepoint,
+    ConfirmRestore,
+    RequestSavepoint,
+    RestoreSource,
+)
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus
 from airflow_provider_statecheck.cli import savepoint_commands
@@ -164,7 +169,9 @@ def test_a_copy_whose_process_died_is_taken_anew_when_its_time_is_over(finished:
         RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key())
     )
     finished.savepoints.begin(
-        BeginSavepoint(job_id=operator.job_id, request_key=asked.request_key, location="memory://dead/savepoint-1")
+        BeginSavepoint(
+            job_id=operator.job_id, request_key=asked.request_key, savepoint_dir="memory://dead", trigger_key=new_key()
+        )
     )
     run("gc", JOB)
     assert [c.status.value for c in savepoints(finished)] == ["pending"]
@@ -246,9 +253,16 @@ def test_a_checkpoint_of_a_job_is_not_disposed(finished: WrittenStage, run: Run)
 def test_a_claimed_savepoint_is_not_disposed(finished: WrittenStage, run: Run) -> None:
     pointer = taken(finished, run)
     source = RestoreSource(
-        pointer=pointer, metadata_uri="", metadata_size=0, metadata_sha256="", mode=RestoreMode.CLAIM
+        pointer=pointer,
+        metadata_uri=f"{pointer}/_metadata",
+        metadata_size=0,
+        metadata_sha256="",
+        mode=RestoreMode.CLAIM,
     )
-    finished.coordinator.register(make_registration(job_name="heir", restore_from=source))
+    grant = finished.coordinator.register(make_registration(job_name="heir", restore_from=source))
+    finished.coordinator.confirm_restore(
+        ConfirmRestore(attempt=grant.attempt, checkpoint_id=grant.candidates[0].checkpoint_id, claim=True)
+    )
     outcome = run("dispose", pointer)
     assert (outcome.status, "claimed" in outcome.err) == (1, True)
     assert local_path(pointer).exists()

@@ -60,7 +60,9 @@ class Written:
     ) -> CheckpointRecord:
         """Write the metadata of a checkpoint that names these snapshots."""
         location = location or f"{self.storage.base_uri}/{JOB_ID}/chk-{number}"
-        document = make_document(checkpoint_id=number, snapshots=tuple(make_snapshot(uri=uri) for uri in uris))
+        document = make_document(
+            checkpoint_id=number, request_key=str(number), snapshots=tuple(make_snapshot(uri=uri) for uri in uris)
+        )
         uri = f"{location}/_metadata"
         data = encode_metadata(document, uri=uri)
         if is_written:
@@ -201,7 +203,7 @@ class TestClaimedSavepoint:
 class TestDiscarder:
     def test_a_file_goes_and_what_is_gone_is_success(self, storage, job):
         storage.write_bytes(f"{job}/chk-1/a", b"x")
-        discarder = StorageDiscarder(storage)
+        discarder = StorageDiscarder(storage, JobId(job.rpartition("/")[2]))
         for _ in range(2):
             discarder.discard_state(FileStateHandle(f"{job}/chk-1/a", 1))
             discarder.discard_metadata(f"{job}/chk-1/_metadata")
@@ -217,7 +219,7 @@ class TestDiscarder:
             "placeholder": PlaceholderStateHandle(),
             "segment": SegmentFileStateHandle(uri, 0, 1, CheckpointedStateScope.SHARED, "s1"),
         }
-        StorageDiscarder(storage).discard_state(handles[kind])
+        StorageDiscarder(storage, JobId(job.rpartition("/")[2])).discard_state(handles[kind])
         assert storage.exists(uri)
 
 
@@ -232,7 +234,7 @@ def test_a_cleaning_that_fails_at_any_delete_is_made_good_by_the_next(storage, j
         storage.write_bytes(f"{job}/chk-2/_metadata", b"x")
         plan, told = FaultPlan(point, mode), list[CompletedCheckpoint]()
         cleaner = CheckpointsCleaner(
-            StorageDiscarder(faulty_storage(storage, plan)),
+            StorageDiscarder(faulty_storage(storage, plan), JobId(job.rpartition("/")[2])),
             InlineExecutor(),
             is_parallel=is_parallel,
             discarded=told.append,

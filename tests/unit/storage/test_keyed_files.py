@@ -253,7 +253,7 @@ def test_a_driver_whose_storage_fails_at_any_call_of_a_discard_loses_no_file_tha
         attempt = stage.attempt(job)
         a, b, c = (written(stage, attempt, subtask=i) for i in range(3))
         take(attempt, a, b)
-        attempt._cleaner._discarder._storage = faulty_storage(stage.storage, plan)
+        attempt._cleaner._storage = faulty_storage(stage.storage, plan)
         plan.point, plan.mode = point, mode
         newest = take(attempt, b, c)
         plan.point = None

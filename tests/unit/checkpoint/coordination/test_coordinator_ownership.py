@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.operator_state import Operato
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
+    IncompatibleCheckpointError,
     InvalidConfigurationError,
     SnapshotClaimedError,
     StorageError,
@@ -120,6 +121,16 @@ def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: Resto
         coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert job.tasks[0].restored is None
     assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 0
+
+
+def test_a_savepoint_whose_state_does_not_fit_is_left_to_its_owner(job: AlignedJob) -> None:
+    coordinator = job.coordinator()
+    pointer = savepoint(job, coordinator)
+    with pytest.raises(IncompatibleCheckpointError):
+        coordinator.restore_savepoint(pointer, job.tasks[:1], restore_mode=RestoreMode.CLAIM)
+    assert job.jobs.claim(pointer) is None
+    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 0
+    assert not coordinator.restore_latest_checkpointed_state(job.tasks)
 
 
 def test_claimed_state_that_is_carried_on_outlives_the_savepoint(job: AlignedJob) -> None:

@@ -27,7 +27,8 @@ from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
 
 JOB = job_id_of("sales")
-PLACE = "memory://savepoints/savepoint-0f6f7c-000000000001"
+SAVEPOINTS = "memory://savepoints"
+PLACE = f"{SAVEPOINTS}/savepoint-0f6f7c-000000000001"
 
 
 class Job:
@@ -52,10 +53,10 @@ class Job:
             RequestSavepoint(job_id=JOB, operator_id=operator_id_of("aggregate"), request_key=new_key())
         )
         message = TriggerCheckpoint(
-            attempt=self.attempt, request_key=new_key(), serves=asked.request_key, location=PLACE
+            attempt=self.attempt, request_key=new_key(), serves=asked.request_key, savepoint_dir=SAVEPOINTS
         )
         pending = self.coordinator.trigger(message)
-        self.coordinator.acknowledge(make_acknowledgement(self.attempt, pending.checkpoint_id))
+        self.coordinator.acknowledge(make_acknowledgement(self.attempt, pending))
 
     def custody(self) -> list[tuple[str, bool]]:
         view = self.coordinator.describe(JOB)
@@ -123,12 +124,15 @@ def test_a_savepoint_belongs_to_the_user_and_never_counts_as_safe() -> None:
 def test_a_disposed_savepoint_may_go() -> None:
     job = Job()
     job.take_savepoint()
-    job.savepoints.dispose(DisposeSavepoint(pointer=PLACE, job_id=JOB))
+    place = job.coordinator.describe(JOB).checkpoints[-1].location
+    job.savepoints.dispose(DisposeSavepoint(pointer=place, job_id=JOB))
     assert job.custody() == [("user", True)]
 
 
 def source(mode: RestoreMode, pointer: str = PLACE) -> RestoreSource:
-    return RestoreSource(pointer=pointer, metadata_uri="", metadata_size=0, metadata_sha256="", mode=mode)
+    return RestoreSource(
+        pointer=pointer, metadata_uri=f"{pointer}/_metadata", metadata_size=0, metadata_sha256="", mode=mode
+    )
 
 
 def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_for_ever() -> None:

@@ -91,10 +91,10 @@ def test_a_try_that_was_stopped_with_a_savepoint_did_not_fail(job: Job) -> None:
         )
     )
     trigger = TriggerCheckpoint(
-        attempt=stopped.attempt, request_key=new_key(), serves=key, location="memory://savepoints/a"
+        attempt=stopped.attempt, request_key=new_key(), serves=key, savepoint_dir="memory://savepoints"
     )
     pending = job.coordinator.trigger(trigger)
-    job.coordinator.acknowledge(make_acknowledgement(stopped.attempt, pending.checkpoint_id))
+    job.coordinator.acknowledge(make_acknowledgement(stopped.attempt, pending))
     job.end(stopped, AttemptStatus.FAILED, after=10)
     assert job.history(job.begin()) == FailureHistory(0, 11.0)
 
