@@ -430,6 +430,15 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract):
         assert latest is not None
         assert latest.discarded_at is None
 
+    def test_a_discard_of_a_pinned_checkpoint_cannot_be_confirmed(self, gateway: CheckpointCoordinatorGateway) -> None:
+        """Its bytes may be gone by mistake, and a row that says so would hide it."""
+        complete_checkpoint(gateway, gateway.register(make_registration(num_retained=1)).attempt)
+        attempt = gateway.register(make_registration(num_retained=1)).attempt
+        assert complete_checkpoint(gateway, attempt).effects.discards == ()
+        gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=attempt))
+        [pinned, _] = gateway.describe(JOB).checkpoints
+        assert (pinned.status, pinned.discarded_at) == (CheckpointStatus.SUBSUMED, None)
+
     def test_an_attempt_cannot_confirm_discards_of_another_operator(
         self, gateway: CheckpointCoordinatorGateway
     ) -> None:

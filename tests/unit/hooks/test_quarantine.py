@@ -17,7 +17,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
 from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
 from airflow_provider_statecheck.storage.document import SnapshotHandle
+from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.storage.restore_sources import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.messages import make_owner
@@ -241,7 +243,7 @@ def forgotten(stage: WrittenStage) -> None:
     assert prune_job(stage.maintenance, job_id_of(JOB), PruneRequest(), CheckpointStorage.open).checkpoints == 2
 
 
-def test_the_directory_of_a_checkpoint_without_a_row_goes(stage):
+def test_the_directory_of_an_unfinished_checkpoint_without_a_row_goes(stage):
     forgotten(stage)
     late = checkpoint_file(stage, 1, epoch_name(1))
     collect(stage, None)
@@ -256,14 +258,27 @@ def test_the_directory_of_a_checkpoint_whose_id_was_not_given_out_stays(stage):
     assert stage.storage.exists(newer)
 
 
-def test_the_directory_of_a_checkpoint_without_a_row_stays_where_its_metadata_cannot_be_read(stage):
+def test_a_complete_checkpoint_without_a_row_stays_with_what_it_names(stage):
+    forgotten(stage)
+    writer = stage.attempt()
+    lost = stage.snapshot(writer, "lost")
+    writer.finish(AttemptStatus.FAILED)
+    known = load_document(stage.storage, stage.coordinator.describe(job_id_of(JOB)).checkpoints[-1])
+    uri = f"{stage.storage.base_uri}/{job_id_of(JOB)}/chk-1/_metadata"
+    other = replace(known, checkpoint_id=1, request_key="f" * 32, snapshots=(lost,))
+    checkpoint_file(stage, 1, "_metadata", encode_metadata(other, uri=uri))
+    assert collect(stage, None).deleted == {}
+    assert stage.storage.exists(lost.uri)
+
+
+def test_a_checkpoint_without_a_row_stays_where_its_metadata_cannot_be_read(stage):
     forgotten(stage)
     damaged = checkpoint_file(stage, 1, "_metadata", b"damaged")
     collect(stage, None)
     assert stage.storage.exists(damaged)
 
 
-def test_the_directory_of_a_checkpoint_without_a_row_stays_while_an_attempt_is_open(stage):
+def test_the_directory_of_an_unfinished_checkpoint_without_a_row_stays_while_an_attempt_is_open(stage):
     forgotten(stage)
     late = checkpoint_file(stage, 1, epoch_name(1))
     stage.attempt(uid="other")
