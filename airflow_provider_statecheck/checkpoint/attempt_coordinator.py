@@ -213,8 +213,7 @@ class AttemptCoordinator:
             raise InvalidConfigurationError("Expected the attempt that deleted, found none; name it.")
         with self._store.transaction(request.job_id) as tx:
             require_current(tx, attempt)
-            for checkpoint_id in request.checkpoint_ids:
-                transitions.discarded(tx, checkpoint_id, attempt.operator_id)
+            transitions.discarded(tx, attempt.operator_id, request.checkpoint_ids)
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
         """

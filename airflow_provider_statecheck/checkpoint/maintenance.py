@@ -226,8 +226,9 @@ class JobMaintenance:
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
         with self._store.transaction(request.job_id) as tx:
-            for checkpoint_id in request.checkpoint_ids:
-                transitions.discarded(tx, checkpoint_id, None)
+            rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in request.checkpoint_ids)
+            for operator_id in sorted({row.operator_id for row in rows if row is not None}):
+                transitions.discarded(tx, operator_id, request.checkpoint_ids)
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """

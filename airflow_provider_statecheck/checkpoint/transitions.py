@@ -97,19 +97,20 @@ def end_commits(tx: JobTransaction, operator_id: OperatorId, where: Callable[[Ch
             tx.update_checkpoint(replace(checkpoint, has_open_commit=False), expected=checkpoint.status)
 
 
-def discarded(tx: JobTransaction, checkpoint_id: int, operator_id: OperatorId | None) -> None:
+def discarded(tx: JobTransaction, operator_id: OperatorId, checkpoint_ids: Iterable[int]) -> None:
     """
-    Record that the bytes of an ended checkpoint are gone; any other checkpoint is left as it is.
+    Record that the bytes of an operator's ended checkpoints are gone; any other checkpoint is left as it is.
 
-    :param operator_id: The only operator whose checkpoints may be meant; ``None`` for any.
+    What the caller saw when it deleted may have changed since, so the rows of this transition decide.
     """
-    checkpoint = tx.checkpoint(checkpoint_id)
-    if checkpoint is None or operator_id not in (None, checkpoint.operator_id) or not checkpoint.awaits_discard:
-        return
-    if _is_needed(tx, checkpoint):
-        log.error("Checkpoint %s of job %s is still needed, its discard is not recorded", checkpoint_id, tx.job.name)
-    elif not _may_be_written(tx, checkpoint):
-        tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
+    needed, gone = _needed_though_ended(tx, operator_id), frozenset(checkpoint_ids)
+    for checkpoint in tx.open_checkpoints(operator_id):
+        if checkpoint.checkpoint_id not in gone or not checkpoint.awaits_discard:
+            continue
+        if checkpoint.checkpoint_id in needed:
+            log.error("Checkpoint %s of job %s is still needed", checkpoint.checkpoint_id, tx.job.name)
+        elif not _may_be_written(tx, checkpoint):
+            tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
 
 
 def _take_away(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
@@ -122,13 +123,12 @@ def _is_due(pending: CheckpointRecord, now: datetime) -> bool:
     return pending.expires_at <= now and not pending.is_adoption
 
 
-def _is_needed(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    # What the caller saw when it deleted may have changed since, so the rows of this transition decide.
-    operator = tx.operator(checkpoint.operator_id)
+def _needed_though_ended(tx: JobTransaction, operator_id: OperatorId) -> frozenset[int]:
+    operator = tx.operator(operator_id)
     if operator is None:
-        return False
-    attempt, rows = tx.attempt(operator.operator_id, operator.epoch), tx.open_checkpoints(operator.operator_id)
-    return checkpoint.checkpoint_id in needed_though_ended(rows, operator.generation, attempt)
+        return frozenset()
+    attempt = tx.attempt(operator_id, operator.epoch)
+    return needed_though_ended(tx.open_checkpoints(operator_id), operator.generation, attempt)
 
 
 def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:

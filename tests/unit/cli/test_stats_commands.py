@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.testing.messages import make_acknowledgement
@@ -24,15 +24,15 @@ def rows(outcome: Outcome) -> list[dict[str, Any]]:
     return json.loads(outcome.out)  # type: ignore[no-any-return]
 
 
-def trigger(stage: WrittenStage, attempt: StageAttempt) -> int:
+def trigger(stage: WrittenStage, attempt: StageAttempt) -> PendingCheckpoint:
     message = TriggerCheckpoint(attempt=attempt.grant.attempt, request_key=new_key())
-    return stage.coordinator.trigger(message).checkpoint_id
+    return stage.coordinator.trigger(message)
 
 
 def fail(stage: WrittenStage, attempt: StageAttempt) -> None:
     message = DeclineCheckpoint(
         attempt=attempt.grant.attempt,
-        checkpoint_id=trigger(stage, attempt),
+        checkpoint_id=trigger(stage, attempt).checkpoint_id,
         reason=CheckpointFailureReason.IO_EXCEPTION,
         message="disk full",
     )
@@ -44,10 +44,10 @@ def counted(stage: WrittenStage) -> WrittenStage:
     """Return a job with completed checkpoints, a failed one and one in progress."""
     attempt = stage.attempt()
     for size in (1024, 3072):
-        checkpoint_id = trigger(stage, attempt)
+        pending = trigger(stage, attempt)
         stage.clock.advance(2)
         sizes = {"state_size_bytes": size, "full_size_bytes": 2 * size}
-        stage.coordinator.acknowledge(make_acknowledgement(attempt.grant.attempt, checkpoint_id, **sizes))
+        stage.coordinator.acknowledge(make_acknowledgement(attempt.grant.attempt, pending, **sizes))
     fail(stage, attempt)
     trigger(stage, attempt)
     return stage

@@ -121,6 +121,7 @@ def test_a_claimed_savepoint_goes_when_nothing_in_it_is_used_any_more(stage):
         return {name.split("/")[0] for name in stage.storage.list_files(source.pointer)}
 
     attempt = stage.attempt(restore_from=source)
+    assert attempt.restore() is not None
     stage.take(attempt, inside)
     attempt.finish(AttemptStatus.FAILED)
     report = collect(stage)

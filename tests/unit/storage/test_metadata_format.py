@@ -17,7 +17,7 @@ from airflow_provider_statecheck.storage.metadata_file import decode_metadata, e
 from airflow_provider_statecheck.storage.state_codec import MAX_DEPTH, decode_state, encode_state
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 
-OPTIONAL = {"properties", "operator_states", "master_states", "has_commit", "relocatable"}
+OPTIONAL = {"properties", "operator_states", "master_states", "has_commit", "relocatable", "request_key"}
 REFUSALS = (CorruptStateError, IncompatibleCheckpointError)
 
 

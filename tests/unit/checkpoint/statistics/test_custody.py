@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, opera
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmDiscards,
+    ConfirmRestore,
     DeclineCheckpoint,
     DisposeSavepoint,
     FinishAttempt,
@@ -144,7 +145,8 @@ def test_a_snapshot_that_was_restored_without_a_claim_belongs_to_somebody_else_f
 
 
 def test_a_snapshot_that_was_claimed_belongs_to_the_job_which_may_go_on_using_its_files() -> None:
-    job = Job(restore_from=source(RestoreMode.CLAIM, f"memory://base/{'0' * 32}/chk-1"), num_retained=1)
+    job = Job(restore_from=source(RestoreMode.CLAIM), num_retained=1)
+    job.coordinator.confirm_restore(ConfirmRestore(attempt=job.attempt, checkpoint_id=1, claim=True))
     assert job.custody() == [("job", False)]
     job.complete()
     job.finish()
