@@ -53,12 +53,13 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord |
     :raises NoRestorableCheckpointError: if state is to be restored, existed, and no completed checkpoint is left.
     :raises SnapshotClaimedError: if the savepoint that it is to begin from belongs to another operator.
     """
+    # A driver that spark-submit starts registers once more, and it alone has looked at the storage.
+    warning = _skip_ids_on_storage(tx, request)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
         ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
-        return _grant(tx, require_running(tx, ref), request.on_clear)
-    attempt = _open_attempt(tx, request, dead)
-    return _grant(tx, attempt, request.on_clear, warning=_skip_ids_on_storage(tx, request))
+        return _grant(tx, require_running(tx, ref), request.on_clear, warning)
+    return _grant(tx, _open_attempt(tx, request, dead), request.on_clear, warning)
 
 
 def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
@@ -234,7 +235,7 @@ def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple
     return restored_snapshots.proposed(tx, of) or transitions.restorable(tx, of)
 
 
-def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear, *, warning: str = "") -> AttemptGrant:
+def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear, warning: str) -> AttemptGrant:
     is_restore = attempt.restored_from is not None
     return AttemptGrant(
         attempt=AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch),

@@ -228,6 +228,16 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract):
         assert again.warning == ""
         assert gateway.trigger(replace(trigger, attempt=again.attempt, request_key=new_key())).checkpoint_id == 9
 
+    def test_a_driver_that_registers_again_tells_what_the_storage_holds(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        request = make_registration()
+        attempt = gateway.register(request).attempt
+        again = gateway.register(replace(request, newest_on_storage=7))
+        assert again.attempt == attempt
+        assert "holds checkpoint 7" in again.warning
+        assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id == 8
+
     @pytest.mark.parametrize("found", [-1, 10_000_001])
     def test_a_number_on_storage_that_no_coordinator_draws_is_refused(
         self, gateway: CheckpointCoordinatorGateway, found: int
