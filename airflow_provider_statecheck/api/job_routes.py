@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, Che
 router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=MessageRoute)
 
 JobPath = Annotated[str, Path(openapi_examples=examples.JOB_ID)]
-CheckpointPath = Annotated[int, Path(ge=1, le=2**63 - 1)]
+CheckpointPath = Annotated[int, Path(ge=1, le=2**63 - 1, openapi_examples=examples.CHECKPOINT_ID)]
 OperatorPath = Annotated[str, Path(openapi_examples=examples.OPERATOR_ID)]
 
 
