@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import errno
 import ssl
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
@@ -77,6 +80,22 @@ _WRONG_REGION_CODES = frozenset(
 )
 _FULL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CHAIN_LIMIT = 20
+_HANDLED: ContextVar[BaseException | None] = ContextVar("_HANDLED", default=None)
+
+
+@contextmanager
+def judged_alone() -> Iterator[None]:
+    """
+    Judge errors of the storage by what the storage did.
+
+    A storage that is called while another error is handled raises errors whose context is that other error: the broken
+    connection to a JVM, for instance, which would make a missing file look like a passing fault.
+    """
+    token = _HANDLED.set(sys.exception())
+    try:
+        yield
+    finally:
+        _HANDLED.reset(token)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -155,7 +174,7 @@ def _is_denied(error: BaseException) -> bool:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     link: BaseException | None = error
     for _ in range(_CHAIN_LIMIT):
-        if link is None:
+        if link is None or link is _HANDLED.get():
             return
         yield link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage import copying, listing, local_files, publishing
-from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken
+from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.options import conceal, harmless
 from airflow_provider_statecheck.storage.retries import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import open_filesystem, serves
@@ -266,17 +266,18 @@ class CheckpointStorage:
 
     @contextmanager
     def _mapped(self, uri: str) -> Iterator[None]:
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except Exception as error:
-            # Everything: the clients of some object stores raise errors that are no OSError.
-            if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
-                raise _not_found(uri) from error
-            said = conceal(str(error), self._options) or type(error).__name__
-            message = f"The storage failed at {redact(uri)}: {said.rstrip('.')}.{advice(error)}"
-            raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
+        with judged_alone():
+            try:
+                yield
+            except StateCheckError:
+                raise
+            except Exception as error:
+                # Everything: the clients of some object stores raise errors that are no OSError.
+                if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
+                    raise _not_found(uri) from error
+                said = conceal(str(error), self._options) or type(error).__name__
+                message = f"The storage failed at {redact(uri)}: {said.rstrip('.')}.{advice(error)}"
+                raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from airflow_provider_statecheck.storage.failures import is_transient
+from airflow_provider_statecheck.storage.failures import is_transient, judged_alone
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ class RetryPolicy:
 
         :param name: What it is about, for the log.
         """
+        with judged_alone():
+            return self._call(action, name)
+
+    def _call(self, action: Callable[[], Result], name: str) -> Result:
         started = self.monotonic()
         for number in range(1, self.attempts):
             try:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.retries import RetryPolicy
 
 
@@ -66,6 +71,18 @@ def test_what_does_not_pass_is_not_repeated(error: Exception) -> None:
     time = _Time()
     with pytest.raises(type(error)):
         time.policy().call(time.failing(error, 1), "x")
+    assert time.pauses == []
+
+
+def test_an_error_in_whose_handling_the_storage_is_called_is_none_of_its_own(tmp_path: Path) -> None:
+    """A JVM that was killed breaks the driver's connection; a file that is missing then is missing, and no passing fault."""
+    time = _Time()
+    storage = CheckpointStorage(LocalFileSystem(), f"file://{tmp_path}", retries=time.policy())
+    try:
+        raise ConnectionRefusedError(111, "the JVM is dead")
+    except ConnectionRefusedError:
+        with pytest.raises(CheckpointNotFoundError):
+            storage.read_bytes(f"file://{tmp_path}/chk-3/_metadata")
     assert time.pauses == []
 
 
