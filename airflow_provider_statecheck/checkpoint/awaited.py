@@ -11,6 +11,8 @@ from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.validation import require
 
+_MOST_UIDS = 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitedCheckpoint:
@@ -50,6 +52,14 @@ class AwaitedCheckpoint:
         # Two operators complete their checkpoints in any order, so the one with the highest id need not be the youngest.
         fitting = [c for c in view.checkpoints if self._is_met_by(c, view.read_at)]
         return _plain(view, fitting[-1]) if fitting else None
+
+    def unknown_operator(self, view: JobView) -> str | None:
+        """Return which operators the job has if the awaited one is none of them, ``None`` if it is."""
+        uids = sorted(operator.uid for operator in view.operators)
+        if self.uid is None or self.uid in uids:
+            return None
+        shown = ", ".join(map(repr, uids[:_MOST_UIDS])) + (", ..." if len(uids) > _MOST_UIDS else "")
+        return f"Job {self.job!r} has no operator {self.uid!r} so far; it has {shown or 'none'}."
 
     def __str__(self) -> str:
         operator = "any operator" if self.uid is None else f"operator {self.uid!r}"

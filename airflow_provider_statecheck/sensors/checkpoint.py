@@ -50,6 +50,9 @@ class CheckpointSensor(BaseSensorOperator):
     template_fields: Sequence[str] = ("job", "uid", "map_key", "at_least", "statecheck_conn_id")
     ui_color = "#d9e8f5"
 
+    _warning: str | None = None
+    """What the log has said already, so that it does not say it at each poke."""
+
     def __init__(
         self,
         *,
@@ -118,9 +121,16 @@ class CheckpointSensor(BaseSensorOperator):
         awaited = self._awaited()
         self.log.info("Looking for %s.", awaited)
         try:
-            return awaited.find(self.hook.get_conn().describe(awaited.job_id))
+            view = self.hook.get_conn().describe(awaited.job_id)
         except CheckpointNotFoundError:
             return None  # a job is there from its first attempt on
+        self._warn_of(awaited.unknown_operator(view))
+        return awaited.find(view)
+
+    def _warn_of(self, unknown: str | None) -> None:
+        if unknown is not None and unknown != self._warning:
+            self.log.warning("%s", unknown)
+        self._warning = unknown
 
     def _defer(self, seconds_left: float) -> NoReturn:
         seconds, awaited = max(seconds_left, 0.0), self._awaited()

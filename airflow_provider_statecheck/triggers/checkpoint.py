@@ -76,6 +76,7 @@ class CheckpointTrigger(BaseTrigger):
         self.url = url
         self.token = token
         self.request_timeout_seconds = request_timeout_seconds
+        self._warning: str | None = None
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -110,7 +111,7 @@ class CheckpointTrigger(BaseTrigger):
 
     async def _look(self, describe: Describe, awaited: AwaitedCheckpoint) -> dict[str, Any] | None:
         try:
-            return awaited.find(await describe(awaited.job_id))
+            view = await describe(awaited.job_id)
         except CheckpointNotFoundError:
             return None  # a job is there from its first attempt on
         except (CoordinatorError, EnvironmentNotReadyError) as error:
@@ -118,6 +119,13 @@ class CheckpointTrigger(BaseTrigger):
                 raise
             self.log.warning("The coordinator is asked again in %s s: %s", self.poke_interval, error)
             return None
+        self._warn_of(awaited.unknown_operator(view))
+        return awaited.find(view)
+
+    def _warn_of(self, unknown: str | None) -> None:
+        if unknown is not None and unknown != self._warning:
+            self.log.warning("%s", unknown)
+        self._warning = unknown
 
     def _awaited(self) -> AwaitedCheckpoint:
         max_age = None if self.max_age_seconds is None else timedelta(seconds=self.max_age_seconds)

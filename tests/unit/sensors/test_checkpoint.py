@@ -74,6 +74,15 @@ def test_no_job_and_no_checkpoint_are_waited_for(in_worker: ServedJobs, pauses) 
     assert make_sensor(deferrable=False).execute(CONTEXT)["checkpoint_id"] == 1
 
 
+def test_an_operator_that_the_job_does_not_have_is_told_once(in_worker: ServedJobs, pauses, capfd) -> None:
+    in_worker.complete(uid="aggregate")
+    in_worker.complete(uid="report")
+    pauses(lambda: None, lambda: in_worker.complete(uid="agregate"))
+    assert make_sensor(uid="agregate", deferrable=False).execute(CONTEXT)["checkpoint_id"] == 3
+    said = "Job 'sales' has no operator 'agregate' so far; it has 'aggregate', 'report'."
+    assert capfd.readouterr().out.count(said) == 1
+
+
 def test_a_mapped_operator_is_named_by_its_uid_and_key(in_worker: ServedJobs) -> None:
     in_worker.complete(uid="part[south]")
     assert not make_sensor(uid="part", map_key="north").poke(CONTEXT)

@@ -85,6 +85,14 @@ def test_a_job_that_has_not_begun_is_waited_for(served: ServedJobs, event_after)
     assert _found(event_after(_trigger(served), served.begin, served.complete)) == FOUND
 
 
+def test_an_operator_that_the_job_does_not_have_is_told_once(served: ServedJobs, event_after, capfd) -> None:
+    served.complete(uid="aggregate")
+    trigger = _trigger(served, uid="agregate")
+    assert _found(event_after(trigger, lambda: None, lambda: served.complete(uid="agregate")))["checkpoint_id"] == 2
+    said = "Job 'sales' has no operator 'agregate' so far; it has 'aggregate'."
+    assert capfd.readouterr().out.count(said) == 1
+
+
 def test_the_whole_condition_is_kept_from_the_worker_to_the_triggerer(served: ServedJobs, event_after) -> None:
     served.complete()
     served.complete()
