@@ -5,9 +5,9 @@ The coordinator's metrics, sent where its transitions are committed and nowhere 
 
     statecheck.checkpoint.triggered       counter
     statecheck.checkpoint.completed       counter
-    statecheck.checkpoint.failed          counter; every checkpoint that ended without completing
+    statecheck.checkpoint.failed          counter; every checkpoint that was aborted, unless because its attempt ended
     statecheck.checkpoint.expired         counter; those of them whose time was over
-    statecheck.checkpoint.duration        timing, milliseconds from the trigger to the completion
+    statecheck.checkpoint.duration        timing, milliseconds that a completed one took, without the increment before it
     statecheck.checkpoint.size_bytes      gauge, what a restore from it may read
     statecheck.restore.count              counter; attempts that start from a checkpoint
     statecheck.restore.fresh              counter; attempts that start from nothing
@@ -89,6 +89,8 @@ class AirflowMetrics:
             self._stats.timing("statecheck.checkpoint.duration", milliseconds, tags=tags)
 
     def _failed(self, checkpoint: CheckpointRecord, tags: dict[str, str]) -> None:
+        if checkpoint.failure_reason == CheckpointFailureReason.ATTEMPT_ENDED.value:
+            return
         self._stats.incr("statecheck.checkpoint.failed", tags=tags)
         if checkpoint.failure_reason == CheckpointFailureReason.CHECKPOINT_EXPIRED.value:
             self._stats.incr("statecheck.checkpoint.expired", tags=tags)

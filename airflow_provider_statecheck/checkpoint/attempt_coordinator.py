@@ -89,7 +89,7 @@ class AttemptCoordinator:
         """
         require_valid(request)
         grant = self._register(request)
-        log.info(
+        log.debug(
             "Job %s operator %s: attempt %s registered for %s (%s)",
             request.job_name,
             request.uid,
@@ -178,7 +178,7 @@ class AttemptCoordinator:
             attempt = require_current(tx, request.attempt)
             checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
             if checkpoint is not None and checkpoint.status is CheckpointStatus.PENDING:
-                transitions.abort(tx, checkpoint, request.reason, request.message)
+                transitions.abort(tx, checkpoint, request.reason, request.message, request.increment_seconds)
             return transitions.effects_of(tx, attempt.operator_id)
 
     def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
@@ -246,8 +246,7 @@ class AttemptCoordinator:
             attempt = require_current(tx, request.attempt)
             if attempt.status is AttemptStatus.RUNNING:
                 _require_committed(tx, attempt, request)
-                reason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND
-                transitions.abort_pending(tx, attempt.operator_id, reason)
+                transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
                 tx.save_attempt(
                     replace(attempt, status=request.status, ended_at=tx.now, message=request.message[:2000])
                 )

@@ -39,6 +39,8 @@ class CheckpointFailureReason(StrEnum):
     CHECKPOINT_COORDINATOR_SUSPEND = "checkpoint_coordinator_suspend"
     JOB_FAILURE = "job_failure"
     JOB_FAILOVER_REGION = "job_failover_region"
+    ATTEMPT_ENDED = "attempt_ended"
+    """The attempt was killed, replaced or closed first. Nothing went wrong with the checkpoint, so it counts as no failure."""
     UNSPECIFIED = "unspecified"
     """Of an exception that was made of a message alone."""
 
@@ -64,6 +66,7 @@ _TEXTS = {
     CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS: "The minimum time between checkpoints is not over",
     CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING: "Not all required tasks are running",
     CheckpointFailureReason.BLOCKING_OUTPUT_EXIST: "A blocking output exists",
+    CheckpointFailureReason.ATTEMPT_ENDED: "The attempt ended before the checkpoint was complete",
 }
 _PRE_FLIGHT = frozenset(
     {

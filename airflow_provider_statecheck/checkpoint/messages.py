@@ -161,6 +161,8 @@ class AcknowledgeCheckpoint:
     counts: dict[str, int] = field(default_factory=dict)
     has_commit: bool = False
     """Whether it holds what a sink commits once it is completed; of a savepoint nothing is committed."""
+    increment_seconds: float = 0.0
+    """How long the increment took for which the id was drawn ahead. The checkpoint itself began after that."""
 
 
 class AcknowledgeResult(StrEnum):
@@ -198,6 +200,8 @@ class DeclineCheckpoint:
     checkpoint_id: int
     reason: CheckpointFailureReason
     message: str = ""
+    increment_seconds: float = 0.0
+    """How long the increment took for which the id was drawn ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

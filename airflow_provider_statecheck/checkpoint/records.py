@@ -9,6 +9,9 @@ from enum import StrEnum
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 
+SCRIPT_PREFIX = "script/"
+"""Begins the logical task of a script or notebook."""
+
 
 class CheckpointStatus(StrEnum):
     """The life of a checkpoint; it ends exactly once."""
@@ -74,6 +77,11 @@ class AttemptOwner:
     """For people: what to look for in the Airflow UI."""
     airflow: tuple[tuple[str, str], ...] = ()
     """Airflow's coordinates of the task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``), empty outside."""
+
+    @property
+    def is_script(self) -> bool:
+        """Tell whether a script or notebook runs the attempt; it is started again, never retried or cleared."""
+        return not self.airflow and self.logical_task.startswith(SCRIPT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +152,7 @@ class CheckpointRecord:
     location: str
     """The directory that belongs to this checkpoint alone."""
     triggered_at: datetime
+    """When its id was drawn; once it has ended, when it began itself, after the increment for which the id was drawn."""
     expires_at: datetime
     run_key: str = ""
     """The run that took it; empty where that is not known."""

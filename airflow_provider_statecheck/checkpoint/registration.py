@@ -141,7 +141,7 @@ def _new_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecor
 
 def _fence(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> None:
     # A pending checkpoint is never fully acknowledged: acknowledging and completing are one transaction.
-    transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.JOB_FAILOVER_REGION)
+    transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     if previous is not None and previous.status is AttemptStatus.RUNNING:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
 

@@ -18,7 +18,7 @@ LONGEST_WRITE = timedelta(days=1)
 """How long a savepoint may take: all bytes of the state are copied, however long a checkpoint of a few new ones may take."""
 
 _SERVED_AGAIN = frozenset(
-    {CheckpointFailureReason.JOB_FAILOVER_REGION.value, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND.value}
+    {CheckpointFailureReason.ATTEMPT_ENDED.value, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND.value}
 )
 
 

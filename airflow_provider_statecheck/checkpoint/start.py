@@ -34,26 +34,31 @@ def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> St
     if not _is_same_run(previous, request):
         return StartDecision(True, "the job's state goes on in a new run")
     if previous.owner.clear_marker != request.owner.clear_marker:
-        return _after_clear(previous.status, request.on_clear)
+        return _after_clear(previous.status, request)
     return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
 
 
 _ENDED = {
-    AttemptStatus.RUNNING: "never said that it ended",
+    AttemptStatus.RUNNING: "never closed and was probably killed",
     AttemptStatus.FINISHED: "finished",
     AttemptStatus.FAILED: "failed",
     AttemptStatus.FENCED: "was fenced",
 }
 
 
-def _after_clear(status: AttemptStatus, on_clear: OnClear) -> StartDecision:
-    if on_clear is OnClear.RESTART:
-        return StartDecision(False, "cleared, and on_clear is restart")
-    if on_clear is OnClear.RESUME:
-        return StartDecision(True, "cleared, and on_clear is resume", verify_fingerprints=False)
-    if status is AttemptStatus.FINISHED:
-        return StartDecision(False, "cleared after success")
-    return StartDecision(True, "cleared before it finished")
+def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
+    what = _what_happened(status, request)
+    if request.on_clear is OnClear.RESTART:
+        return StartDecision(False, f"{what}, and on_clear is restart")
+    if request.on_clear is OnClear.RESUME:
+        return StartDecision(True, f"{what}, and on_clear is resume", verify_fingerprints=False)
+    return StartDecision(status is not AttemptStatus.FINISHED, what)
+
+
+def _what_happened(status: AttemptStatus, request: RegisterAttempt) -> str:
+    if request.owner.is_script:
+        return f"started again after an attempt that {_ENDED[status]}"
+    return "cleared after success" if status is AttemptStatus.FINISHED else "cleared before it finished"
 
 
 def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow_provider_statecheck.checkpoint import savepoint_requests
 from airflow_provider_statecheck.checkpoint.effects import needed_though_ended, open_effects
@@ -31,6 +31,7 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
     completed = replace(
         pending,
         status=CheckpointStatus.COMPLETED,
+        triggered_at=_began_at(tx, pending, message.increment_seconds),
         completed_at=tx.now,
         metadata_uri=message.metadata_uri,
         metadata_size=message.metadata_size,
@@ -45,11 +46,22 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
     return completed
 
 
-def abort(tx: JobTransaction, pending: CheckpointRecord, reason: CheckpointFailureReason, message: str = "") -> None:
-    """End a pending checkpoint without completing it."""
+def abort(
+    tx: JobTransaction,
+    pending: CheckpointRecord,
+    reason: CheckpointFailureReason,
+    message: str = "",
+    increment_seconds: float = 0.0,
+) -> None:
+    """
+    End a pending checkpoint without completing it.
+
+    :param increment_seconds: How long the increment took for which its id was drawn ahead.
+    """
     aborted = replace(
         pending,
         status=CheckpointStatus.ABORTED,
+        triggered_at=_began_at(tx, pending, increment_seconds),
         ended_at=tx.now,
         failure_reason=reason.value,
         failure_message=message or reason.message,
@@ -57,7 +69,7 @@ def abort(tx: JobTransaction, pending: CheckpointRecord, reason: CheckpointFailu
     tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
     if not pending.is_adoption:
         _settle(tx, aborted)
-    log.info("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
+    log.debug("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
 
 
 def abort_pending(
@@ -139,7 +151,7 @@ def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
 
 def close_abandoned(tx: JobTransaction, attempt: AttemptRecord) -> None:
     """End an attempt whose driver is known to be gone, and what it had pending."""
-    abort_pending(tx, attempt.operator_id, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+    abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
     log.info("Job %s: attempt %s (%s) closed, it is abandoned", tx.job.name, attempt.epoch, attempt.owner.label)
 
@@ -156,6 +168,13 @@ def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
     generation = 0 if operator is None else operator.generation
     return open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
+
+
+def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: float) -> datetime:
+    # The driver tells a duration, because its clock may differ from the one that dated the row.
+    elapsed = (tx.now - pending.triggered_at).total_seconds()
+    ahead = min(increment_seconds, elapsed) if increment_seconds > 0 else 0.0
+    return pending.triggered_at + timedelta(seconds=ahead)
 
 
 def _settle(tx: JobTransaction, ended: CheckpointRecord) -> None:

@@ -66,7 +66,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 
         run = StageRun(spark, attempt, self._stage, stage_settings_of(prepared.driver))
-        result = run.run(lambda work: self._run_interruptibly(spark, work, run.kept))
+        result = run.run(lambda work: self._run_interruptibly(spark, work))
         return {"increments": result.increments, "rows": result.rows, "checkpoint_id": result.checkpoint_id}
 
 

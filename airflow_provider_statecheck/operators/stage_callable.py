@@ -46,7 +46,12 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         spark = self.op_kwargs["spark"]
         prepared = self._require_prepared()
         make_ready(spark, prepared.storage)
-        return self._work(spark, self._register(prepared), prepared)
+        attempt = self._register(prepared)
+        try:
+            return self._work(spark, attempt, prepared)
+        except BaseException:
+            self.kept = attempt.kept()
+            raise
 
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
         """Restore, run the function, and close the attempt."""
@@ -61,16 +66,15 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             min_pause=driver.min_pause_ms,
         ) as checkpoint:
             self._give(checkpoint)
-            return self._run_interruptibly(spark, super().execute_callable, checkpoint.kept)
+            return self._run_interruptibly(spark, super().execute_callable)
 
-    def _run_interruptibly(self, spark: Any, work: Callable[[], Any], kept: Callable[[], str]) -> Any:
+    def _run_interruptibly(self, spark: Any, work: Callable[[], Any]) -> Any:
         from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
 
         self._is_stage_running = True
         try:
             return run_interruptibly(spark, work)
         except BaseException as error:
-            self.kept = kept()
             _name_lost_driver(error)
             raise
         finally:

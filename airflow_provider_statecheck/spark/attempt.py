@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Set as AbstractSet
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +48,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.taking_turns import registering
 from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
+from airflow_provider_statecheck.spark.kept import kept_line, replaced_line
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.savepoints import StageSavepoints
 from airflow_provider_statecheck.spark.status_log import CheckpointLog
@@ -109,6 +110,7 @@ class StageAttempt:
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
         self.latest: CheckpointRecord | None = None
+        self._newer_epoch: int | None = None
 
     def restore(self) -> RestoredStage | None:
         """
@@ -180,13 +182,14 @@ class StageAttempt:
         """
         counts = {"snapshots": len(snapshots), "items": finished_items}
         content = CheckpointContent(snapshots=snapshots, state=state, counts=counts, new_bytes=new_bytes, pinned=pinned)
-        return self._tolerating(lambda: self._complete(self._trigger(None), content))
+        pending = self.begin_checkpoint(None)
+        return None if pending is None else self.complete_checkpoint(pending, content)
 
-    def begin_checkpoint(self, timeout_seconds: float) -> PendingCheckpoint | None:
+    def begin_checkpoint(self, timeout_seconds: float | None) -> PendingCheckpoint | None:
         """
-        Draw the id of a checkpoint before the work that it is to hold.
+        Draw the id of a checkpoint, also before the work that it is to hold.
 
-        :param timeout_seconds: How long the work and the checkpoint may take together.
+        :param timeout_seconds: How long the work and the checkpoint may take together; ``None`` for the job's own setting.
         :return: ``None`` if it failed and failures are tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
@@ -208,7 +211,16 @@ class StageAttempt:
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
         """
-        return self._tolerating(lambda: self._complete(pending, content))
+        try:
+            completed, effects = self._complete(pending, content)
+        except StaleAttemptError:
+            raise
+        except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
+            self._failures.failed(error, pending.checkpoint_id)
+            return None
+        self._failures.succeeded()
+        self._savepoints.serve(effects.savepoints, completed)
+        return completed
 
     def confirm_commits(self, checkpoint_ids: tuple[int, ...]) -> None:
         """
@@ -224,18 +236,6 @@ class StageAttempt:
     def job_view(self) -> JobView:
         """Return all that is kept of the job."""
         return self._gateway.describe(self.grant.attempt.job_id)
-
-    def _tolerating(self, take: Callable[[], tuple[CheckpointRecord, OpenEffects]]) -> CheckpointRecord | None:
-        try:
-            completed, effects = take()
-        except StaleAttemptError:
-            raise
-        except (StorageError, CoordinatorError, CheckpointDeclinedError) as error:
-            self._failures.failed(error)
-            return None
-        self._failures.succeeded()
-        self._savepoints.serve(effects.savepoints, completed)
-        return completed
 
     def failed(self, error: StateCheckError) -> None:
         """
@@ -257,6 +257,28 @@ class StageAttempt:
         self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
+
+    def fail(self, error: BaseException) -> None:
+        """
+        Close the attempt as failed. Outside of Airflow, say what is kept; a task says it below the account of its error.
+
+        :param error: Why it failed.
+        """
+        self._newer_epoch = _newer_epoch(error)
+        try:
+            self.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+        except StaleAttemptError as stale:
+            self._newer_epoch = _newer_epoch(stale)
+        except StateCheckError as closing:
+            log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
+        if not self.registration.owner.airflow:
+            log.error("%s", self.kept())
+
+    def kept(self) -> str:
+        """Say what the next attempt will find, or that it runs already."""
+        if self._newer_epoch is not None:
+            return replaced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
+        return kept_line(self.registration, self.latest)
 
     def _serve_last_savepoints(self) -> None:
         # A request may have come after the last checkpoint, or have waited for the end.
@@ -295,8 +317,7 @@ class StageAttempt:
         try:
             message = self._write(pending, content)
         except StateCheckError as error:
-            self._log.failed(pending.checkpoint_id, error)
-            self._decline(pending, error)
+            self._decline(pending, error, content.increment_seconds)
             raise
         return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
 
@@ -318,6 +339,7 @@ class StageAttempt:
             full_size_bytes=state_bytes + content.size_bytes,
             counts=dict(content.counts),
             has_commit=content.has_commit,
+            increment_seconds=content.increment_seconds,
         )
 
     def _write_state(
@@ -365,21 +387,20 @@ class StageAttempt:
         reply = self._gateway.acknowledge(message)
         completed = reply.checkpoint if reply.is_completed else None
         if completed is None:
-            late = _too_late(message, reply)
-            self._log.failed(message.checkpoint_id, late)
             self._discard(reply.effects, pinned)
-            raise late
+            raise _too_late(message, reply)
         self.latest = completed
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
         return completed, reply.effects
 
-    def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
+    def _decline(self, pending: PendingCheckpoint, error: StateCheckError, increment_seconds: float) -> None:
         message = DeclineCheckpoint(
             attempt=self.grant.attempt,
             checkpoint_id=pending.checkpoint_id,
             reason=CheckpointFailureReason.IO_EXCEPTION,
             message=str(error),
+            increment_seconds=increment_seconds,
         )
         try:
             self._gateway.decline(message)
@@ -408,6 +429,10 @@ class StageAttempt:
             sweep(self.storage, gateway.describe(job_id), self._documents, row_of=rows)
         except (StorageError, CoordinatorError, CheckpointNotFoundError) as error:
             log.warning("Orphans were not swept, a later sweep finds them: %s", error)
+
+
+def _newer_epoch(error: BaseException) -> int | None:
+    return vars(error).get("current_epoch") if isinstance(error, StaleAttemptError) else None
 
 
 def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:

@@ -26,6 +26,8 @@ class CheckpointContent:
     """For people."""
     new_bytes: int = 0
     """How many bytes are new since the last checkpoint."""
+    increment_seconds: float = 0.0
+    """How long the increment took that it holds, if its id was drawn before."""
     pinned: AbstractSet[str] = frozenset()
     """URIs of snapshots that must stay although no checkpoint may name them."""
 

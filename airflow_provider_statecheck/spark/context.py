@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
 from airflow_provider_statecheck.spark.costs.pacing import pace_of, require_pace
 from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
-from airflow_provider_statecheck.spark.kept import kept_line
 from airflow_provider_statecheck.spark.loops.progress import keyed
 from airflow_provider_statecheck.spark.loops.refining import Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.saving import StageSaving
@@ -314,18 +313,12 @@ class StageContext:
 
     def fail(self, error: BaseException) -> None:
         """Close the attempt as failed and say in one line what was kept."""
-        try:
-            self._attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
-        except StaleAttemptError as stale:
-            log.warning("%s", stale)
-        except StateCheckError as closing:
-            log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
-        log.error("%s", self.kept())
+        self._attempt.fail(error)
         self._close()
 
     def kept(self) -> str:
         """Say what a retry will find."""
-        return kept_line(self._attempt.registration, self._attempt.latest)
+        return self._attempt.kept()
 
     def __enter__(self) -> Self:
         return self

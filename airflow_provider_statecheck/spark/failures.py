@@ -35,18 +35,20 @@ class FailedCheckpoints:
         """Start counting anew."""
         self._manager = self._new_manager()
 
-    def failed(self, error: StateCheckError) -> None:
+    def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
         """
         Count a failure and say so.
 
+        :param checkpoint_id: Of the checkpoint, if it had one.
         :raises CheckpointDeclinedError: if it is one too many; it lists the failures, and its cause is the last one.
         """
         self._manager.handle_checkpoint_exception(
             CheckpointException(_counted_reason(error), error),
             properties=_CHECKPOINT,
-            checkpoint_id=vars(error).get("checkpoint_id", UNKNOWN_CHECKPOINT_ID),
+            checkpoint_id=checkpoint_id,
         )
-        log.warning("A checkpoint failed, the stage goes on without it: %s", error)
+        which = "A checkpoint" if checkpoint_id == UNKNOWN_CHECKPOINT_ID else f"Checkpoint {checkpoint_id}"
+        log.warning("%s failed, the stage goes on without it: %s", which, error)
 
     def _new_manager(self) -> CheckpointFailureManager:
         return CheckpointFailureManager(self._tolerable, _FailStage())

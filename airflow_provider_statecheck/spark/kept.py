@@ -17,14 +17,29 @@ def kept_line(registration: RegisterAttempt, latest: CheckpointRecord | None) ->
     :param registration: Who asked.
     :param latest: The newest checkpoint that a retry can restore.
     """
-    name = registration.job_name
+    name, is_script = registration.job_name, registration.owner.is_script
     if latest is None:
-        return f"Job {name!r} kept nothing: no checkpoint was completed; a retry starts from the beginning."
-    is_kept_by_clear = registration.on_clear is not OnClear.RESTART
+        who = "the next start begins" if is_script else "a retry starts"
+        return f"Job {name!r} kept nothing: no checkpoint was completed; {who} from the beginning."
     return (
-        f"Job {name!r} kept checkpoint {latest.checkpoint_id}: {describe_content(latest)}. A retry goes on from there"
-        f"{', and so does the task when it is cleared' if is_kept_by_clear else ''}. Restore pointer: {latest.location}"
+        f"Job {name!r} kept checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
+        f"{_who_goes_on(registration)}. Restore pointer: {latest.location}"
     )
+
+
+def replaced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
+    """Say that a newer attempt has taken over; the one that it replaced is not retried."""
+    return (
+        f"Job {job_name!r} goes on in attempt {newer_epoch}, which replaced attempt {epoch}; nothing that this try does "
+        f"counts any more."
+    )
+
+
+def _who_goes_on(registration: RegisterAttempt) -> str:
+    is_restart = registration.on_clear is OnClear.RESTART
+    if registration.owner.is_script:
+        return f"The next start{' without on_clear=restart' if is_restart else ''} goes on from there"
+    return f"A retry goes on from there{'' if is_restart else ', and so does the task when it is cleared'}"
 
 
 def latest_kept(view: JobView, uid: str) -> CheckpointRecord | None:

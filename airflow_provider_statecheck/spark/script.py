@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
+from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
+from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.restore_sources import find_source
@@ -53,6 +54,7 @@ def open_attempt(
         )
     _require_one_beginning(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    give_workers_this_python(spark)
     make_ready(spark, storage)
     gateway = open_gateway(metadata)
     source = None
@@ -108,7 +110,7 @@ def _require_one_beginning(from_savepoint: str | None, from_checkpoint: str | No
 def _owner(job: str, run: str) -> AttemptOwner:
     # A person who starts a script again means what a person means who clears a task, so each start counts as a clear.
     return AttemptOwner(
-        logical_task=f"script/{job}",
+        logical_task=f"{SCRIPT_PREFIX}{job}",
         run_key=run,
         run_id=run,
         clear_marker=new_key(),

@@ -1,9 +1,9 @@
-"""One line in the task's log for each step in the life of a checkpoint."""
+"""The lines of an attempt in its log: how it starts, and one line for each checkpoint."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, PendingCheckpoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
@@ -34,7 +34,7 @@ class CheckpointLog:
 
     def triggered(self, pending: PendingCheckpoint) -> None:
         """Say that a checkpoint began."""
-        log.info("Checkpoint %s %s: pending; goes to %s", pending.checkpoint_id, self._of, pending.location)
+        log.debug("Checkpoint %s %s: pending; goes to %s", pending.checkpoint_id, self._of, pending.location)
 
     def restored(self, checkpoint: CheckpointRecord) -> None:
         """Say which checkpoint the attempt starts from."""
@@ -43,7 +43,7 @@ class CheckpointLog:
     def completed(self, checkpoint: CheckpointRecord) -> None:
         """Say what a checkpoint holds and what it took."""
         log.info(
-            "Checkpoint %s %s: completed in %.3f s; %s, %s bytes of them new",
+            "Checkpoint %s %s: completed in %.3f s; %s, %s of them new",
             checkpoint.checkpoint_id,
             self._of,
             _seconds(checkpoint),
@@ -51,24 +51,36 @@ class CheckpointLog:
             checkpoint.state_size_bytes,
         )
 
-    def failed(self, checkpoint_id: int, error: BaseException) -> None:
-        """Say why a checkpoint was not completed."""
-        log.warning("Checkpoint %s %s: aborted; %s", checkpoint_id, self._of, error)
+    def failed(self, checkpoint: CheckpointRecord) -> None:
+        """Say why a checkpoint of a driver in another process was not completed."""
+        log.warning("Checkpoint %s %s: failed; %s", checkpoint.checkpoint_id, self._of, checkpoint.failure_message)
 
     def discarded(self, checkpoints: Iterable[CheckpointRecord]) -> None:
-        """Say which checkpoints are gone, and that their end was subsumption or abortion."""
+        """Say which checkpoints were deleted; only an unfinished one of an earlier attempt has no line of its own yet."""
         for each in checkpoints:
-            why = "subsumed" if each.status is CheckpointStatus.SUBSUMED else f"aborted ({each.failure_reason})"
-            log.info("Checkpoint %s %s: %s; its bytes are deleted", each.checkpoint_id, self._of, why)
+            is_news = each.status is CheckpointStatus.ABORTED and each.epoch != self._epoch
+            log.log(
+                logging.INFO if is_news else logging.DEBUG,
+                "Checkpoint %s of %s, attempt %s: %s; its bytes are deleted",
+                each.checkpoint_id,
+                self._stage,
+                each.epoch,
+                "subsumed" if each.status is CheckpointStatus.SUBSUMED else f"not completed ({each.failure_message})",
+            )
 
 
 def describe_content(checkpoint: CheckpointRecord) -> str:
     """Return what a checkpoint holds, for people."""
     counts = checkpoint.counts
+    size = f"{checkpoint.full_size_bytes} bytes"
     if "splits" in counts:
-        return f"{counts['splits']} of {counts['of_splits']} splits, {checkpoint.full_size_bytes} bytes"
-    snapshots, items = counts.get("snapshots", 0), counts.get("items", 0)
-    return f"{snapshots} snapshots, {items} finished items, {checkpoint.full_size_bytes} bytes"
+        return f"{counts['splits']} of {counts['of_splits']} splits, {size}"
+    return f"{_number_of('snapshot', counts)}, {_number_of('finished item', counts, 'items')}, {size}"
+
+
+def _number_of(what: str, counts: Mapping[str, int], key: str | None = None) -> str:
+    number = counts.get(key or f"{what}s", 0)
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _seconds(checkpoint: CheckpointRecord) -> float:

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.free_space import full_disk_named, require_room, shortage_of
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
+from airflow_provider_statecheck.spark.readable import readable_seconds
 from airflow_provider_statecheck.spark.saving import StageSaving
 from airflow_provider_statecheck.spark.scope import StepKey, describe
 from airflow_provider_statecheck.spark.snapshots.live import LiveSnapshot, Stopwatch
@@ -166,14 +167,11 @@ class StageSteps:
             write_seconds=round(write_seconds, 3),
         )
         self.reports.append(report)
-        log.info(
-            "Step %s %s: %s rows, %s bytes, %s s",
-            report.name,
-            "restored" if is_restored else "computed",
-            report.rows,
-            report.size_bytes,
-            report.seconds,
-        )
+        what, seconds = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
+        if is_restored:
+            log.info("Step %s restored: %s; that saved %s", report.name, what, seconds)
+        else:
+            log.info("Step %s computed in %s: %s", report.name, seconds, what)
 
 
 def built(build: object) -> DataFrame:

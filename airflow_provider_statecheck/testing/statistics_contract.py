@@ -7,6 +7,7 @@ A subclass gives the store as the fixture ``store``.
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -161,6 +162,35 @@ class StatisticsContract:
         assert (snapshot.duration.maximum, latest.duration and latest.duration.total_seconds()) == (1500, 1.5)
         assert snapshot.history == (latest,)
 
+    @pytest.mark.parametrize(
+        ("increment_seconds", "milliseconds"), [(98.5, 1500), (0.0, 100_000), (1e9, 0), (-5.0, 100_000)]
+    )
+    def test_the_increment_for_which_an_id_was_drawn_ahead_is_not_part_of_the_duration(
+        self,
+        coordinator: AttemptCoordinator,
+        attempt: AttemptRef,
+        tracker: CheckpointStatsTracker,
+        clock: ManualClock,
+        increment_seconds: float,
+        milliseconds: int,
+    ) -> None:
+        checkpoint_id = self.trigger(coordinator, attempt)
+        clock.advance(100)
+        coordinator.acknowledge(make_acknowledgement(attempt, checkpoint_id, increment_seconds=increment_seconds))
+        assert tracker.create_snapshot().duration.maximum == milliseconds
+
+    def test_the_increment_is_not_part_of_the_duration_of_a_failed_checkpoint_either(
+        self, coordinator: AttemptCoordinator, attempt: AttemptRef, tracker: CheckpointStatsTracker, clock: ManualClock
+    ) -> None:
+        checkpoint_id = self.trigger(coordinator, attempt)
+        clock.advance(100)
+        coordinator.decline(
+            DeclineCheckpoint(attempt=attempt, checkpoint_id=checkpoint_id, reason=IO, increment_seconds=98.5)
+        )
+        failed = tracker.create_snapshot().latest_failed
+        assert failed is not None
+        assert failed.duration == timedelta(seconds=1.5)
+
     def test_summaries_have_minimum_average_maximum_and_percentiles_of_completed_ones(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, tracker: CheckpointStatsTracker
     ) -> None:
@@ -192,7 +222,7 @@ class StatisticsContract:
         snapshot = tracker.create_snapshot()
         assert (self.numbers(snapshot), snapshot.failures) == ((1, 0, 0, 1), (("checkpoint_expired", 1),))
 
-    def test_what_a_fence_and_the_end_of_an_attempt_abort_is_counted(
+    def test_what_was_under_way_when_its_attempt_ended_is_no_failed_checkpoint(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, tracker: CheckpointStatsTracker
     ) -> None:
         self.trigger(coordinator, attempt)
@@ -200,8 +230,8 @@ class StatisticsContract:
         self.trigger(coordinator, second)
         coordinator.finish(FinishAttempt(attempt=second, status=AttemptStatus.FAILED))
         snapshot = tracker.create_snapshot()
-        assert self.numbers(snapshot) == (2, 0, 0, 2)
-        assert dict(snapshot.failures) == {"job_failover_region": 1, "checkpoint_coordinator_suspend": 1}
+        assert (self.numbers(snapshot), snapshot.failures, snapshot.latest_failed) == ((0, 0, 0, 0), (), None)
+        assert [entry.failure_reason for entry in snapshot.history] == ["attempt_ended", "attempt_ended"]
 
     def test_an_older_pending_checkpoint_that_is_subsumed_counts_as_failed_but_not_as_latest_completed(
         self, coordinator: AttemptCoordinator, attempt: AttemptRef, tracker: CheckpointStatsTracker

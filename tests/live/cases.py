@@ -199,7 +199,7 @@ def resumed(first: AttemptStatus, reason: str) -> tuple[Expected, ...]:
 
 
 AFTER_FAILURE = resumed(FAILED, "retry after an attempt that failed")
-AFTER_SILENCE = resumed(FENCED, "retry after an attempt that never said that it ended")
+AFTER_SILENCE = resumed(FENCED, "retry after an attempt that never closed and was probably killed")
 AFTER_CLEAR = resumed(FAILED, "cleared before it finished")
 UNDISTURBED = (Expected(tries=(Try(FINISHED, FIRST),), computed=WHOLE),)
 

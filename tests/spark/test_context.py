@@ -258,6 +258,22 @@ def test_steps_report_what_was_restored_and_what_computing_took(tries):
     assert 0 < first.size_bytes <= sum(sizes)
 
 
+def test_a_restored_step_says_how_much_time_that_saved(tries, caplog):
+    def slow() -> Any:
+        tries.monotonic.seconds += 33.5
+        return tries.spark.range(4).coalesce(1)
+
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            with tries.failing() as checkpoint:
+                checkpoint.snapshot("slow", slow)
+    size = checkpoint.steps[0].size_bytes
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("Step")] == [
+        f"Step slow computed in 34 s: 4 rows, {size} bytes",
+        f"Step slow restored: 4 rows, {size} bytes; that saved 34 s",
+    ]
+
+
 # Loops
 
 
@@ -546,7 +562,7 @@ def test_a_try_that_was_replaced_stops_at_its_next_checkpoint(tries):
 def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     with caplog.at_level(logging.ERROR), tries.failing() as checkpoint:
         assert checkpoint.kept() == (
-            "Job 'context' kept nothing: no checkpoint was completed; a retry starts from the beginning."
+            "Job 'context' kept nothing: no checkpoint was completed; the next start begins from the beginning."
         )
         checkpoint.snapshot("rows", tries.builder("rows"))
         for _ in checkpoint.each("items", [1, 2]):
@@ -555,8 +571,8 @@ def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     kept = checkpoint.kept()
     assert "\n" not in kept
     assert kept == (
-        f"Job 'context' kept checkpoint 3: 1 snapshots, 2 finished items, {latest.full_size_bytes} bytes. A retry goes on "
-        f"from there, and so does the task when it is cleared. Restore pointer: {latest.location}"
+        f"Job 'context' kept checkpoint 3: 1 snapshot, 2 finished items, {latest.full_size_bytes} bytes. The next "
+        f"start goes on from there. Restore pointer: {latest.location}"
     )
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [kept]
     (attempt,) = tries.view().attempts
@@ -567,4 +583,4 @@ def test_a_try_that_fails_before_its_first_own_checkpoint_still_names_the_restor
     with tries.failing() as checkpoint:
         checkpoint.snapshot("rows", tries.builder("rows"))
     with tries.failing() as checkpoint:
-        assert "kept checkpoint 1: 1 snapshots" in checkpoint.kept()
+        assert "kept checkpoint 1: 1 snapshot" in checkpoint.kept()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
 
 _LOCATION_BYTES = 1500
@@ -40,6 +41,11 @@ class CheckpointEntry:
     failure_cause: str = ""
     late_at: datetime | None = None
     """When it was acknowledged although it had been aborted."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Tell whether its attempt ended first, so that it neither completed nor failed."""
+        return self.failure_reason == CheckpointFailureReason.ATTEMPT_ENDED.value
 
     @property
     def duration(self) -> timedelta | None:

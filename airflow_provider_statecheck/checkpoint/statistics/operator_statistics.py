@@ -59,13 +59,15 @@ class OperatorStatistics:
 
     def ended(self, entry: CheckpointEntry) -> OperatorStatistics:
         """Return the statistics with one more checkpoint that was completed or aborted."""
-        counted = replace(
-            self._counted(entry),
+        known = replace(
+            self,
             history=_newest_first((entry, *self.history))[:HISTORY_SIZE],
             counted_ids=(*self.counted_ids, entry.checkpoint_id)[-_REMEMBERED_IDS:],
         )
-        is_completed = entry.status == CheckpointStatus.COMPLETED
-        return counted._completed(entry) if is_completed else counted._failed(entry)
+        if entry.is_interrupted:
+            return known
+        counted = known._counted(entry)
+        return counted._completed(entry) if entry.status == CheckpointStatus.COMPLETED else counted._failed(entry)
 
     def restored(self, entry: RestoredEntry) -> OperatorStatistics:
         """Return the statistics with the restore of an attempt, which counts once however often it is told."""

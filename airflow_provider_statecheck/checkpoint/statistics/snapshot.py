@@ -44,7 +44,7 @@ class CheckpointStatsSnapshot:
     full_size: StatsSummary
     """Bytes that a restore of a completed one reads."""
     duration: StatsSummary
-    """Milliseconds from trigger to completion."""
+    """Milliseconds that a completed one took, without the increment before it."""
     history: tuple[CheckpointEntry, ...]
     """Newest first, with those in progress."""
     latest_completed: CheckpointEntry | None

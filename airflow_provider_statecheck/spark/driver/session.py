@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.spark.driver.sessions import is_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -79,6 +81,21 @@ def start_session(conf: Mapping[str, str], *, app_name: str | None = None, maste
     late: dict[str, Any] = {k: v for k, v in options.items() if k not in _NEEDED_AT_START or k == "spark.master"}
     builder = SparkSession.builder.config(map=late)
     return (builder if app_name is None else builder.appName(app_name)).getOrCreate()
+
+
+def give_workers_this_python(spark: SparkSession) -> None:
+    """
+    Let the Python workers of a session that is there already run as those of the operators do.
+
+    In local mode that is this process's own interpreter, unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python`` names
+    another. Without it Spark starts whatever ``python3`` is on the path, which need not have this package.
+    """
+    if is_connect(spark):
+        return
+    context = spark.sparkContext
+    _default_worker_python(dict(context.getConf().getAll()), context.master)
+    # The context has read the variable when it was made.
+    context.pythonExec = os.environ.get("PYSPARK_PYTHON", context.pythonExec)
 
 
 def jvm_pid() -> int | None:

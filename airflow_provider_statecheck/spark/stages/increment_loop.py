@@ -126,7 +126,7 @@ class IncrementLoop:
         if self._completion is not None and self._completion.done():
             self._wait()
         pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_end or self._pace.allows() else None
-        moment = self._moment(pending, is_end=is_end)
+        begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
         reports = self._reports_unless_ended(frame, moment)
         self._wait()
         uids = [[operator.uid for operator in vertex.operators] for vertex in self._vertices]
@@ -139,7 +139,7 @@ class IncrementLoop:
         self._progress.advance(amount_of(increment), rows, total=total_of(self._enumerator))
         self._is_saved = False
         if pending is not None:
-            self._complete(pending)
+            self._complete(pending, self._monotonic() - begin)
         return rows
 
     def _reports_unless_ended(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
@@ -174,9 +174,9 @@ class IncrementLoop:
         timestamp = int(pending.triggered_at.timestamp() * 1000)
         return SnapshotMoment(checkpoint_id=pending.checkpoint_id, timestamp=timestamp, is_end_of_input=is_end)
 
-    def _complete(self, pending: PendingCheckpoint) -> None:
+    def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)
-        prepared = _Prepared(pending, self._content(pending.checkpoint_id))
+        prepared = _Prepared(pending, self._content(pending.checkpoint_id, increment_seconds))
         self._unsaved_bytes = 0
         self._pace.completed()
         self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
@@ -226,7 +226,7 @@ class IncrementLoop:
             if self._is_saved:
                 self._pace.observed(self._cost_seconds)
 
-    def _content(self, checkpoint_id: int) -> CheckpointContent:
+    def _content(self, checkpoint_id: int, increment_seconds: float) -> CheckpointContent:
         source = single_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
         sink = single_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
@@ -235,6 +235,7 @@ class IncrementLoop:
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
             new_bytes=self._unsaved_bytes,
+            increment_seconds=increment_seconds,
         )
 
     def _small_values(self, checkpoint_id: int) -> dict[str, Any]:

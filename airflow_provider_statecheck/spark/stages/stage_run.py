@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.layout import shared_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import SourceRestartRequiredError, StaleAttemptError, StateCheckError
+from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
 from airflow_provider_statecheck.spark.costs.pace import Pace
 from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval
-from airflow_provider_statecheck.spark.kept import kept_line
 from airflow_provider_statecheck.spark.progress import StageProgress
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.carried_schemas import carried_schemas
@@ -96,13 +95,9 @@ class StageRun:
             result = around(self._run)
             self._attempt.finish(AttemptStatus.FINISHED)
         except BaseException as error:
-            self._fail(error)
+            self._attempt.fail(error)
             raise
         return result
-
-    def kept(self) -> str:
-        """Say what a retry will find."""
-        return kept_line(self._attempt.registration, self._attempt.latest)
 
     def _run(self) -> StageResult:
         found = self._attempt.load()
@@ -273,15 +268,6 @@ class StageRun:
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key
-
-    def _fail(self, error: BaseException) -> None:
-        try:
-            self._attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
-        except StaleAttemptError as stale:
-            log.warning("%s", stale)
-        except StateCheckError as closing:
-            log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
-        log.error("%s", self.kept())
 
 
 def _default_parallelism(spark: SparkSession) -> int:

@@ -102,6 +102,13 @@ def test_an_expired_checkpoint_counts_as_failed_and_as_expired(coordinator, regi
     assert stats.take() == [("checkpoint.failed", 1), ("checkpoint.expired", 1)]
 
 
+def test_what_was_under_way_when_its_attempt_ended_is_no_failed_checkpoint(coordinator, register, stats) -> None:
+    coordinator.trigger(TriggerCheckpoint(attempt=register(), request_key=new_key()))
+    stats.take()
+    register()
+    assert stats.take() == [("attempt.fenced", 1), ("restore.fresh", 1)]
+
+
 def test_a_retry_counts_its_fence_its_restore_and_what_it_could_not_restore(coordinator, register, stats) -> None:
     first = register()
     for _ in range(2):

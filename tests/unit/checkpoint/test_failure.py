@@ -38,6 +38,7 @@ PRE_FLIGHT_AND_COUNTED = {
     "JOB_FAILURE": "nn",
     "JOB_FAILOVER_REGION": "nn",
     "BLOCKING_OUTPUT_EXIST": "yn",
+    "ATTEMPT_ENDED": "nn",
     "UNSPECIFIED": "nn",
 }
 EXPIRED = CheckpointFailureReason.CHECKPOINT_EXPIRED

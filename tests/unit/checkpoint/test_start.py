@@ -46,7 +46,7 @@ def test_the_first_attempt_begins_its_run():
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        (AttemptStatus.RUNNING, "retry after an attempt that never said that it ended"),
+        (AttemptStatus.RUNNING, "retry after an attempt that never closed and was probably killed"),
         (AttemptStatus.FINISHED, "retry after an attempt that finished"),
         (AttemptStatus.FAILED, "retry after an attempt that failed"),
         (AttemptStatus.FENCED, "retry after an attempt that was fenced"),
@@ -65,19 +65,57 @@ def test_a_retry_restores_whatever_a_clear_would_do(status, reason, on_clear):
         (
             AttemptStatus.FAILED,
             OnClear.RESUME,
-            StartDecision(True, "cleared, and on_clear is resume", verify_fingerprints=False),
+            StartDecision(True, "cleared before it finished, and on_clear is resume", verify_fingerprints=False),
         ),
         (
             AttemptStatus.FINISHED,
             OnClear.RESUME,
-            StartDecision(True, "cleared, and on_clear is resume", verify_fingerprints=False),
+            StartDecision(True, "cleared after success, and on_clear is resume", verify_fingerprints=False),
         ),
-        (AttemptStatus.FAILED, OnClear.RESTART, StartDecision(False, "cleared, and on_clear is restart")),
-        (AttemptStatus.FINISHED, OnClear.RESTART, StartDecision(False, "cleared, and on_clear is restart")),
+        (
+            AttemptStatus.FAILED,
+            OnClear.RESTART,
+            StartDecision(False, "cleared before it finished, and on_clear is restart"),
+        ),
+        (
+            AttemptStatus.FINISHED,
+            OnClear.RESTART,
+            StartDecision(False, "cleared after success, and on_clear is restart"),
+        ),
     ],
 )
 def test_a_clear_does_what_on_clear_says(status, on_clear, expected):
     assert decide(status, CLEARED, on_clear) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "on_clear", "expected"),
+    [
+        (
+            AttemptStatus.RUNNING,
+            OnClear.RESUME_UNCHANGED,
+            StartDecision(True, "started again after an attempt that never closed and was probably killed"),
+        ),
+        (
+            AttemptStatus.FAILED,
+            OnClear.RESUME_UNCHANGED,
+            StartDecision(True, "started again after an attempt that failed"),
+        ),
+        (
+            AttemptStatus.FINISHED,
+            OnClear.RESUME_UNCHANGED,
+            StartDecision(False, "started again after an attempt that finished"),
+        ),
+        (
+            AttemptStatus.FAILED,
+            OnClear.RESTART,
+            StartDecision(False, "started again after an attempt that failed, and on_clear is restart"),
+        ),
+    ],
+)
+def test_the_start_of_a_script_says_how_the_attempt_before_it_ended(status, on_clear, expected):
+    script = make_owner(logical_task="script/sales", clear_marker="another start")
+    assert decide(status, script, on_clear) == expected
 
 
 @pytest.mark.parametrize("on_clear", OnClear)

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.maintenance import RetireJob
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> WrittenStage:
     return WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
+
+
+ENDED = CheckpointFailureReason.ATTEMPT_ENDED
+OWNER_IN_AIRFLOW = make_owner(airflow=(("dag_id", "dag"), ("task_id", "task")))
+OWNER_OF_SCRIPT = make_owner(logical_task="script/sales")
+LOG_OF_ATTEMPT = f"of job {JOB!r}, operator 'aggregate', attempt"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the log says of checkpoints, without their sizes."""
+    lines = (r.getMessage() for r in caplog.records)
+    return [line.partition(" s; ")[0] for line in lines if line.startswith(("Checkpoint", "A checkpoint"))]
 
 
 def remove(stage: WrittenStage) -> None:
@@ -46,3 +61,64 @@ def test_a_job_that_is_removed_at_its_end_does_not_fail_the_task(stage, monkeypa
     attempt.finish(AttemptStatus.FINISHED)
     with pytest.raises(CheckpointNotFoundError):
         stage.maintenance.describe(job_id_of(JOB))
+
+
+def test_the_log_has_one_line_for_each_checkpoint(stage, caplog):
+    with caplog.at_level(logging.INFO):
+        attempt = stage.attempt()
+        for i in range(3):
+            attempt.take_checkpoint((), {"n": i}, finished_items=i, new_bytes=0, pinned=frozenset())
+    assert said(caplog) == [f"Checkpoint {n} {LOG_OF_ATTEMPT} 1: completed in 0.000" for n in (1, 2, 3)]
+
+
+def test_the_log_has_one_line_for_a_checkpoint_that_fails(stage, monkeypatch, caplog):
+    attempt = stage.attempt()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StorageError("The disk is full.")
+
+    with caplog.at_level(logging.INFO), monkeypatch.context() as patching:
+        patching.setattr(stage.storage, "write_bytes", refuse)
+        assert attempt.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset()) is None
+    assert said(caplog) == ["Checkpoint 1 failed, the stage goes on without it: The disk is full."]
+
+
+def test_the_log_says_what_became_of_the_checkpoint_under_which_an_attempt_was_killed(stage, caplog):
+    killed = stage.attempt()
+    killed.take_checkpoint((), {}, finished_items=1, new_bytes=0, pinned=frozenset())
+    assert killed.begin_checkpoint(None) is not None
+    with caplog.at_level(logging.INFO):
+        stage.attempt().restore()
+    assert [line for line in said(caplog) if line.startswith("Checkpoint 2")] == [
+        f"Checkpoint 2 {LOG_OF_ATTEMPT} 1: not completed ({ENDED.message}); its bytes are deleted"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "lines"),
+    [
+        (
+            OWNER_OF_SCRIPT,
+            ["Job 'sales' kept nothing: no checkpoint was completed; the next start begins from the beginning."],
+        ),
+        (OWNER_IN_AIRFLOW, []),
+    ],
+    ids=["script", "task"],
+)
+def test_what_is_kept_is_said_by_a_script_itself_and_for_a_task_by_airflows_listener(stage, caplog, owner, lines):
+    with caplog.at_level(logging.ERROR):
+        stage.attempt(owner=owner).fail(RuntimeError("planned"))
+    assert [r.getMessage() for r in caplog.records] == lines
+
+
+def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
+    replaced = stage.attempt(owner=OWNER_OF_SCRIPT)
+    replaced.take_checkpoint((), {}, finished_items=1, new_bytes=0, pinned=frozenset())
+    stage.attempt(owner=OWNER_OF_SCRIPT)
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(StaleAttemptError) as stale:
+            replaced.take_checkpoint((), {}, finished_items=2, new_bytes=0, pinned=frozenset())
+        replaced.fail(stale.value)
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
+        "Job 'sales' goes on in attempt 2, which replaced attempt 1; nothing that this try does counts any more."
+    ]

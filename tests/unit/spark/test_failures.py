@@ -10,7 +10,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
 
-LATE = CheckpointDeclinedError("too late", reason=CheckpointFailureReason.CHECKPOINT_EXPIRED, checkpoint_id=12)
+LATE = CheckpointDeclinedError("too late", reason=CheckpointFailureReason.CHECKPOINT_EXPIRED)
 
 
 def test_any_number_is_borne_by_default_with_a_warning_each(caplog):
@@ -18,14 +18,16 @@ def test_any_number_is_borne_by_default_with_a_warning_each(caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             failures.failed(StorageError("disk full"))
+        failures.failed(LATE, 12)
     assert [r.getMessage() for r in caplog.records] == [
-        "A checkpoint failed, the stage goes on without it: disk full"
-    ] * 5
+        *["A checkpoint failed, the stage goes on without it: disk full"] * 5,
+        "Checkpoint 12 failed, the stage goes on without it: too late",
+    ]
 
 
 def test_one_too_many_fails_the_stage_and_lists_the_failures():
     failures = FailedCheckpoints(1)
-    failures.failed(LATE)
+    failures.failed(LATE, 12)
     with pytest.raises(CheckpointDeclinedError, match="2 checkpoints in a row failed") as raised:
         failures.failed(StorageError("disk full"))
     assert [(f.checkpoint_id, f.reason, f.root_cause) for f in raised.value.failures] == [

@@ -76,7 +76,9 @@ class Stage:
 
 
 def counted_rows(view: JobView) -> tuple[int, int, int, int]:
-    statuses = Counter(c.status.value for c in view.checkpoints)
+    # What was under way when its attempt ended has neither completed nor failed.
+    ended = CheckpointFailureReason.ATTEMPT_ENDED.value
+    statuses = Counter(c.status.value for c in view.checkpoints if c.failure_reason != ended)
     completed = statuses["completed"] + statuses["subsumed"]
     return statuses.total(), statuses["pending"], completed, statuses["aborted"]
 

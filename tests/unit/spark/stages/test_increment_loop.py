@@ -261,3 +261,17 @@ def _never_ending(jobs: JobsWithoutSpark) -> Job:
         return one_output(increment, moment)
 
     return job
+
+
+def test_the_time_of_the_increment_is_no_part_of_its_checkpoints_duration(written: WrittenStage) -> None:
+    """The id is drawn before the increment, and the row is of that moment until the checkpoint has ended."""
+
+    def slow_job(increment: int, moment: SnapshotMoment) -> Sequence[TaskReport]:
+        written.clock.advance(600)
+        return one_output(increment, moment)
+
+    attempt = begun(written)
+    loop = LoopWithoutSpark(attempt, RecordedSink(), job=slow_job, monotonic=lambda: written.clock.now().timestamp())
+    loop.run(2)
+    assert attempt.latest is not None
+    assert attempt.latest.completed_at == attempt.latest.triggered_at
