@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.hooks import transport
+from airflow_provider_statecheck.plugins import last_line
 from tests.conformance.api_process import SECRET
 
 DAG_ID, TASK_ID, RUN_ID = "dag", "submit", "run"
@@ -58,4 +59,8 @@ def execute_as_a_worker_would(operator: Any, work: Path, try_number: int, max_tr
     os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = "airflow-db-not-allowed:///"
     transport.task_credentials = lambda client, _: TrustedTask(client)  # type: ignore[assignment]
     signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())  # as Airflow's task runner does
-    operator.execute(context_of(work, try_number, max_tries))
+    try:
+        operator.execute(context_of(work, try_number, max_tries))
+    except BaseException:
+        last_line.on_task_instance_failed(SimpleNamespace(task=operator))
+        raise

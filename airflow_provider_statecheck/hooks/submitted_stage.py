@@ -10,10 +10,12 @@ from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, Attemp
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
 from airflow_provider_statecheck.gateway.taking_turns import registering
+from airflow_provider_statecheck.hooks.driver_checkpoints import DriverCheckpoints
 from airflow_provider_statecheck.hooks.transport import over_http
 from airflow_provider_statecheck.spark.driver.handover import Handover
 from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.kept import kept_line, latest_kept, stopping_savepoint
+from airflow_provider_statecheck.spark.kept import kept_line, latest_kept, replaced_line, stopping_savepoint
+from airflow_provider_statecheck.spark.status_log import CheckpointLog
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.job_view import JobView
@@ -45,6 +47,7 @@ class SubmittedStage:
         self._driver = driver
         self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None
+        self._checkpoints: DriverCheckpoints | None = None
 
     def register(self) -> Handover:
         """
@@ -52,7 +55,9 @@ class SubmittedStage:
 
         :return: What the driver needs; it opens this attempt alone.
         """
-        self._attempt = registering(self._gateway.register, self._on_overlap)(self.registration).attempt
+        grant = registering(self._gateway.register, self._on_overlap)(self.registration)
+        self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
+        self._log_of(grant.attempt).registered(grant)
         return Handover(
             url=self._access.url,
             token=self._access.gateway.token_of(self._attempt),
@@ -71,8 +76,14 @@ class SubmittedStage:
         except StaleAttemptError as ended:
             log.info("The driver's attempt ended before it could be adopted: %s", ended)
             return
-        self._attempt = ref
+        self._attempt, self._checkpoints = ref, self._followed(ref)
+        self._checkpoints.skip()
         log.info("Attempt %s of job %r goes on; its driver was adopted.", ref.epoch, self.registration.job_name)
+
+    def log_checkpoints(self) -> None:
+        """Log what became of the driver's checkpoints since the last call; its own log may be on another machine."""
+        if self._checkpoints is not None:
+            self._checkpoints.tell()
 
     def was_cleared(self) -> bool:
         """Tell whether the task was cleared since its newest attempt registered."""
@@ -85,6 +96,8 @@ class SubmittedStage:
             return
         try:
             self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
+        except StaleAttemptError as replaced:
+            log.info("%s", replaced)
         except StateCheckError as error:
             # The next registration fences it; what became of the driver is what counts here.
             log.warning("The attempt could not be closed, the next one will fence it: %s", error)
@@ -109,16 +122,28 @@ class SubmittedStage:
         return newest.message if newest is not None and is_mine else ""
 
     def kept(self) -> str:
-        """Say what a retry will find."""
+        """Say what a retry will find, or that a newer attempt runs already."""
         try:
             view = self._view()
         except StateCheckError as error:
             return f"What job {self.registration.job_name!r} kept cannot be told: {error}"
+        newest = self._newest_of(view)
+        if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
+            return replaced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
         latest = None if view is None else latest_kept(view, self.registration.uid)
         return kept_line(self.registration, latest)
 
+    def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
+        return DriverCheckpoints(self._view, attempt, self._log_of(attempt))
+
+    def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
+        return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
+
     def _newest_attempt(self) -> AttemptRecord | None:
-        view, operator_id = self._view(), operator_id_of(self.registration.uid)
+        return self._newest_of(self._view())
+
+    def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
+        operator_id = operator_id_of(self.registration.uid)
         mine = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
         return view.current_attempt(mine[0]) if view is not None and mine else None
 

@@ -65,11 +65,13 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
         :raises AirflowFailException: for trouble that no retry can mend.
         """
+        from airflow_provider_statecheck.hooks.driver_checkpoints import repeatedly
+
         try:
             with self._prepared(context) as stage:
                 self._hook = self._get_hook()
                 self._forget_driver_of_cleared_task(context, stage)
-                with self._closing(stage):
+                with repeatedly(stage.log_checkpoints), self._closing(stage):
                     return super().execute(context)
         except A_RETRY_CANNOT_HELP as error:
             raise AirflowFailException(str(error)) from error
@@ -120,7 +122,6 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         except BaseException as error:
             stage.close(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
             self.kept = stage.kept()
-            self.log.error(self.kept)  # noqa: TRY400 - Airflow shows the error itself
             _refuse_retry_of_stopped(stage)
             raise
         stage.close(AttemptStatus.FINISHED)

@@ -43,7 +43,7 @@ def test_adopted_driver_that_dies_is_closed_by_the_retry_which_says_what_was_kep
     stage.wait_until(lambda: stage.job().attempts[-1].owner.label.endswith("try 2"))
     os.kill(_pid_of_driver(stage), signal.SIGKILL)
     assert stage.finish(retry) != 0
-    assert "kept checkpoint 1: 1 snapshots, 0 finished items" in stage.output
+    assert "kept checkpoint 1: 1 snapshot, 0 finished items" in stage.output
     stage.go("b", "c")
     assert stage.run() == 0, stage.output
     assert [a.status for a in stage.job().attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]

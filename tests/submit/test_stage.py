@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import Any
 
@@ -39,6 +40,11 @@ class StagePipeline(Pipeline):
         return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
 
 
+def lines_of_checkpoints(log: str) -> list[Any]:
+    """Return of each line about a checkpoint its id, its attempt and what became of it."""
+    return re.findall(r"Checkpoint (\d+) of job .*?, attempt (\d+): (restored;|completed in|failed;)", log)
+
+
 @pytest.mark.parametrize(
     "mode",
     ["local", pytest.param("client", marks=pytest.mark.soak), pytest.param("cluster", marks=pytest.mark.soak)],
@@ -54,7 +60,13 @@ def test_failed_stage_is_submitted_again_and_goes_on_with_the_increment_that_fai
     assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
     assert "planned" in attempts[0].message
     assert attempts[1].restored_from == 2
-    assert "kept checkpoint 2" in first
+    assert first.count("kept checkpoint 2") == 1
+    assert lines_of_checkpoints(first) == [("1", "1", "completed in"), ("2", "1", "completed in")]
+    assert lines_of_checkpoints(stage.output) == [
+        ("2", "2", "restored;"),
+        ("4", "2", "completed in"),
+        ("5", "2", "completed in"),
+    ]
 
 
 @pytest.mark.soak

@@ -145,6 +145,17 @@ def test_last_line_does_not_promise_what_an_earlier_generation_left(gateway) -> 
     assert "kept nothing" in cleared.kept()
 
 
+def test_last_line_of_a_replaced_try_promises_no_retry(gateway) -> None:
+    replaced = make_stage(gateway)
+    replaced.register()
+    complete_checkpoint(gateway, 1)
+    make_stage(gateway).register()
+    replaced.close(AttemptStatus.FAILED)
+    assert replaced.kept() == (
+        "Job 'sales' goes on in attempt 2, which replaced attempt 1; nothing that this try does counts any more."
+    )
+
+
 def test_coordinator_that_does_not_answer_hides_no_failure_of_the_driver(gateway, monkeypatch) -> None:
     stage = make_stage(gateway)
     stage.register()
