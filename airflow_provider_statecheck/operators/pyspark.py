@@ -13,6 +13,7 @@ from airflow_provider_statecheck.operators.checkpointed import CheckpointedOpera
 from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP
 from airflow_provider_statecheck.operators.stage_callable import (
     CHECKPOINT_PARAMETER,
+    DriverLostError,
     StageCallable,
     with_optional_parameters,
 )
@@ -65,4 +66,11 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     def execute_callable(self) -> Any:
         """Start the driver JVM, where there is one, in a session of its own; then let Spark's operator make the session."""
         self._target.start()
-        return super().execute_callable()  # type: ignore[no-untyped-call]
+        try:
+            return super().execute_callable()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # Spark's operator stops the session at the end. Where the driver is lost that fails too, and hides why.
+            lost = error.__context__
+            if isinstance(lost, DriverLostError):
+                raise lost from lost.__cause__
+            raise

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,24 @@ def test_retry_goes_on_with_the_increment_that_failed_and_each_row_is_written_on
     assert airflow.test_dag("stateful", "2026-02-01T00:00:00+00:00", trouble="raise") == 0, airflow.output
     attempts = require_resumed(airflow, "2026-02-01")
     assert "planned" in attempts[0].message
-    assert "kept checkpoint 2" in airflow.output
+    assert airflow.output.count("kept checkpoint 2") == 1
     assert "'increments': 2, 'rows': 20, 'checkpoint_id': 5" in airflow.output
     # The second task: functions of the Dag's own file, and checkpoints whose interval is found.
     assert rows(airflow.work / "doubled") == [(n, 2 * n) for n in range(10, 30)]
     assert "Checkpoints are taken every" in airflow.output
+
+
+@pytest.mark.soak
+def test_a_jvm_that_is_killed_is_what_the_log_names_and_nothing_is_tried_again(airflow: Airflow) -> None:
+    process = airflow.start_dag_test("stateful", "2026-02-05T00:00:00+00:00", trouble="wait for a signal")
+    _wait_until_in_trouble(airflow, process.stdout)
+    os.kill(_jvm_of(process.pid), signal.SIGKILL)
+    assert airflow.finish(process) == 0, airflow.output
+    require_resumed(airflow, "2026-02-05")
+    account = airflow.output.partition("Task failed with exception")[2].partition("Post Execute")[0]
+    assert "DriverLostError" in re.findall(r"^\S*(?:Error|Exception)\b.*$", account, re.MULTILINE)[-1]
+    assert "tried again" not in airflow.output
+    assert airflow.output.count("kept checkpoint 2") == 1
 
 
 @pytest.mark.soak
@@ -79,6 +94,15 @@ def test_sigterm_closes_the_attempt_within_seconds_and_the_retry_resumes(airflow
     first = require_resumed(airflow, "2026-02-04")[0]
     assert "StageTerminatedError" in first.message
     assert first.ended_at.timestamp() - sent < 5
+
+
+def _jvm_of(driver: int) -> int:
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pid, name, _, parent = status.read_text().split()[:4]
+            if (name, parent) == ("(java)", str(driver)):
+                return int(pid)
+    raise AssertionError(f"process {driver} has no JVM")
 
 
 def _wait_until_in_trouble(airflow: Airflow, output: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,5 +28,9 @@ def stage_settings_applied(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(_ROWS_PER_BATCH, _WANTED)
     try:
         yield
-    finally:
-        spark.conf.set(_ROWS_PER_BATCH, before)
+    except BaseException:
+        # A session that was lost has nothing to undo, and must not hide why the stage failed.
+        with suppress(Exception):
+            spark.conf.set(_ROWS_PER_BATCH, before)
+        raise
+    spark.conf.set(_ROWS_PER_BATCH, before)
