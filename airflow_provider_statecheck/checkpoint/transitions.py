@@ -173,7 +173,7 @@ def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
 def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: float) -> datetime:
     # The driver tells a duration, because its clock may differ from the one that dated the row.
     elapsed = (tx.now - pending.triggered_at).total_seconds()
-    ahead = min(increment_seconds, elapsed) if increment_seconds > 0 else 0.0
+    ahead = max(min(increment_seconds, elapsed), 0.0) if increment_seconds > 0 else 0.0
     return pending.triggered_at + timedelta(seconds=ahead)
 
 

@@ -154,5 +154,5 @@ def test_an_attempt_that_ended_leaves_nothing_in_progress(counted: WrittenStage,
     again = counted.attempt()
     again.finish(AttemptStatus.FAILED)
     [row] = rows(run("stats", JOB, "--output", "json"))
-    assert (row["in_progress"], row["failed"]) == (0, 2)
-    assert row["failures"] == ["io_exception: 1", "job_failover_region: 1"]
+    assert (row["in_progress"], row["failed"]) == (0, 1)
+    assert row["failures"] == ["io_exception: 1"]
