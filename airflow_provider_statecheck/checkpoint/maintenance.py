@@ -9,7 +9,8 @@ generations and checkpoint ids had come is kept, so that none is ever given out 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -17,7 +18,12 @@ from typing import Protocol
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.forgetting import ForgettableRows, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.forgetting import (
+    BATCH_SIZE,
+    ForgettableRows,
+    forgettable_rows,
+    remove_rows,
+)
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
@@ -46,6 +52,7 @@ log = logging.getLogger(__name__)
 
 SHORTEST_AGE = timedelta(days=1)
 """How old a row has to be to be forgotten: until then a message may be repeated that the row would recognise."""
+_BETWEEN_BATCHES_SECONDS = 0.05
 _LONGEST_AGE = timedelta(days=36500)
 
 
@@ -195,13 +202,22 @@ class JobMaintenance:
     :param runs: Who knows whether a Dag run is over.
     :param tokens: The tokens of the API.
     :param clock: Where the time comes from by which tokens are judged.
+    :param pause: Waits so many seconds between two batches of rows.
     """
 
-    def __init__(self, store: JobStore, runs: RunDirectory, tokens: EndedTokens, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        runs: RunDirectory,
+        tokens: EndedTokens,
+        clock: Clock,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._store = store
         self._runs = runs
         self._tokens = tokens
         self._clock = clock
+        self._pause = pause
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
@@ -337,9 +353,12 @@ class JobMaintenance:
             with self._store.transaction(job_id) as tx:
                 rows = forgettable_rows(tx, operator_id, tx.now - age)
                 remove_rows(tx, rows)
-            if not rows:
+            if rows:
+                yield rows
+            if len(rows) < BATCH_SIZE:
                 return
-            yield rows
+            # Writers of SQLite do not queue; without a pause one of them could wait until the last batch.
+            self._pause(_BETWEEN_BATCHES_SECONDS)
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner
