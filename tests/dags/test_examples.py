@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_every_dag_is_explained_paused_by_schedule_and_tagged(airflow_db: Path, 
         if dag.dag_id != "statecheck_maintenance":
             assert dag.is_paused_upon_creation or not dag.timetable.can_be_scheduled
             assert "example" in dag.tags
+
+
+@pytest.mark.airflow
+def test_the_lines_of_the_docs_are_a_file_with_the_maintenance_dag(airflow_db: Path, tmp_path: Path) -> None:
+    """Airflow passes over files that do not look as if they held a Dag."""
+    page = (FOLDER.parent / "docs" / "deployment.md").read_text()
+    [lines] = re.findall(r"```python\n(.*?maintenance_dag.*?)```", page, re.DOTALL)
+    file = tmp_path / "maintenance.py"
+    file.write_text(lines)
+    bag = DagBag(dag_folder=str(tmp_path), safe_mode=True)
+    assert bag.import_errors == {}
+    assert bag.dags["statecheck_maintenance"].fileloc == str(file)
+    assert len(lines.strip().splitlines()) == 3
 
 
 @pytest.mark.airflow
