@@ -62,8 +62,13 @@ def last_active(view: JobView) -> datetime:
 def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
     """Return who worked on a job that is named after one Dag run, nothing for a job with a name of its own."""
     owners = tuple(attempt.owner for attempt in view.attempts)
-    names = {_name_by_run(owner, view.job.name) for owner in owners}
-    return owners if names == {view.job.name} else ()
+    return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
+
+
+def is_named_after_run(name: str, owner: AttemptOwner) -> bool:
+    """Tell whether a job has the name of the Dag run that an attempt belongs to, and so ends with it."""
+    dag_id = dict(owner.airflow).get("dag_id")
+    return dag_id is not None and name == job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name))
 
 
 def is_emptied(view: JobView) -> bool:
@@ -74,11 +79,6 @@ def is_emptied(view: JobView) -> bool:
 def _is_over(checkpoint: CheckpointRecord) -> bool:
     is_users = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
     return is_users or checkpoint.has_ended
-
-
-def _name_by_run(owner: AttemptOwner, name: str) -> str | None:
-    dag_id = dict(owner.airflow).get("dag_id")
-    return job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name)) if dag_id else None
 
 
 def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:

@@ -48,7 +48,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.gateway.taking_turns import registering
 from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
 from airflow_provider_statecheck.spark.failures import FailedCheckpoints
-from airflow_provider_statecheck.spark.kept import kept_line, replaced_line
+from airflow_provider_statecheck.spark.kept import kept_line, left_line, replaced_line
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.savepoints import StageSavepoints
 from airflow_provider_statecheck.spark.status_log import CheckpointLog
@@ -254,9 +254,15 @@ class StageAttempt:
         if status is AttemptStatus.FINISHED:
             self._serve_last_savepoints()
         effects = self._gateway.finish(FinishAttempt(attempt=self.grant.attempt, status=status, message=message))
-        self._discard(effects, frozenset())
+        deleted = self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
+            self._tell_what_is_left(effects, deleted)
+
+    def _tell_what_is_left(self, effects: OpenEffects, deleted: tuple[int, ...]) -> None:
+        line = left_line(self.registration, effects, deleted)
+        if line is not None:
+            log.info("%s", line)
 
     def fail(self, error: BaseException) -> None:
         """
@@ -408,10 +414,10 @@ class StageAttempt:
             # It expires by itself; the error that matters is the one which is being raised.
             log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
-    def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> None:
+    def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
         gone = self._cleaner.discard(effects, pinned)
         if not gone:
-            return
+            return ()
         self._log.discarded(c for c in effects.discards if c.checkpoint_id in gone)
         attempt = self.grant.attempt
         try:
@@ -421,6 +427,7 @@ class StageAttempt:
         except (CoordinatorError, CheckpointNotFoundError) as error:
             # Deleting again is harmless: the effect stays open and the next reply carries it, or the job is gone with it.
             log.warning("Discarded checkpoints %s could not be confirmed: %s", gone, error)
+        return gone
 
     def _sweep(self) -> None:
         try:

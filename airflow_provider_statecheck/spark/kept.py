@@ -1,13 +1,17 @@
-"""The last line of a failed try: what was kept, and how to go on."""
+"""The last line of a try: what was kept and how to go on, or what is left to be deleted."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import is_test_job, operator_id_of
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
+from airflow_provider_statecheck.checkpoint.pruning import is_named_after_run
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.spark.status_log import describe_content
+from airflow_provider_statecheck.storage.uris import redact
 
 
 def kept_line(registration: RegisterAttempt, latest: CheckpointRecord | None) -> str:
@@ -40,6 +44,30 @@ def _who_goes_on(registration: RegisterAttempt) -> str:
     if registration.owner.is_script:
         return f"The next start{' without on_clear=restart' if is_restart else ''} goes on from there"
     return f"A retry goes on from there{'' if is_restart else ', and so does the task when it is cleared'}"
+
+
+def left_line(registration: RegisterAttempt, effects: OpenEffects, deleted: Container[int]) -> str | None:
+    """
+    Say what a finished attempt leaves on storage that nobody needs after its run, ``None`` if that is nothing.
+
+    :param registration: Who asked.
+    :param effects: What was retained and what was to be deleted at the end of the attempt.
+    :param deleted: What was deleted of that.
+    """
+    name = registration.job_name
+    ends_with_run = is_named_after_run(name, registration.owner)
+    retained = [c.checkpoint_id for c in effects.retained if ends_with_run and not c.properties.is_savepoint]
+    undeleted = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in deleted]
+    left = sorted({*retained, *undeleted})
+    if not left:
+        return None
+    when = " when the run is over" if retained else ""
+    command = "prune --test-jobs" if is_test_job(name) else "gc --all"
+    return (
+        f"Job {name!r} leaves {'checkpoint' if len(left) == 1 else 'checkpoints'} {', '.join(map(str, left))} below "
+        f"{redact(registration.storage_base)}. 'airflow statecheck {command}' or the Dag statecheck_maintenance deletes "
+        f"what is no longer needed{when}."
+    )
 
 
 def latest_kept(view: JobView, uid: str) -> CheckpointRecord | None:

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW, BY_RUN
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage
 
@@ -122,3 +123,37 @@ def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
         "Job 'sales' goes on in attempt 2, which replaced attempt 1; nothing that this try does counts any more."
     ]
+
+
+def last_words(stage: WrittenStage, caplog: pytest.LogCaptureFixture, job: str, **changes: Any) -> str:
+    """Return the last line in the log of an attempt that takes a checkpoint and finishes."""
+    attempt = stage.attempt(job, owner=make_owner(airflow=AIRFLOW), **changes)
+    stage.take(attempt, stage.snapshot(attempt, "step"))
+    with caplog.at_level(logging.INFO):
+        attempt.finish(AttemptStatus.FINISHED)
+    return caplog.messages[-1]
+
+
+def test_the_last_line_of_a_run_that_leaves_bytes_says_what_deletes_them(stage, caplog):
+    assert last_words(stage, caplog, BY_RUN) == (
+        f"Job {BY_RUN!r} leaves checkpoint 1 below {stage.storage.base_uri}. 'airflow statecheck gc --all' or the Dag "
+        f"statecheck_maintenance deletes what is no longer needed when the run is over."
+    )
+
+
+def test_what_a_test_run_leaves_goes_with_its_job(stage, caplog):
+    assert "'airflow statecheck prune --test-jobs'" in last_words(stage, caplog, f"test/{BY_RUN}")
+
+
+def test_a_job_with_a_name_of_its_own_keeps_its_state_and_says_nothing(stage, caplog):
+    assert "leaves" not in last_words(stage, caplog, JOB)
+
+
+def test_what_could_not_be_deleted_is_named_with_what_deletes_it(stage, caplog):
+    stage.run(checkpoints=2)
+    attempt = stage.attempt()
+    attempt._cleaner.discard = lambda *_: ()
+    with caplog.at_level(logging.INFO):
+        attempt.finish(AttemptStatus.FINISHED)
+    assert caplog.messages[-1].startswith(f"Job {JOB!r} leaves checkpoint 1 below")
+    assert "the run is over" not in caplog.messages[-1]
