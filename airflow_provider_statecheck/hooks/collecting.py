@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.effects import open_effects
 from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, OpenEffects
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.exceptions import StateCheckError
@@ -101,6 +102,7 @@ def collect_job(
             work = _Work(gateway, view, closed, storage_of(base), counting, documents, report, dry_run)
             try:
                 work.collect(quarantine)
+                work.remove_empty_directories()
             finally:
                 report.deleted |= deletions.directories
         except StateCheckError as error:
@@ -174,6 +176,14 @@ class _Work:
         self.report.kept += [
             f"snapshots of operator {uid!r}: a retained checkpoint of it cannot be read" for uid in new
         ]
+
+    def remove_empty_directories(self) -> None:
+        if self.dry_run or any(self.view.has_open_attempt(operator) for operator in self.view.operators):
+            return
+        job_id, storage = self.view.job.job_id, self.notes_on
+        # An attempt makes a directory shortly before it writes to it; so none may have begun.
+        if storage.is_local and self.gateway.describe(job_id).operators == self.view.operators:
+            storage.remove_empty_directories(job_uri(storage.base_uri, job_id))
 
     def _sweep(self, stay: timedelta | None) -> tuple[str, ...]:
         from airflow_provider_statecheck.storage.quarantine import SHORTEST_STAY, Quarantine

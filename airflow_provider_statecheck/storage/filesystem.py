@@ -243,6 +243,18 @@ class CheckpointStorage:
         require_deletable(uri, self.base_uri)
         self.call(uri, listing.delete_all)
 
+    def remove_empty_directories(self, uri: str) -> None:
+        """
+        Remove a directory and those below it, as far as they hold no file.
+
+        Only on local storage: object stores have no directories, and clients of HDFS can only delete a directory with
+        all that is in it.
+
+        :raises StorageError: if the storage fails.
+        """
+        if _is_local(uri):
+            self.call(uri, lambda _, path: local_files.remove_empty_directories(Path(path)))
+
     def _info(self, uri: str) -> dict[str, Any] | None:
         # Not fsspec's exists(): that answers False whatever goes wrong.
         return self.call(uri, _info_or_none)

@@ -77,6 +77,14 @@ def _raise_unless_missing(error: OSError) -> None:
         raise error
 
 
+def remove_empty_directories(directory: Path) -> None:
+    """Remove a directory and those below it, as far as they hold no file."""
+    for parent, _, _ in os.walk(directory, topdown=False):
+        # One that holds something cannot be removed, whoever put it there in the meantime.
+        with suppress(OSError):
+            Path(parent).rmdir()
+
+
 def make_directory(path: Path) -> None:
     """Make a directory, and those above it, so that they outlast a power failure."""
     missing = [p for p in (path, *path.parents) if not p.exists()]

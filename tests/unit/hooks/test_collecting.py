@@ -51,6 +51,35 @@ def test_what_drivers_left_is_deleted_with_its_snapshots_and_confirmed(stage):
     assert (report.kept, report.problems, report.unreachable) == ([], [], [])
 
 
+def test_directories_that_hold_nothing_go(stage):
+    attempt = stage.run()
+    kept = stage.snapshot(stage.attempt("other"), "kept")
+    root = local_path(stage.storage.base_uri)
+    empty = root / attempt.grant.attempt.job_id / "shared" / "nobody" / "step-1"
+    empty.mkdir(parents=True)
+    collect(stage, dry_run=True)
+    assert empty.exists()
+    collect(stage)
+    assert all(any(directory.iterdir()) for directory in root.rglob("*") if directory.is_dir())
+    assert local_path(kept.uri).exists()
+
+
+def test_a_job_of_which_nothing_is_left_leaves_no_directory(stage):
+    attempt = stage.run()
+    request = PruneRequest(job_ids=(attempt.grant.attempt.job_id,))
+    prune_job(stage.maintenance, attempt.grant.attempt.job_id, request, CheckpointStorage.open)
+    assert list(local_path(stage.storage.base_uri).iterdir()) == []
+
+
+def test_no_directory_goes_while_an_attempt_may_write_to_it(stage):
+    stage.run()
+    open_attempt = stage.attempt(uid="other")
+    empty = local_path(stage.storage.base_uri) / open_attempt.grant.attempt.job_id / "shared" / "new"
+    empty.mkdir()
+    collect(stage)
+    assert empty.exists()
+
+
 def test_a_late_file_of_a_checkpoint_goes_however_many_came_after_it(stage):
     """A view holds the newest rows only, and without a row nobody would dare to delete what cannot be read."""
     job = stage.run().grant.attempt.job_id
