@@ -86,13 +86,15 @@ class AttemptCoordinator:
         :raises ConcurrentAttemptError: if another task, or another run of the task, still runs and holds the operator.
         :raises RunSupersededError: if the state stands at a later run.
         :raises NoRestorableCheckpointError: if there was state and none of it is left.
+        :raises IncompatibleCheckpointError: if the operator is new while another one of the job, which has checkpoints, is
+            gone.
         """
         require_valid(request)
         grant = self._register(request)
         log.debug(
             "Job %s operator %s: attempt %s registered for %s (%s)",
             request.job_name,
-            request.uid,
+            grant.uid,
             grant.attempt.epoch,
             request.owner.label,
             grant.start_reason,

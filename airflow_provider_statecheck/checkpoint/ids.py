@@ -49,6 +49,11 @@ def uid_with_key(uid: str, map_key: str | None) -> str:
     return f"{uid}[{map_key}]" if map_key else uid
 
 
+def task_uids_of(uid: str) -> tuple[str, ...]:
+    """Return the uids of which a task may have one whose operator has this uid: itself, and what stands before a map key."""
+    return (uid, *(uid[:place] for place, sign in enumerate(uid) if sign == "["))
+
+
 def is_test_job(name: str) -> bool:
     """Tell whether the job lives in the namespace of test runs, apart from every real job."""
     return name.startswith(TEST_NAMESPACE)

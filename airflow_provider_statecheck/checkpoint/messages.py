@@ -60,6 +60,16 @@ class RegisterAttempt:
     """Where a fresh start begins, instead of from nothing."""
     newest_on_storage: int = 0
     """The highest id among the job's checkpoints on storage, whoever wrote them; 0 where there are none."""
+    former_uids: tuple[str, ...] = ()
+    """Uids that the operator had before; it takes over the operator of the first one that no other task has."""
+    dag_uids: dict[str, tuple[str, ...]] | None = None
+    """
+    The uids, former ones included and map keys left out, of each checkpointed task of the Dag version, by task id.
+
+    A task whose uid is a template has none here. ``None`` outside Airflow.
+    """
+    allow_non_restored_state: bool = False
+    """Whether a new operator may start with nothing although another one of the job is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +99,10 @@ class AttemptGrant:
     candidates: tuple[CheckpointRecord, ...]
     """Checkpoints to restore from, newest first; empty for a fresh start."""
     effects: OpenEffects
+    uid: str
+    """The operator's: a former uid where the attempt took over that operator."""
+    gone_uids: tuple[str, ...] = ()
+    """Operators of the job that no task has any more; a new sink must not write beside their output."""
     warning: str = ""
     """What the user should know before the stage starts; empty if all is well."""
 

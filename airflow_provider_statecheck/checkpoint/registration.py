@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from airflow_provider_statecheck.checkpoint import restored_snapshots, run_order, transitions
+from airflow_provider_statecheck.checkpoint import operator_uids, restored_snapshots, run_order, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_running
 from airflow_provider_statecheck.checkpoint.ids import is_test_job, operator_id_of
@@ -52,14 +52,15 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord |
     :raises RivalError: if another one's attempt is open; nobody was asked yet whether its task runs.
     :raises NoRestorableCheckpointError: if state is to be restored, existed, and no completed checkpoint is left.
     :raises SnapshotClaimedError: if the savepoint that it is to begin from belongs to another operator.
+    :raises IncompatibleCheckpointError: if the operator is new while another one of the job, which has checkpoints, is gone.
     """
     # A driver that spark-submit starts registers once more, and it alone has looked at the storage.
     warning = _skip_ids_on_storage(tx, request)
     known = tx.attempt_by_key(request.attempt_key)
     if known is not None:
         ref = AttemptRef(job_id=known.job_id, operator_id=known.operator_id, epoch=known.epoch)
-        return _grant(tx, require_running(tx, ref), request.on_clear, warning)
-    return _grant(tx, _open_attempt(tx, request, dead), request.on_clear, warning)
+        return _grant(tx, require_running(tx, ref), request, warning)
+    return _grant(tx, _open_attempt(tx, request, dead), request, warning)
 
 
 def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
@@ -77,12 +78,13 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
 
 
 def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None) -> AttemptRecord:
-    operator_id = operator_id_of(request.uid)
-    operator = tx.operator(operator_id) or _new_operator(tx, request)
+    operator = operator_uids.operator_of(tx, request) or _new_operator(tx, request)
+    operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _refuse_superseded(tx, operator, request)
     _refuse_rival(previous, request, dead)
     _fence(tx, operator, previous)
+    _fence_replaced(tx, operator, request)
     start = _decide(tx, operator, previous, request)
     operator = replace(operator, epoch=operator.epoch + 1)
     if not start.goes_on:
@@ -144,6 +146,13 @@ def _fence(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord
     transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     if previous is not None and previous.status is AttemptStatus.RUNNING:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
+
+
+def _fence_replaced(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> None:
+    # The task may have run under its own uid before it took over the operator of a former one.
+    own = tx.operator(operator_id_of(request.uid)) if operator.uid != request.uid else None
+    if own is not None:
+        _fence(tx, own, tx.attempt(own.operator_id, own.epoch))
 
 
 def _decide(
@@ -235,15 +244,18 @@ def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple
     return restored_snapshots.proposed(tx, of) or transitions.restorable(tx, of)
 
 
-def _grant(tx: JobTransaction, attempt: AttemptRecord, on_clear: OnClear, warning: str) -> AttemptGrant:
+def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, warning: str) -> AttemptGrant:
     is_restore = attempt.restored_from is not None
+    operator = tx.operator(attempt.operator_id)
     return AttemptGrant(
         attempt=AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch),
         generation=attempt.generation,
         is_restore=is_restore,
-        verify_fingerprints=on_clear is not OnClear.RESUME,
+        verify_fingerprints=request.on_clear is not OnClear.RESUME,
         start_reason=attempt.start_reason,
         candidates=_candidates(tx, attempt) if is_restore else (),
         effects=transitions.effects_of(tx, attempt.operator_id),
         warning=warning,
+        uid=request.uid if operator is None else operator.uid,
+        gone_uids=operator_uids.gone_for_sinks(tx, request),
     )

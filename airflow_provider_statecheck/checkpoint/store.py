@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +59,14 @@ class JobTransaction(Protocol):
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
         """Return an operator of the job."""
+        ...
+
+    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
+        """
+        Return the operators whose uid none of the given tasks has, each with its newest attempt, by uid.
+
+        :param task_uids: Uids of tasks, which stand for those of their mapped instances too.
+        """
         ...
 
     def save_operator(self, record: OperatorRecord) -> None:

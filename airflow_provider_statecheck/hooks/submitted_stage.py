@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptRef, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
@@ -130,7 +130,7 @@ class SubmittedStage:
         newest = self._newest_of(view)
         if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
             return replaced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
-        latest = None if view is None else latest_kept(view, self.registration.uid)
+        latest = None if view is None else latest_kept(view, self._operator_id(view))
         return kept_line(self.registration, latest)
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
@@ -143,9 +143,18 @@ class SubmittedStage:
         return self._newest_of(self._view())
 
     def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
-        operator_id = operator_id_of(self.registration.uid)
+        operator_id = None if view is None else self._operator_id(view)
         mine = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
         return view.current_attempt(mine[0]) if view is not None and mine else None
+
+    def _operator_id(self, view: JobView) -> OperatorId:
+        if self._attempt is not None:
+            return self._attempt.operator_id
+        # By the task before the uid: the operator may have begun under a former one.
+        task = self.registration.owner.logical_task
+        newest = {each.operator_id: each for each in view.attempts if each.owner.logical_task == task}
+        mine = max(newest.values(), key=lambda attempt: attempt.registered_at, default=None)
+        return operator_id_of(self.registration.uid) if mine is None else mine.operator_id
 
     def _view(self) -> JobView | None:
         try:

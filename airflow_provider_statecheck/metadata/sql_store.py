@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_c
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.handles.handle_rows import LONGEST_LEASE
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
@@ -102,6 +102,14 @@ class SqlJobTransaction:
         if not self._rows.holds(OPERATORS, self._job.job_id, operator_id):
             self._read_operator(operator_id)
         return self._rows.get(OPERATORS, self._job.job_id, operator_id)
+
+    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
+        """Return the operators whose uid none of the given tasks has, each with its newest attempt."""
+        found = self._rows.read(OPERATORS, statements.ALL_OPERATORS)
+        others = [o for o in found if task_uids.isdisjoint(task_uids_of(o.uid))]
+        if others:
+            self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
+        return [(o, self.attempt(o.operator_id, o.epoch)) for o in others]
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""

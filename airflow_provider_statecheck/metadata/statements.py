@@ -71,17 +71,15 @@ SET_NEXT_CHECKPOINT_ID = (
 VISIBLE_JOBS = select(*JOBS.columns).where(_has_attempt).order_by(_job.seen_at.desc())
 VISIBLE_JOB = select(*JOBS.columns).where(given(_job.job_id), _has_attempt)
 
+_holds_epoch = and_(
+    _attempt.job_id == _operator.job_id,
+    _attempt.operator_id == _operator.operator_id,
+    _attempt.epoch == _operator.epoch,
+)
 OPERATOR_AND_ATTEMPT = (
     select(*OPERATORS.columns, *ATTEMPTS.columns)
     .select_from(OPERATORS.table)
-    .outerjoin(
-        ATTEMPTS.table,
-        and_(
-            _attempt.job_id == _operator.job_id,
-            _attempt.operator_id == _operator.operator_id,
-            _attempt.epoch == _operator.epoch,
-        ),
-    )
+    .outerjoin(ATTEMPTS.table, _holds_epoch)
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
 """An operator and the attempt that holds its epoch."""
@@ -95,6 +93,8 @@ LAST_ATTEMPT_OF_RUN = (
     .order_by(_attempt.epoch.desc())
     .limit(1)
 )
+NEWEST_ATTEMPTS = select(*ATTEMPTS.columns).join(OPERATORS.table, _holds_epoch).where(given(_attempt.job_id))
+"""The attempts that hold the epochs of the job's operators."""
 ATTEMPT_BY_KEY = select(*ATTEMPTS.columns).where(given(_attempt.job_id), given(_attempt.attempt_key))
 
 CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id), given(_checkpoint.request_key))

@@ -20,7 +20,7 @@ class CheckpointedOperator(BaseOperator):
     Arguments that are not given come from the section ``[statecheck]`` of Airflow's configuration.
 
     :param job: Name of the unit of recovery; by default state lives with the Dag run. (templated)
-    :param uid: Name of this stage within the job; by default the task id. (templated)
+    :param uid: Name of this stage within the job; by default the task id. State and output belong to it. (templated)
     :param map_key: For a mapped task: what tells its instances apart whatever their order is. (templated)
     :param checkpoint_dir: Where the bytes go, any fsspec URI that Spark's driver reaches too. (templated)
     :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``; without it every process uses
@@ -44,8 +44,10 @@ class CheckpointedOperator(BaseOperator):
         ``run:<run>`` or ``before:<run>`` with a logical date or run id, or a pointer. (templated)
     :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default the logical date or run id. (templated)
     :param claim_mode: Whose that is then: ``no_claim`` (default), its owner's, or ``claim``, this job's.
-    :param renamed_uids: For a stage that changed its uid since: the old uid and the new one.
-    :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's.
+    :param renamed_uids: For a stage that changed its uid: the old uid and the new one. It takes over the operator of the old
+        uid in its job, and a savepoint of it. Keep it as long as the job lives.
+    :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's, or where the stage
+        is new in a job and another stage of the job is gone.
     :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 KiB``.
     :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
     :param on_overlap: What a task does while the same operator of the job still runs for another run: ``fail`` or ``wait``.
@@ -68,6 +70,8 @@ class CheckpointedOperator(BaseOperator):
     """What a failed try kept, for the last line of its log."""
     checkpoints_url: str | None = None
     """The page of the job, once the task has begun."""
+    declared_uid: str | None = None
+    """The uid before its template was rendered."""
 
     def __init__(
         self,
@@ -100,6 +104,7 @@ class CheckpointedOperator(BaseOperator):
         super().__init__(**kwargs)
         self.job = job
         self.uid = uid
+        self.declared_uid = uid
         self.map_key = map_key
         self.checkpoint_dir = checkpoint_dir
         self.storage_conn_id = storage_conn_id

@@ -21,6 +21,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
 from airflow_provider_statecheck.operators.links import push_link
+from airflow_provider_statecheck.operators.siblings import former_uids, uids_by_task
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.claims import RestoreMode
@@ -183,6 +184,7 @@ def _registration(
     from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
     from airflow_provider_statecheck.hooks.transport import is_orm_open
 
+    dag = task.get_dag()
     return RegisterAttempt(
         job_name=job_name_of(context, task.job, is_test=is_orm_open()),
         uid=uid_of(context, task.uid, task.map_key),
@@ -194,4 +196,7 @@ def _registration(
         retained_runs=settings.retained_runs,
         checkpoint_timeout_seconds=settings.checkpoint_timeout_seconds,
         retention=settings.externalized_checkpoint_retention.retention_policy,
+        former_uids=former_uids(task.uid or task.task_id, task.renamed_uids or {}, task.map_key),
+        dag_uids=uids_by_task([task] if dag is None else dag.tasks),
+        allow_non_restored_state=task.allow_non_restored_state,
     )

@@ -1,10 +1,13 @@
-"""Two tasks of one Dag that would take each other's state are refused before either starts."""
+"""The other checkpointed tasks of a Dag, which must not share an operator and whose operators are in use."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from airflow_provider_statecheck.checkpoint.ids import uid_with_key
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
@@ -26,6 +29,53 @@ def refuse_shared_uid(task_id: str, tasks: Sequence[Any]) -> None:
                 f"Expected every task of a job to have a uid of its own, found {mine[1]!r} at both {task_id!r} and "
                 f"{other_id!r} in the job {mine[0] or 'of the run'!r}; give one of them another uid."
             )
+
+
+def uids_by_task(tasks: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    """
+    Return which uids the checkpointed tasks of a Dag have and had, by task id and without map keys.
+
+    A task whose uid is known only when it runs has none here.
+
+    :param tasks: All tasks of the Dag.
+    """
+    return {task.task_id: _uids(task.task_id, _arguments(task)) for task in tasks if _is_checkpointed(task)}
+
+
+def former_uids(uid: str, renamed_uids: Mapping[str, str], map_key: str | None = None) -> tuple[str, ...]:
+    """
+    Return the uids that an operator had before.
+
+    :param uid: The operator's uid without a map key.
+    :param renamed_uids: New uids by old ones.
+    :param map_key: What tells the instances of a mapped task apart.
+    """
+    of_task = tuple(uid_with_key(old, map_key) for old, new in renamed_uids.items() if new == uid)
+    of_instance = tuple(old for old, new in renamed_uids.items() if map_key and new == uid_with_key(uid, map_key))
+    return (*of_task, *of_instance)
+
+
+def _is_checkpointed(task: Any) -> bool:
+    from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
+
+    kind = task.operator_class if isinstance(task, MappedOperator) else type(task)
+    return issubclass(kind, CheckpointedOperator)
+
+
+def _arguments(task: Any) -> Mapping[str, Any]:
+    if not isinstance(task, MappedOperator):
+        return {"uid": task.declared_uid, "renamed_uids": task.renamed_uids}
+    expanded = task.expand_input.value
+    # Each instance gets what it is expanded with; a list of keyword arguments may name anything.
+    own = {"uid": None} if isinstance(expanded, Mapping) and "uid" not in expanded else {"uid": expanded}
+    return {**own, **task.partial_kwargs}
+
+
+def _uids(task_id: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    uid = arguments["uid"] or task_id
+    if not isinstance(uid, str) or "{{" in uid or "{%" in uid:
+        return ()
+    return (uid, *former_uids(uid, arguments.get("renamed_uids") or {}))
 
 
 def _identity(task: Any) -> tuple[str | None, str, str | None]:

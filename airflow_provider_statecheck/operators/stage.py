@@ -31,15 +31,12 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
 
     :param stage: The stage, or where it is as ``module:attribute``, which is imported when the task runs. A callable there is
         called without arguments and gives the stage.
-    :param uid: Name of the stage within its job; by default the stage's own, else the task id. (templated)
+    :param uid: Name of the stage within its job; by default the task id, whatever the stage is called. (templated)
     :param parallelism: Number of subtasks; by default the stage's own, else as many tasks as Spark runs at once.
     """
 
-    def __init__(
-        self, *, stage: str | Stage, uid: str | None = None, parallelism: int | None = None, **kwargs: Any
-    ) -> None:
-        own = stage.uid if isinstance(stage, Stage) else None
-        super().__init__(python_callable=_run_by_the_operator, uid=uid or own, **kwargs)
+    def __init__(self, *, stage: str | Stage, parallelism: int | None = None, **kwargs: Any) -> None:
+        super().__init__(python_callable=_run_by_the_operator, **kwargs)
         self.stage = stage
         self.parallelism = parallelism
 
@@ -57,7 +54,6 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
             self._stage = load_stage(self.stage, parallelism=self.parallelism)
         except InvalidConfigurationError as error:
             raise AirflowFailException(str(error)) from error
-        self.uid = self.uid or self._stage.uid
         return super().execute(context)
 
     @override

@@ -100,13 +100,14 @@ class StageAttempt:
         self._gateway = gateway
         self._data_inline_threshold = data_inline_threshold
         self.storage = storage
-        self.registration = registration
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         found = replace(registration, newest_on_storage=newest_checkpoint_id(storage, job_id_of(registration.job_name)))
         self.grant: AttemptGrant = registering(gateway.register, on_overlap)(found)
-        self._log = CheckpointLog(registration.job_name, registration.uid, self.grant.attempt.epoch)
+        # Everything that is written belongs to the operator, which may have begun under another uid.
+        self.registration = replace(registration, uid=self.grant.uid)
+        self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
         self.latest: CheckpointRecord | None = None

@@ -131,11 +131,14 @@ class StageContext:
         :param savepoint_dir: Where savepoints go whose request names no place.
         :param from_savepoint: Pointer to what a try begins from that would start with nothing.
         :param claim_mode: Whose that is then: ``no_claim`` (default, its owner's) or ``claim`` (the job's).
-        :param renamed_uids: For a stage that changed its uid: the old one and the new one.
-        :param allow_non_restored_state: Whether to start with nothing where the savepoint is another stage's.
+        :param renamed_uids: For a stage that changed its uid: the old one and the new one. It takes over the operator of the
+            old uid, and a savepoint of it. Keep it as long as the job lives.
+        :param allow_non_restored_state: Whether to start with nothing where the savepoint is another stage's, or where the
+            job has checkpoints under other uids only.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there was state and none of it can be read.
-        :raises IncompatibleCheckpointError: if the savepoint is another stage's.
+        :raises IncompatibleCheckpointError: if the savepoint is another stage's, or the uid is new in a job that has
+            checkpoints under another one.
         :raises SnapshotClaimedError: if another job claimed the savepoint.
         """
         from airflow_provider_statecheck.spark.script import open_attempt

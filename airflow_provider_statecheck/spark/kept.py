@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.ids import is_test_job, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.pruning import is_named_after_run
@@ -70,9 +70,8 @@ def left_line(registration: RegisterAttempt, effects: OpenEffects, deleted: Cont
     )
 
 
-def latest_kept(view: JobView, uid: str) -> CheckpointRecord | None:
+def latest_kept(view: JobView, operator_id: OperatorId) -> CheckpointRecord | None:
     """Return the checkpoint that a retry of an operator would restore first."""
-    operator_id = operator_id_of(uid)
     generations = {o.operator_id: o.generation for o in view.operators}
     mine = [
         c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generations.get(operator_id)

@@ -88,6 +88,8 @@ def open_attempt(
         retained_runs=retained_runs,
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
         restore_from=source,
+        former_uids=tuple(old for old, new in renamed_uids.items() if new == uid),
+        allow_non_restored_state=allow_non_restored_state,
     )
     return StageAttempt(
         gateway,

@@ -42,6 +42,7 @@ from airflow_provider_statecheck.testing.messages import (
     make_owner,
     make_registration,
 )
+from airflow_provider_statecheck.testing.operator_uids_contract import OperatorUidsContract
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
@@ -55,7 +56,7 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
-class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract):
+class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, OperatorUidsContract):
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
 
     loses_replies = False

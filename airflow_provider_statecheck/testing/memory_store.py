@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_c
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead, time_of_job
 from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.handles.state_handles import uris_of
-from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import (
@@ -117,6 +117,11 @@ class InMemoryJobTransaction:
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
         """Return an operator of the job."""
         return self._rows.operators.get(operator_id)
+
+    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
+        """Return the operators whose uid none of the given tasks has, each with its newest attempt."""
+        others = (o for o in self._rows.operators.values() if task_uids.isdisjoint(task_uids_of(o.uid)))
+        return [(o, self.attempt(o.operator_id, o.epoch)) for o in sorted(others, key=lambda o: o.uid)]
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""

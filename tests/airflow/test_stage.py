@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -35,7 +36,7 @@ def require_resumed(airflow: Airflow, date: str) -> Any:
     assert airflow.computed() == RESUMED, airflow.output
     assert rows(airflow.work / "output") == expected()
     view = airflow.job(f"test/stateful/{date}T00:00:00+00:00")
-    attempts = [a for a in view.attempts if a.operator_id == operator_id_of("balances")]
+    attempts = [a for a in view.attempts if a.operator_id == operator_id_of("work")]
     assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
     assert attempts[1].restored_from == 2
     return attempts
@@ -111,3 +112,20 @@ def _wait_until_in_trouble(airflow: Airflow, output: Any) -> None:
         ready, _, _ = select.select([output], [], [], 120)
         assert ready, "the stage did not begin"
         os.read(output.fileno(), 65536)  # not by lines, for select does not see what a reader of lines holds back
+
+
+@pytest.mark.soak
+def test_stage_that_was_known_by_its_own_name_is_refused_under_its_task_id_until_it_is_renamed(
+    airflow: Airflow,
+) -> None:
+    def run(day: int, parts: list[int], **arguments: Any) -> int:
+        airflow.environment = {"STAGE_PARTS": json.dumps(parts), "STAGE_ARGUMENTS": json.dumps(arguments)}
+        return airflow.test_dag("renamed", f"2026-02-0{day}T00:00:00+00:00")
+
+    assert run(1, [1, 2], uid="counting") == 0, airflow.output
+    assert run(2, [1, 2, 3]) != 0
+    assert "renamed_uids={'counting': 'count'} or uid='counting'" in airflow.output
+    assert len(rows(airflow.work / "numbers")) == 20
+    assert run(2, [1, 2, 3], renamed_uids={"counting": "count"}) == 0, airflow.output
+    assert rows(airflow.work / "numbers") == [(n,) for n in range(10, 40)]
+    assert [operator.uid for operator in airflow.job("test/numbers").operators] == ["counting"]

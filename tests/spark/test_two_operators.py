@@ -48,6 +48,7 @@ class Job:
             checkpoint_dir=self.storage.base_uri,
             metadata=self.metadata,
             num_retained=RETAINED[uid],
+            allow_non_restored_state=True,
         )
 
     def view(self) -> JobView:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
 from airflow_provider_statecheck.spark.sinks.committable import Committable
+from airflow_provider_statecheck.spark.sinks.gone_sinks import refuse_output_of_gone
 from airflow_provider_statecheck.spark.sinks.ledger import Ledger, in_parallel
 from airflow_provider_statecheck.spark.sinks.line import Line, Start
 from airflow_provider_statecheck.spark.sinks.names import (
@@ -59,6 +60,7 @@ class ParquetCommitter:
         self._ledger.require_newest(self.context.epoch)
         if self.refuses_earlier_output and self.context.restored_checkpoint_id is None:
             refuse_earlier_output(self.files, self._ledger)
+        self._refuse_output_of_gone()
         require_fitting(self.files, names, self._ledger, self.context.schema, self.partition_by)
         start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
         self._require_first_opening(start)
@@ -204,6 +206,13 @@ class ParquetCommitter:
                 f"attempt {newest.epoch}, found checkpoint {record.checkpoint_id} of attempt {record.epoch}; restore from "
                 f"checkpoint {newest.checkpoint_id}, or start over.",
                 checkpoint_id=record.checkpoint_id,
+            )
+
+    def _refuse_output_of_gone(self) -> None:
+        if not self._ledger.starts:
+            storage = self.files.storage
+            refuse_output_of_gone(
+                self.context, self.files.target, lambda lineage: Ledger.load(TargetFiles(storage, lineage)).has_output
             )
 
     def _require_first_opening(self, start: Start) -> None:

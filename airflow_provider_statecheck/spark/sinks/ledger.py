@@ -70,6 +70,11 @@ class Ledger:
         return sorted([*self.intents.values(), *self.commits.values()], key=lambda record: record.order)
 
     @property
+    def has_output(self) -> bool:
+        """Tell whether files of the lineage are published, or may be."""
+        return any(record.files for record in self.active)
+
+    @property
     def newest(self) -> CommitRecord | None:
         """Return the record that tells which others are in force."""
         return max(self.commits.values(), key=lambda record: record.order, default=None)

@@ -29,6 +29,8 @@ class SinkContext:
     """Options of the filesystem, for a sink that was given none of its own; they may be credentials."""
     schema: Any = None
     """Arrow schema of what will be written, where it is known: what does not fit is refused before any work."""
+    gone_uids: tuple[str, ...] = ()
+    """Of sinks of the same job whose stages are gone; a sink that is new in a place refuses it if their output is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def run_stage(
         savepoint_dir=None,
         from_savepoint=from_savepoint,
         claim_mode=RestoreMode(claim_mode),
-        renamed_uids={},
+        renamed_uids=settings.renamed_uids,
         allow_non_restored_state=settings.allow_non_restored_state,
         from_checkpoint=from_checkpoint,
         fork=fork,

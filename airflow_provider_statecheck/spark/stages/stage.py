@@ -27,7 +27,7 @@ class Stage:
 
     Each method gives a new stage with one more part, so that a common beginning can be shared.
 
-    :param uid: Name of the stage within its job; by default the Airflow operator's.
+    :param uid: Name of the stage within the job of a script, by default ``stage``; in Airflow the task id is its name.
     :param max_parallelism: Number of key groups, fixed for the life of the state; by default it follows from
         ``parallelism``.
     :param parallelism: Number of subtasks of keyed functions; by default as many tasks as Spark runs at once.

@@ -189,6 +189,7 @@ class StageRun:
                 is_fresh=restored.checkpoint_id is None,
                 storage_options=self._settings.storage_options,
                 schema=schema,
+                gone_uids=tuple(f"{uid}/{SINK}" for uid in grant.gone_uids),
             )
         )
 

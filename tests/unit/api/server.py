@@ -171,7 +171,12 @@ def owner_of(caller: Caller, **changes: Any) -> AttemptOwner:
 
 def registration(job: str = JOB, uid: str = UID, caller: Caller = CALLER, **changes: Any) -> dict[str, Any]:
     message = RegisterAttempt(
-        job_name=job, uid=uid, attempt_key=new_key(), owner=owner_of(caller), storage_base="memory://base"
+        job_name=job,
+        uid=uid,
+        attempt_key=new_key(),
+        owner=owner_of(caller),
+        storage_base="memory://base",
+        allow_non_restored_state=True,
     )
     return {**encode(message), **changes}
 

@@ -165,6 +165,12 @@ class TestErrors:
         assert response.status_code == 400
         assert response.json()["attributes"] == {"key": "num_retained", "value": 0}
 
+    def test_an_operator_that_does_not_fit_its_job_is_the_callers_mistake(self, stage: Stage) -> None:
+        stage.api.complete(stage.attempt)
+        other = registration(uid="other", allow_non_restored_state=False)
+        response = stage.api.post("register", stage.api.task_token(), other)
+        assert (response.status_code, response.json()["code"]) == (409, "incompatible_checkpoint")
+
     def test_an_attempt_cannot_end_as_running_or_fenced(self, stage: Stage) -> None:
         for status in ("running", "fenced"):
             assert stage.api.finish(stage.attempt, status).status_code == 400

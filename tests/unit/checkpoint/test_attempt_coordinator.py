@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.coordination.leadership import take_leadership
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
-from airflow_provider_statecheck.exceptions import ConcurrentAttemptError
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.operator_uids_contract import registration
 from airflow_provider_statecheck.testing.runs_of_a_job import day
 
 JOB = job_id_of("sales")
@@ -77,3 +79,19 @@ def test_one_that_ended_while_somebody_was_asked_is_not_fenced() -> None:
     liveness.act = lambda: coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
     assert coordinator.register(make_registration(owner=day(2))).is_restore
     assert coordinator.describe(JOB).attempts[0].status is AttemptStatus.FINISHED
+
+
+@pytest.mark.parametrize("job_name", ["sales", "test/sales"])
+def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> None:
+    coordinator = coordinator_with(Meanwhile())
+    complete_checkpoint(coordinator, coordinator.register(registration("totals", job_name=job_name)).attempt)
+    with pytest.raises(IncompatibleCheckpointError, match=f"new in job '{job_name}'"):
+        coordinator.register(registration("sums", job_name=job_name))
+    renamed = registration("sums", job_name=job_name, former_uids=("totals",))
+    assert coordinator.register(renamed).uid == "totals"
+
+
+def test_the_leader_of_aligned_checkpoints_is_no_operator_that_could_be_gone() -> None:
+    store = InMemoryJobStore()
+    take_leadership(store, "sales", new_key(), day(1), "memory://base")
+    assert AttemptCoordinator(store).register(registration("sums")).gone_uids == ()

@@ -95,6 +95,17 @@ def test_try_that_submitted_a_driver_adopts_nothing(gateway) -> None:
     assert [a.epoch for a in attempts(gateway)] == [1]
 
 
+def test_driver_of_a_task_that_took_over_an_operator_of_a_former_uid_is_adopted_and_told_of(gateway) -> None:
+    make_stage(gateway).register()
+    complete_checkpoint(gateway, 1)
+    renamed = {"uid": "sums", "former_uids": ("aggregate",)}
+    make_stage(gateway, **renamed).register()
+    retry = make_stage(gateway, **renamed, owner=make_owner(label="try 2"))
+    retry.adopt_running()
+    assert [a.owner.label for a in attempts(gateway)] == ["dag.task", "try 2"]
+    assert "kept checkpoint 1" in retry.kept()
+
+
 @pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
 def test_attempt_that_has_ended_is_not_adopted(gateway, status) -> None:
     first = make_stage(gateway)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
@@ -46,6 +47,18 @@ def test_a_task_registers_with_what_it_is_given_for_runs(stage: WrittenStage) ->
     task = prepared(stage, job="sales", retained_runs=3, on_overlap="wait")
     assert (task.registration.retained_runs, task.on_overlap) == (3, OnOverlap.WAIT)
     assert (task.registration.job_name, task.registration.restore_from) == ("sales", None)
+
+
+def test_a_task_registers_with_the_uids_of_its_dag_and_with_those_it_had(
+    stage: WrittenStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DAG("dag"):
+        CheckpointedPySparkOperator(task_id="other", python_callable=lambda: None)
+        monkeypatch.setattr(transport, "is_orm_open", lambda: True)
+        asked = prepared(stage, renamed_uids={"sums": "aggregate"}, allow_non_restored_state=True).registration
+    assert asked.job_name.startswith("test/")
+    assert (asked.uid, asked.former_uids, asked.allow_non_restored_state) == ("aggregate", ("sums",), True)
+    assert asked.dag_uids == {"other": ("other",), "t": ("aggregate", "sums")}
 
 
 @pytest.mark.parametrize(("fork", "name"), [(None, f"sales@{RUN}"), ("again", "sales@again")])

@@ -14,9 +14,11 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
 from airflow_provider_statecheck.exceptions import SourceChangedError, StateMigrationError
+from airflow_provider_statecheck.operators import registration
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
+from tests.unit.operators.test_identity import make_context
 
 PLACE = "tests.unit.operators.stages_of_test"
 DATE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -104,21 +106,24 @@ def test_trouble_that_no_retry_can_mend_fails_the_task_for_good(kind: type[Excep
 
 
 @pytest.mark.parametrize("stage", [stages_of_test.stage, f"{PLACE}:stage", f"{PLACE}:made"], ids=["it", "at", "made"])
-@pytest.mark.parametrize(("given", "uid"), [(None, "keyless"), ("mine", "mine")])
-def test_the_stage_names_itself_unless_the_task_does(stage: Any, given: str | None, uid: str, monkeypatch: Any) -> None:
-    def stop(*_: object) -> None:
+@pytest.mark.parametrize(("given", "uid"), [(None, "task"), ("mine", "mine")])
+def test_uid_is_the_task_id_whatever_the_stage_is_called(
+    stage: Any, given: str | None, uid: str, monkeypatch: Any
+) -> None:
+    def stop(prepared: Any) -> None:
+        asked.append(prepared.registration.uid)
         raise RuntimeError("far enough")
 
+    asked: list[str] = []
     operator = make(stage, uid=given, parallelism=3)
-    monkeypatch.setattr(CheckpointedStageOperator, "prepare", stop)
+    monkeypatch.setattr(registration, "push_link", lambda *_: None)
+    monkeypatch.setattr(
+        CheckpointedStageOperator, "prepare", lambda self, _: stop(registration.prepare_stage(self, make_context()))
+    )
     with pytest.raises(RuntimeError, match="far enough"):
         operator.execute(CONTEXT)
-    assert operator.uid == uid
+    assert asked == [uid]
     assert operator._stage.parallelism == 3
-
-
-def test_a_uid_is_known_when_the_dag_is_parsed_so_that_two_tasks_of_one_are_refused() -> None:
-    assert make(stages_of_test.stage).uid == "keyless"
 
 
 def test_nothing_of_a_stage_reaches_airflows_database() -> None:

@@ -34,6 +34,7 @@ from airflow_provider_statecheck.spark.sinks.delta.replacing import refuse_earli
 from airflow_provider_statecheck.spark.sinks.delta.schemas import file_schema, new_columns
 from airflow_provider_statecheck.spark.sinks.delta.standing import Standing
 from airflow_provider_statecheck.spark.sinks.delta.table import DeltaCommit, DeltaSnapshot, DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks.gone_sinks import refuse_output_of_gone
 from airflow_provider_statecheck.spark.sinks.ledger import Ledger, in_parallel
 from airflow_provider_statecheck.spark.sinks.line import History, Start
 from airflow_provider_statecheck.spark.sinks.record import CommitRecord
@@ -79,6 +80,7 @@ class DeltaCommitter:
         require_owner(standing, self.context.epoch)
         if self.rules.refuses_earlier_output and self.context.restored_checkpoint_id is None:
             refuse_earlier_output(standing)
+        self._refuse_output_of_gone(standing)
         self._require_fitting(standing.snapshot, self.context.schema)
         start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
         require_first_opening(standing, self.context.epoch, start)
@@ -228,6 +230,14 @@ class DeltaCommitter:
             require_writable_table(self.table, snapshot)
         rules = self.rules
         require_fitting(self.table, snapshot, schema, rules.partition_by, merges=rules.merges_schema)
+
+    def _refuse_output_of_gone(self, standing: Standing) -> None:
+        def has_output(lineage: str) -> bool:
+            theirs = Ledger.load(DeltaFiles(self.files.storage, lineage))
+            return Standing(lineage, theirs, standing.snapshot, 0, standing.shown).has_output
+
+        if not self._ledger.starts:
+            refuse_output_of_gone(self.context, standing.shown, has_output)
 
     def _require_same_table(self, snapshot: DeltaSnapshot | None) -> None:
         found = None if snapshot is None else snapshot.table_id

@@ -71,6 +71,11 @@ class Standing:
         """Return the records whose rows are the output."""
         return [record for record in self.ledger.intents.values() if self.is_committed(record)]
 
+    @property
+    def has_output(self) -> bool:
+        """Tell whether the table holds rows of the lineage."""
+        return any(record.files for record in self.in_force)
+
     def replaced_by(self, record: CommitRecord) -> dict[str, int | None]:
         """Return the files of the table, with their sizes where known, that go when a record comes to pass."""
         older = [r for r in self.ledger.intents.values() if record.replaces(r)]

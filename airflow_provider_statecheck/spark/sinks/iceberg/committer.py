@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError
+from airflow_provider_statecheck.spark.sinks.gone_sinks import refuse_output_of_gone
 from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
 from airflow_provider_statecheck.spark.sinks.iceberg.committing import TableChanges
 from airflow_provider_statecheck.spark.sinks.iceberg.data_files import decode_data_file
 from airflow_provider_statecheck.spark.sinks.iceberg.ledger import TableCommit, TableLedger
-from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import Change
+from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import Change, read_ledger
 from airflow_provider_statecheck.spark.sinks.iceberg.own_files import files_of
 from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
     refuse_earlier_output,
@@ -87,6 +88,8 @@ class IcebergCommitter:
             )
         if self.refuses_earlier_output and start.restored is None:
             refuse_earlier_output(ledger, self.changes.table.name)
+        if not ledger.starts:
+            refuse_output_of_gone(self.context, f"the Iceberg table {self.changes.table.name}", _output_in(table))
         warn_if_unknown(ledger, start, self.changes.table.name)
         begun = ledger.begun(context.epoch, start)
         require_output_of_restored(table, ledger, begun.history.line_to(context.epoch, _ALL), self.changes.table.name)
@@ -170,3 +173,11 @@ def _given_up(ledger: TableLedger, commit: TableCommit) -> Change | None:
     if not commit.files or commit.order in ledger.retracted:
         return None
     return Change(ledger=ledger.without(commit))
+
+
+def _output_in(table: Any) -> Callable[[str], bool]:
+    def has_output(lineage: str) -> bool:
+        ledger = read_ledger(table, lineage)
+        return ledger is not None and bool(ledger.commits)
+
+    return has_output

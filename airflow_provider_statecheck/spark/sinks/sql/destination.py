@@ -67,10 +67,16 @@ class SqlDestination:
 
     def load(self, epoch: int) -> CommitLog:
         """Return the log; that of a sink which never wrote is empty."""
+        return self.log_of(self.files.lineage)
+
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the log of any sink of the table; that of a sink which never wrote is empty."""
         from sqlalchemy import select
 
+        heads = self._heads
+        wanted = (heads.c.lineage == lineage, heads.c.table_name == self.table.name)
         with self.database.transaction() as connection:
-            found = connection.execute(select(self._heads.c.log).where(*self._mine(self._heads))).scalar()
+            found = connection.execute(select(heads.c.log).where(*wanted)).scalar()
         return (
             CommitLog()
             if found is None

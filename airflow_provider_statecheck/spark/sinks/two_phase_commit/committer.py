@@ -14,6 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StorageError,
 )
+from airflow_provider_statecheck.spark.sinks.gone_sinks import refuse_output_of_gone
 from airflow_provider_statecheck.spark.sinks.line import Line, Start
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.sinks.two_phase_commit.commit_log import CommitLog
@@ -73,6 +74,8 @@ class TwoPhaseCommitter:
 
         def begin(found: CommitLog) -> LogChange | None:
             self._require_first_opening(found, start)
+            if not found.starts:
+                refuse_output_of_gone(self.context, self.destination.name, self._has_output)
             begun = found.begun(self.context.epoch, start)
             line = begun.line_to(self.context.epoch)
             self._require_not_retracted(begun, line)
@@ -147,6 +150,9 @@ class TwoPhaseCommitter:
         found = self.destination.load(self.context.epoch)
         require_newest(found, self.context.epoch, self.destination.name)
         return found
+
+    def _has_output(self, lineage: str) -> bool:
+        return bool(self.destination.log_of(lineage).committed)
 
     def _require_first_opening(self, found: CommitLog, start: Start) -> None:
         epoch = self.context.epoch

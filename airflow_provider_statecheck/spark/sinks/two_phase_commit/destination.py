@@ -39,6 +39,10 @@ class CommitDestination(Protocol):
         """The destination, fit to be shown."""
         ...
 
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the log of any sink as it stands; that of a sink which never wrote is empty."""
+        ...
+
     def load(self, epoch: int) -> CommitLog:
         """
         Return the log, with all output there that it tells of.

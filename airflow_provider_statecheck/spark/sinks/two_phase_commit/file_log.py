@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StaleAttemptError
@@ -63,6 +63,11 @@ class FileCommitLog:
     def name(self) -> str:
         """The log, fit to be shown."""
         return f"the destination with the log {redact(self.storage.base_uri)}"
+
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the log of any sink as it stands, without claiming it."""
+        other = replace(self, lineage=lineage)
+        return other._newest(other._claims())[0]
 
     def load(self, epoch: int) -> CommitLog:
         """

@@ -1,0 +1,33 @@
+"""A Dag whose one stage gets other arguments from version to version."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk import dag
+
+from airflow_provider_statecheck import CheckpointedStageOperator, DataFrameSource, ParquetSink, Stage
+
+SPARK = {"spark.master": "local[2]", "spark.ui.enabled": "false"}
+
+
+def numbers(spark: Any, part: int) -> Any:
+    return spark.range(10 * part, 10 * part + 10)
+
+
+def counting() -> Stage:
+    parts = json.loads(os.environ.get("STAGE_PARTS", "[]"))
+    folder = os.environ.get("STAGE_WORK", "")
+    return Stage("counting").source(DataFrameSource(parts, numbers)).sink(ParquetSink(f"{folder}/numbers"))
+
+
+@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
+def renamed() -> None:
+    arguments = json.loads(os.environ.get("STAGE_ARGUMENTS", "{}"))
+    CheckpointedStageOperator(task_id="count", job="numbers", stage=counting(), config_kwargs=SPARK, **arguments)
+
+
+renamed()
