@@ -15,7 +15,7 @@ from datetime import timedelta
 from airflow_provider_statecheck.checkpoint import registration, restored_snapshots, savepoint_requests, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_current, require_running, require_same_task
-from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.forgetting import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
 from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
@@ -62,6 +62,10 @@ from airflow_provider_statecheck.exceptions import (
 )
 
 log = logging.getLogger(__name__)
+
+_BATCHES_AT_END = 20
+"""How many batches of old rows the end of an attempt removes: more rows than one adds that runs a day and checkpoints
+every ten seconds."""
 
 
 class AttemptCoordinator:
@@ -286,10 +290,13 @@ class AttemptCoordinator:
 
     def _forget_old_rows(self, ended: AttemptRecord) -> None:
         try:
-            with self._store.transaction(ended.job_id) as tx:
-                before = tx.now - DEFAULT_AGE
-                rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
-                remove_rows(tx, rows)
+            for _ in range(_BATCHES_AT_END):
+                with self._store.transaction(ended.job_id) as tx:
+                    before = tx.now - DEFAULT_AGE
+                    rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
+                    remove_rows(tx, rows)
+                if len(rows) < BATCH_SIZE:
+                    return
         except StateCheckError as error:
             # The attempt has ended all the same; a later end, or prune, removes the rows.
             log.warning("Old rows of job %s were not removed: %s", ended.job_id, error)

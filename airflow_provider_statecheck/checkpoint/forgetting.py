@@ -2,7 +2,7 @@
 Which rows of an operator may be forgotten, and their removal batch by batch.
 
 A batch is one transaction, small enough that a checkpoint of a running stage waits only a moment for the job's row.
-Maintenance removes batches until nothing is left; an attempt that finishes removes one batch of its own operator.
+Maintenance removes batches until nothing is left; an attempt that finishes removes a few of its own operator.
 """
 
 from __future__ import annotations

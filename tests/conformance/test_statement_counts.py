@@ -13,6 +13,7 @@ from sqlalchemy import Select, event, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
+from airflow_provider_statecheck.checkpoint import attempt_coordinator
 from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
@@ -120,10 +121,13 @@ class StatementContract:
             readings.append(len(statements))
         assert readings[0] == readings[1]
 
-    def test_an_attempt_that_finishes_removes_one_batch(self, engine: Engine) -> None:
+    def test_an_attempt_that_finishes_removes_a_bounded_number_of_batches(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(attempt_coordinator, "_BATCHES_AT_END", 2)
         stage = Stage(engine)
         stage.checkpoint()
-        add_history(stage, BATCH_SIZE + 1)
+        add_history(stage, 2 * BATCH_SIZE + 1)
         stage.coordinator.finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FAILED))
         page = stage.coordinator.checkpoints(stage.attempt.job_id, CheckpointPage())
         assert len(page) == 2, "the retained one, and the old one that did not fit"

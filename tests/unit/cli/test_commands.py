@@ -99,6 +99,15 @@ class TestJobs:
 
 
 class TestCheckpoints:
+    def test_lists_the_newest_checkpoints_and_says_how_to_see_earlier_ones(self, stage, run):
+        stage.run(checkpoints=5)
+        newest = run("checkpoints", JOB, "--limit", "2", "-o", "json")
+        assert [row["checkpoint"] for row in rows(newest)] == [4, 5]
+        assert "--before 4" in newest.err
+        earlier = run("checkpoints", JOB, "--limit", "4", "--before", "4", "-o", "json")
+        assert [row["checkpoint"] for row in rows(earlier)] == [1, 2, 3]
+        assert "--before" not in earlier.err
+
     def test_lists_checkpoints_with_what_became_of_them(self, stage, run):
         stage.run()
         attempt = stage.attempt().grant.attempt
