@@ -546,10 +546,10 @@ class StatisticsContract:
         ).attempt
         counts = {f"{'ж' * 300}{i}": 2**62 for i in range(40)}
         for _ in range(220):
-            checkpoint_id = self.trigger(coordinator, attempt)
+            pending = coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
             clock.advance(86_000 / 220)
             size = {"state_size_bytes": 2**62, "full_size_bytes": 2**62, "counts": counts}
-            coordinator.acknowledge(make_acknowledgement(attempt, checkpoint_id, **size))
+            coordinator.acknowledge(make_acknowledgement(attempt, pending, **size))
         for _ in range(12):
             self.fail(coordinator, attempt, "😀" * 5000)
         assert 30_000 < len(json.dumps(self.row_of(store).content)) < LARGEST_ROW
