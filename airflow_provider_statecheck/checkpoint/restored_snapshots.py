@@ -35,10 +35,9 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
     """
     if source.problem is not None:
         raise CheckpointNotFoundError(source.problem)
-    require_metadata_in(source.pointer, source.metadata_uri)
     _require_free(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
-        _require_claimable(source.pointer)
+        _require_claimable(source.pointer, source.metadata_uri)
     tx.add_checkpoint(
         CheckpointRecord(
             job_id=operator.job_id,
@@ -80,6 +79,7 @@ def adopt(tx: JobTransaction, attempt: AttemptRecord, noted: CheckpointRecord, *
     """
     _require_free(tx, attempt, noted.location)
     if claim:
+        _require_claimable(noted.location, noted.metadata_uri or "")
         _claim(tx, attempt, noted.location)
     adopted = replace(as_adopted(noted, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
@@ -97,7 +97,6 @@ def as_adopted(noted: CheckpointRecord, retention: CheckpointRetentionPolicy, *,
 
 
 def _claim(tx: JobTransaction, of: AttemptRecord, pointer: str) -> None:
-    _require_claimable(pointer)
     if tx.claim(pointer) is None:
         tx.save_claim(ClaimRecord(pointer=pointer, job_id=of.job_id, operator_id=of.operator_id, claimed_at=tx.now))
 
@@ -108,8 +107,9 @@ def _require_free(tx: JobTransaction, of: OperatorRecord | AttemptRecord, pointe
         raise already_claimed(pointer)
 
 
-def _require_claimable(pointer: str) -> None:
-    # Whoever claims may have the directory deleted, so it must be no checkpoint of a job and nothing around one.
+def _require_claimable(pointer: str, metadata_uri: str) -> None:
+    # A claim lets the job delete the directory, so it must be no checkpoint of a job and nothing around one.
+    require_metadata_in(pointer, metadata_uri)
     if not is_savepoint_directory(pointer) or lies_in_job(pointer):
         raise InvalidConfigurationError(
             f"Expected to claim a savepoint in a directory of the name that it was given (savepoint-…), found {pointer}; "

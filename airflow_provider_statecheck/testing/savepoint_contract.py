@@ -575,9 +575,12 @@ class SavepointContract:
         with pytest.raises(InvalidConfigurationError, match="no_claim"):
             coordinator.confirm_restore(confirm)
 
-    def test_metadata_elsewhere_than_in_the_directory_are_refused(self, coordinator: AttemptCoordinator) -> None:
+    def test_metadata_elsewhere_than_in_the_directory_cannot_be_claimed(self, coordinator: AttemptCoordinator) -> None:
+        """Without a claim they can be read wherever a user keeps them."""
+        elsewhere = {"metadata_uri": "memory://elsewhere/copy of metadata"}
         with pytest.raises(InvalidConfigurationError, match="metadata_uri"):
-            self.begin_from(coordinator, source=self.source(metadata_uri="memory://elsewhere/_metadata"))
+            self.begin_from(coordinator, source=self.source(mode=RestoreMode.CLAIM, **elsewhere))
+        assert self.begin_from(coordinator, source=self.source(**elsewhere)).is_restore
 
     def test_the_coordinator_makes_the_directory_of_a_savepoint(
         self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
