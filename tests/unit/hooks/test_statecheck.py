@@ -10,7 +10,7 @@ import pytest
 from airflow.models.connection import Connection
 from airflow.providers_manager import ProvidersManager
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.address import coordinator_address
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from tests.unit.hooks.canned import HEALTH, LOGIN, PAGE, VERSION, answering
@@ -128,6 +128,10 @@ def test_a_hook_reads_by_way_of_its_connection(in_worker: ServedJobs, monkeypatc
     hook = StatecheckHook("elsewhere")
     assert [job.name for job in hook.jobs()] == ["sales"]
     assert hook.restore_pointer("sales", "aggregate").endswith("/chk-1")
+    assert [c.checkpoint_id for c in hook.checkpoints("sales", "aggregate", before=2, limit=5)] == [1]
+    assert hook.checkpoints("sales", before=1) == ()
+    with pytest.raises(CheckpointNotFoundError):
+        hook.checkpoints("nowhere")
 
 
 def test_only_the_default_connection_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
