@@ -17,7 +17,8 @@ from airflow_provider_statecheck.checkpoint.interval_setting import parse_interv
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.storage.uris import normalise_pointer
+from airflow_provider_statecheck.storage.allowed_places import AllowedPlaces, parse_places
+from airflow_provider_statecheck.storage.uris import normalise_base, normalise_pointer
 
 SECTION = "statecheck"
 _LONGEST = 366 * 24 * 3600.0  # infinity, which float() reads, is no timeout that a database can add to a time
@@ -40,6 +41,8 @@ class StatecheckSettings:
     externalized_checkpoint_retention: ExternalizedCheckpointCleanup
     savepoint_dir: str | None
     data_inline_threshold: int
+    allowed_locations: tuple[str, ...]
+    """Where checkpoints may name files beside the directories above and the pointers that are given."""
     on_clear: OnClear
     on_overlap: OnOverlap
 
@@ -67,6 +70,19 @@ def configured_savepoint_dir() -> str | None:
     """
     found: str | None = _value("savepoint_dir", None, _PARSERS["savepoint_dir"], _under_flinks_names())
     return found
+
+
+def configured_places() -> AllowedPlaces:
+    """
+    Return where checkpoints may name files: the configured directories, and what is allowed beside them.
+
+    :raises InvalidConfigurationError: for what is no URI.
+    """
+    section = _under_flinks_names()
+    checkpoint_dir = _configured("checkpoint_dir", section)
+    base = normalise_base(checkpoint_dir) if checkpoint_dir else None
+    locations = _value("allowed_locations", None, parse_places, section)
+    return AllowedPlaces().around(base, configured_savepoint_dir()).below(*locations)
 
 
 def _whole_number(value: Any) -> int:
@@ -108,10 +124,15 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     ),
     "savepoint_dir": _savepoint_dir,
     "data_inline_threshold": _checked_by(CheckpointConfig.data_inline_threshold, "data_inline_threshold"),
+    "allowed_locations": parse_places,
     "on_clear": _on_clear,
     "on_overlap": _on_overlap,
 }
-_OPTIONAL = frozenset({"storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir"})
+_ABSENT: dict[str, Any] = {
+    **dict.fromkeys(("storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir")),
+    "allowed_locations": (),
+}
+"""What holds where an option has no value."""
 _EXPECTED = {
     "num_retained": "a whole number",
     "retained_runs": "a whole number",
@@ -133,8 +154,8 @@ def _refuse_unknown(arguments: dict[str, Any]) -> None:
 
 def _value(key: str, argument: Any, parse: Callable[[Any], Any], section: Mapping[str, str]) -> Any:
     raw = argument if argument is not None else _configured(key, section)
-    if (raw is None or raw == "") and key in _OPTIONAL:
-        return None
+    if (raw is None or raw == "") and key in _ABSENT:
+        return _ABSENT[key]
     if raw is None or raw == "":
         raise InvalidConfigurationError(
             f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "

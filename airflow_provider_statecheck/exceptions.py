@@ -5,9 +5,11 @@ Every error that this package raises on purpose, in one tree.
 
     StateCheckError                     base; class attributes ``retryable`` and ``code``
       InvalidConfigurationError         also ValueError
+        LocationNotAllowedError         a checkpoint names a file in a place that was not allowed
       EnvironmentNotReadyError          Java, pyspark, tables or a path is missing; nothing was started
       CheckpointError
         CheckpointNotFoundError         also LookupError
+          PointerNotFoundError          nothing is where the user said that a checkpoint or savepoint is
         CheckpointDeclinedError         ``reason`` says why no checkpoint was taken
         CheckpointExpiredError
         IncompatibleCheckpointError     format or operator does not fit
@@ -28,6 +30,7 @@ Every error that this package raises on purpose, in one tree.
         ResourceVersionError            the state handle was replaced by somebody else
       StorageError
         CorruptStateError               checksum or length differs
+        InvalidPointerError             text that cannot be the pointer of a checkpoint
       StateError
         UnknownStateError               also LookupError
         StateMigrationError             state of an earlier version cannot go on with the types of this one
@@ -83,6 +86,12 @@ class InvalidConfigurationError(StateCheckError, ValueError):
     code = "invalid_configuration"
 
 
+class LocationNotAllowedError(InvalidConfigurationError):
+    """A checkpoint or savepoint names a file in a place that was not allowed; it was not opened."""
+
+    code = "location_not_allowed"
+
+
 class EnvironmentNotReadyError(StateCheckError):
     """Something that must be there before work starts is missing or does not fit."""
 
@@ -99,6 +108,12 @@ class CheckpointNotFoundError(CheckpointError, LookupError):
     """No checkpoint under that id or pointer."""
 
     code = "checkpoint_not_found"
+
+
+class PointerNotFoundError(CheckpointNotFoundError):
+    """Nothing is where the user said that a checkpoint or savepoint is; trying again does not help."""
+
+    code = "pointer_not_found"
 
 
 class CheckpointDeclinedError(CheckpointError):
@@ -223,6 +238,13 @@ class CorruptStateError(StorageError):
 
     retryable = False
     code = "corrupt_state"
+
+
+class InvalidPointerError(StorageError):
+    """Text that cannot be the pointer of a checkpoint."""
+
+    retryable = False
+    code = "invalid_pointer"
 
 
 class StateError(StateCheckError):

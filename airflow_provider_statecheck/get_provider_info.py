@@ -169,6 +169,14 @@ _OPTIONS = {
         "string",
         "20 KiB",
     ),
+    "allowed_locations": _option(
+        "URIs, separated by commas, in which checkpoints and savepoints may name files, beside the bucket or host (of file: the "
+        "directory) of checkpoint_dir, of savepoint_dir and of a pointer that is given. A URI anywhere else in their metadata "
+        "is refused and not opened.",
+        "string",
+        None,
+        "s3://archive, file:///mnt/old-checkpoints",
+    ),
     "api_url": _option(
         "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "
         "says.",

@@ -37,6 +37,8 @@ class RestoreSource:
     mode: RestoreMode = RestoreMode.NO_CLAIM
     problem: str | None = None
     """Why it cannot be read, which matters only where nothing else is left to begin from."""
+    is_unavailable: bool = False
+    """Whether that is because the storage did not answer, so that a later try may read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.checkpoint.validation import require_metadata_in
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, PointerNotFoundError, StorageError
 
 
 def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource) -> None:
@@ -30,11 +30,12 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
     Note the snapshot that an operator begins from; it stays its owner's until :func:`adopt`.
 
     :raises SnapshotClaimedError: if another operator claimed it.
-    :raises CheckpointNotFoundError: if it is missing.
+    :raises PointerNotFoundError: if it is missing, or no snapshot.
+    :raises StorageError: if its storage did not answer.
     :raises InvalidConfigurationError: for a claim of what is no savepoint.
     """
     if source.problem is not None:
-        raise CheckpointNotFoundError(source.problem)
+        raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
     _require_free(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
         _require_claimable(source.pointer, source.metadata_uri)

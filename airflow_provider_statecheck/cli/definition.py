@@ -90,7 +90,12 @@ ARG_SAVEPOINT = Arg(("pointer",), help="URI of the savepoint's directory, such a
 ARG_TARGET = Arg(
     ("--target",), metavar="URI", help="Directory below which it is written (default: [statecheck] savepoint_dir)"
 )
-ARG_FORMAT = Arg(("--format",), choices=("canonical", "native"), default="canonical", help="How state is written")
+ARG_FORMAT = Arg(
+    ("--format",),
+    choices=("canonical", "native"),
+    default="canonical",
+    help="Format that the metadata records; both write the same files today",
+)
 ARG_STOP = Arg(
     ("--stop",),
     choices=("suspend", "terminate"),

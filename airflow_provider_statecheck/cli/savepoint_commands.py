@@ -72,19 +72,17 @@ def dispose(args: Namespace) -> Exit:
 def rescale(args: Namespace) -> Exit:
     """Write a checkpoint anew as a savepoint whose keyed state has another number of key groups."""
     from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
-    from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-    from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
+    from airflow_provider_statecheck.storage.pointer import pointer_uri, resolve_checkpoint
 
     target = args.target or configured_savepoint_dir()
     if target is None:
         raise InvalidConfigurationError(
             "Expected a place for the savepoint, found none; give --target, or set [statecheck] savepoint_dir."
         )
-    storage = storage_opener(args.storage_conn_id)(args.pointer)
-    uri = resolve_checkpoint(storage, args.pointer).metadata_uri
-    source = decode_metadata(storage.read_bytes(uri), uri=uri)
+    found = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
+    source, _ = found.read()
     directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
-    done = rescale_max_parallelism(storage, source, directory=directory, max_parallelism=args.max_parallelism)
+    done = rescale_max_parallelism(found.storage, source, directory=directory, max_parallelism=args.max_parallelism)
     row = {"pointer": shown(directory), "max_parallelism": args.max_parallelism, "bytes": done.state_size_bytes}
     print_rows([row], args.output)
     tell("The checkpoint is as it was; let the stage begin from the savepoint with the new max_parallelism.")

@@ -43,8 +43,9 @@ def diff(args: Namespace) -> Exit:
 
 def _states(args: Namespace, pointer: str) -> CheckpointStates:
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+    from airflow_provider_statecheck.storage.pointer import pointer_uri
 
-    return CheckpointStates.of(storage_opener(args.storage_conn_id)(pointer), pointer)
+    return CheckpointStates.of(storage_opener(args.storage_conn_id)(pointer), pointer_uri(pointer))
 
 
 def _reader(args: Namespace, states: CheckpointStates) -> StateReader:

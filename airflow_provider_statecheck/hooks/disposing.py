@@ -9,7 +9,8 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, DisposeSavepoint
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.pointer import pointer_uri
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
@@ -68,7 +69,7 @@ def dispose(
 
 
 def _directory(pointer: str) -> str:
-    directory = normalise_pointer(pointer).removesuffix(f"/{METADATA_FILE}")
+    directory = pointer_uri(pointer).removesuffix(f"/{METADATA_FILE}")
     if not is_savepoint_directory(directory):
         raise InvalidConfigurationError(
             f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; one that was renamed is yours "

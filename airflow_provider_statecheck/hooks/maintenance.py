@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.configuration import SECTION
+from airflow_provider_statecheck.configuration import SECTION, configured_places
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID, coordinator_address
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.savepoints import SavepointGateway
     from airflow_provider_statecheck.hooks.collecting import OpenStorage
     from airflow_provider_statecheck.hooks.maintenance_http import MaintenanceCalls
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 Report = TypeVar("Report")
 
@@ -107,7 +108,13 @@ def storage_opener(conn_id: str | None = None) -> OpenStorage:
     from airflow_provider_statecheck.hooks.storage import open_storage
 
     used = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
-    return lambda base_uri: open_storage(base_uri, used)
+    places = configured_places()
+
+    def opened(base_uri: str) -> CheckpointStorage:
+        storage = open_storage(base_uri, used)
+        return storage.within(storage.allowed | places)
+
+    return opened
 
 
 def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:

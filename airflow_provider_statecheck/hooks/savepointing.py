@@ -147,7 +147,7 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
     from airflow_provider_statecheck.storage.savepoints import write_savepoint
 
     return write_savepoint(
-        storage,
+        storage.allowing(source.location),
         load_document(storage, source),
         directory=begun.location,
         checkpoint_id=begun.checkpoint_id,

@@ -49,6 +49,8 @@ class CheckpointedOperator(BaseOperator):
     :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's, or where the stage
         is new in a job and another stage of the job is gone.
     :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 KiB``.
+    :param allowed_locations: Where else checkpoints and savepoints may name files, as a list of URIs such as
+        ``s3://archive``. The places of ``checkpoint_dir``, ``savepoint_dir`` and of the pointers given here are allowed anyway.
     :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
     :param on_overlap: What a task does while the same operator of the job still runs for another run: ``fail`` or ``wait``.
     """
@@ -97,6 +99,7 @@ class CheckpointedOperator(BaseOperator):
         renamed_uids: Mapping[str, str] | None = None,
         allow_non_restored_state: bool = False,
         data_inline_threshold: str | int | None = None,
+        allowed_locations: Sequence[str] | str | None = None,
         on_clear: str | None = None,
         on_overlap: str | None = None,
         **kwargs: Any,
@@ -124,6 +127,7 @@ class CheckpointedOperator(BaseOperator):
         self.renamed_uids = renamed_uids
         self.allow_non_restored_state = allow_non_restored_state
         self.data_inline_threshold = data_inline_threshold
+        self.allowed_locations = allowed_locations
         self.on_clear = on_clear
         self.on_overlap = on_overlap
 

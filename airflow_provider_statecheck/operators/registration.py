@@ -12,7 +12,10 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    InvalidPointerError,
+    LocationNotAllowedError,
     NoRestorableCheckpointError,
+    PointerNotFoundError,
     RunSupersededError,
     SnapshotClaimedError,
     SourceChangedError,
@@ -35,8 +38,11 @@ if TYPE_CHECKING:
 _MILLISECOND = timedelta(milliseconds=1)
 A_RETRY_CANNOT_HELP = (
     InvalidConfigurationError,
+    LocationNotAllowedError,
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
+    InvalidPointerError,
+    PointerNotFoundError,
     NoRestorableCheckpointError,
     ConcurrentAttemptError,
     RunSupersededError,
@@ -79,10 +85,12 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
         externalized_checkpoint_retention=task.externalized_checkpoint_retention,
         savepoint_dir=task.savepoint_dir,
         data_inline_threshold=task.data_inline_threshold,
+        allowed_locations=task.allowed_locations,
         on_clear=task.on_clear,
         on_overlap=task.on_overlap,
     )
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
+    storage = storage.allowing(settings.savepoint_dir, locations=settings.allowed_locations)
     registration = _begun_elsewhere(task, storage, _registration(task, context, settings, storage.base_uri))
     push_link(task, context, registration.job_name)
     driver = _driver_settings(task, context, settings, storage)
@@ -165,6 +173,7 @@ def _driver_settings(
         min_pause_ms=settings.min_pause // _MILLISECOND,
         data_inline_threshold=settings.data_inline_threshold,
         savepoint_dir=settings.savepoint_dir,
+        allowed_locations=settings.allowed_locations,
         storage_options=dict(storage.options),
         logical_date=context["dag_run"].logical_date,
         parallelism=getattr(task, "parallelism", None),

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -99,12 +99,12 @@ class StageAttempt:
     ) -> None:
         self._gateway = gateway
         self._data_inline_threshold = data_inline_threshold
-        self.storage = storage
-        self._documents = DocumentCache(lambda _: storage)
-        self._cleaner = EffectDiscards(storage, self._documents)
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
         found = replace(registration, newest_on_storage=newest_checkpoint_id(storage, job_id_of(registration.job_name)))
         self.grant: AttemptGrant = registering(gateway.register, on_overlap)(found)
+        self.storage = storage = storage.allowing(*_places_named(registration, self.grant))
+        self._documents = DocumentCache(lambda _: storage)
+        self._cleaner = EffectDiscards(storage, self._documents)
         # Everything that is written belongs to the operator, which may have begun under another uid.
         self.registration = replace(registration, uid=self.grant.uid)
         self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
@@ -441,6 +441,14 @@ class StageAttempt:
 
 def _newer_epoch(error: BaseException) -> int | None:
     return vars(error).get("current_epoch") if isinstance(error, StaleAttemptError) else None
+
+
+def _places_named(registration: RegisterAttempt, grant: AttemptGrant) -> Iterator[str]:
+    # Rows may lie in the directory of an earlier configuration, or be a savepoint that was claimed.
+    rows = (*grant.candidates, *grant.effects.retained, *grant.effects.discards)
+    yield from dict.fromkeys(row.location for row in rows)
+    if registration.restore_from is not None:
+        yield registration.restore_from.pointer
 
 
 def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:

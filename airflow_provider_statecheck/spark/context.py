@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
@@ -108,6 +108,7 @@ class StageContext:
         claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
         renamed_uids: Mapping[str, str] | None = None,
         allow_non_restored_state: bool = False,
+        allowed_locations: Sequence[str] = (),
     ) -> Self:
         """
         Begin a try in a notebook or a plain script, without Airflow.
@@ -135,6 +136,7 @@ class StageContext:
             old uid, and a savepoint of it. Keep it as long as the job lives.
         :param allow_non_restored_state: Whether to start with nothing where the savepoint is another stage's, or where the
             job has checkpoints under other uids only.
+        :param allowed_locations: Where else checkpoints and savepoints may name files, as URIs such as ``s3://archive``.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there was state and none of it can be read.
         :raises IncompatibleCheckpointError: if the savepoint is another stage's, or the uid is new in a job that has
@@ -162,6 +164,7 @@ class StageContext:
             claim_mode=RestoreMode(claim_mode),
             renamed_uids=renamed_uids or {},
             allow_non_restored_state=allow_non_restored_state,
+            allowed_locations=allowed_locations,
         )
         return cls(
             spark,

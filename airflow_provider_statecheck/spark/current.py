@@ -80,6 +80,7 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
+    storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
     # The operator has shipped the package, or it is installed.
     require_reachable(spark, storage)
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))

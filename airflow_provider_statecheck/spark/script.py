@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
@@ -17,6 +17,7 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
+from airflow_provider_statecheck.storage.allowed_places import parse_places
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.restore_sources import find_source
 
@@ -45,6 +46,7 @@ def open_attempt(
     retained_runs: int = 1,
     from_checkpoint: str | None = None,
     fork: str | None = None,
+    allowed_locations: Sequence[str] | str = (),
 ) -> StageAttempt:
     """Register a try of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
     if is_test_job(job):
@@ -54,6 +56,7 @@ def open_attempt(
         )
     _require_one_beginning(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
+    storage = storage.allowing(savepoint_dir, locations=parse_places(allowed_locations))
     give_workers_this_python(spark)
     make_ready(spark, storage)
     gateway = open_gateway(metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ def read_state(
     *,
     uid: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
     now: datetime | None = None,
     with_times: bool = False,
     namespaces: bool = False,
@@ -44,6 +45,7 @@ def read_state(
     :param name: Of the state.
     :param uid: Of the function; needed where several have a state of that name.
     :param storage_options: Options of the filesystem; they go to the tasks and are shown nowhere.
+    :param allowed_locations: Where else the checkpoint may name files, as URIs such as ``s3://archive``.
     :param now: What has expired by then is left out; by default what had expired when the checkpoint was taken.
     :param with_times: Whether state that expires gets a column ``last_access``.
     :param namespaces: Whether to read rows of namespaces too, with a column ``namespace``.
@@ -54,7 +56,7 @@ def read_state(
     :raises UnsupportedStateError: for types that this release or Spark does not know.
     :raises StorageError: if the storage fails.
     """
-    states = CheckpointStates.load(pointer, storage_options)
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     content = states.content(name, uid)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
     tasks = _number_of_tasks(spark, content, partitions)

@@ -50,6 +50,7 @@ def write_savepoint(
     state_backend: str = "arrow",
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
     clock: Clock | None = None,
 ) -> str:
     """
@@ -78,7 +79,7 @@ def write_savepoint(
         parallelism=parallelism or tasks_at_once(data.sparkSession),
         state_backend=state_backend,
     )
-    source = None if base is None else CheckpointStates.load(base, storage_options)
+    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
     place = place_of(given, arrow_of_spark(data.schema), source)
     now = (clock or SystemClock()).now().isoformat()
     edit = open_edit(place, source, target, storage_options, now)

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.exceptions import CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.spark.restore import read_manifest, read_state
 from airflow_provider_statecheck.spark.snapshots.manifest import (
     SnapshotFile,
@@ -29,7 +29,6 @@ from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -80,7 +79,8 @@ class CheckpointVerifier:
 
         :raises StorageError: if the storage does not answer.
         """
-        found = self._verify(checkpoint.location, lambda: _load_as(self._storage, checkpoint))
+        reader = self._reading(self._storage.allowing(checkpoint.location))
+        found = reader._verify(checkpoint.location, lambda: _load_as(reader._storage, checkpoint))
         return replace(found, checkpoint_id=checkpoint.checkpoint_id)
 
     def verify_pointer(self, pointer: str) -> Verification:
@@ -91,8 +91,10 @@ class CheckpointVerifier:
         :raises StorageError: if the storage does not answer.
         """
         place = resolve_checkpoint(self._storage, pointer)
-        uri = place.metadata_uri
-        return self._verify(place.directory_uri, lambda: decode_metadata(self._storage.read_bytes(uri), uri=uri))
+        return self._reading(place.storage)._verify(place.directory_uri, lambda: place.read()[0])
+
+    def _reading(self, storage: CheckpointStorage) -> CheckpointVerifier:
+        return self if storage is self._storage else CheckpointVerifier(storage, is_deep=self._is_deep)
 
     def _verify(self, pointer: str, load: Callable[[], CheckpointDocument]) -> Verification:
         document, problem = _tried(load)
@@ -100,12 +102,19 @@ class CheckpointVerifier:
             return Verification(pointer=pointer, problems=(redact(problem),))
         snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
         _, state_problem = _tried(lambda: read_state(self._storage, document))
-        states = self._states.problems(document)
+        states, refused = _tried(lambda: self._states.problems(document))
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
             problems=tuple(
-                map(redact, (*filter(None, [state_problem]), *states, *(p for s in snapshots for p in s.problems)))
+                map(
+                    redact,
+                    (
+                        *filter(None, [state_problem, refused]),
+                        *(states or ()),
+                        *(p for s in snapshots for p in s.problems),
+                    ),
+                )
             ),
             unchecked=tuple(redact(p) for s in snapshots for p in s.unchecked),
         )
@@ -182,7 +191,7 @@ def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:
 def _tried(call: Callable[[], Value]) -> tuple[Value | None, str]:
     try:
         return call(), ""
-    except UNREADABLE as error:
+    except (*UNREADABLE, LocationNotAllowedError) as error:
         return None, str(error)
 
 

@@ -96,7 +96,7 @@ class EffectDiscards:
             redact(checkpoint.location),
         )
         named = {uri.rpartition("/")[2] for uri in document_uris(document)}
-        for name in self._storage.list_files(checkpoint.location):
+        for name in self._storage.allowing(checkpoint.location).list_files(checkpoint.location):
             if epoch_of(name) == checkpoint.epoch and name not in named:
                 discarder.discard_file(f"{checkpoint.location}/{name}")
         return True
@@ -111,7 +111,7 @@ class EffectDiscards:
             if checkpoint.metadata_uri is not None:
                 return self._documents.load(checkpoint)
             uri = f"{checkpoint.location}/{METADATA_FILE}"
-            return decode_metadata(self._storage.read_bytes(uri), uri=uri)
+            return decode_metadata(self._storage.allowing(checkpoint.location).read_bytes(uri), uri=uri)
         except UNREADABLE:
             # It never got its metadata, or lost it: what it named are orphans, which the sweep finds.
             return None

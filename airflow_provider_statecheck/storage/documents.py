@@ -33,7 +33,10 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
     if checkpoint.metadata_uri is None:
         raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
     size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
-    data = storage.read_verified(checkpoint.metadata_uri, size=size, sha256=digest)
+    # The row names the place of the checkpoint, which an earlier setting of its directory may have chosen.
+    data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
+        checkpoint.metadata_uri, size=size, sha256=digest
+    )
     return decode_metadata(data, uri=checkpoint.metadata_uri)
 
 

@@ -7,9 +7,10 @@ whose reply was lost finds its own bytes, and that is success.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.storage import copying, listing, local_files, publishing
+from airflow_provider_statecheck.storage.allowed_places import AllowedPlaces
 from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken, judged_alone
 from airflow_provider_statecheck.storage.options import conceal, harmless
 from airflow_provider_statecheck.storage.retries import RetryPolicy
@@ -36,7 +38,8 @@ class CheckpointStorage:
     Bytes by absolute URI.
 
     Writing the same bytes twice and deleting what is gone are both success, so that every step may be repeated. URIs may
-    lie outside the checkpoint directory, and on another filesystem: rows outlive a change of that setting.
+    lie outside the checkpoint directory, and on another filesystem: rows outlive a change of that setting. What is read has
+    to lie in an allowed place, for URIs come out of files too.
 
     :param filesystem: The fsspec filesystem.
     :param base_uri: The checkpoint directory, normalised.
@@ -56,6 +59,8 @@ class CheckpointStorage:
         self.base_uri = base_uri
         self._options = MappingProxyType(dict(options or {}))
         self._retries = retries or RetryPolicy()
+        self.allowed = AllowedPlaces().around(base_uri)
+        """The places that may be read."""
 
     def __repr__(self) -> str:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
@@ -81,6 +86,23 @@ class CheckpointStorage:
     def is_local(self) -> bool:
         """Tell whether the bytes are files of this machine."""
         return _is_local(self.base_uri)
+
+    def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
+        """
+        Return the same storage, which reads also where these directories are.
+
+        :param uris: What the user or the coordinator named, never what was read from a file.
+        :param locations: What the setting of that name says.
+        """
+        return self.within(self.allowed.around(*uris).below(*locations))
+
+    def within(self, allowed: AllowedPlaces) -> Self:
+        """Return the same storage, which reads in these places and nowhere else."""
+        if allowed is self.allowed:
+            return self
+        other = copy.copy(self)
+        other.allowed = allowed
+        return other
 
     def free_bytes(self) -> int | None:
         """
@@ -110,6 +132,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the source is missing.
         :raises StorageError: if the storage fails.
         """
+        self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
         self.call(target_uri, lambda filesystem, path: copying.copy_file(source_filesystem, source, filesystem, path))
 
@@ -137,7 +160,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if it is missing.
         :raises StorageError: if the storage fails.
         """
-        return self.call(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
+        return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """
@@ -146,7 +169,7 @@ class CheckpointStorage:
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
-        return self.call(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
+        return self._read(uri, lambda filesystem, path: _read_range(filesystem, path, start, end))
 
     def read_sized(self, uri: str, size: int) -> bytes:
         """
@@ -212,8 +235,8 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; an incomplete list is never returned.
         """
         if _is_local(directory):
-            return self.call(directory, lambda _, root: local_files.list_files(Path(root)))
-        return self.call(directory, _list_objects)
+            return self._read(directory, lambda _, root: local_files.list_files(Path(root)))
+        return self._read(directory, _list_objects)
 
     def list_directories(self, directory: str) -> list[str]:
         """
@@ -221,7 +244,7 @@ class CheckpointStorage:
 
         :raises StorageError: if the storage fails.
         """
-        return self.call(directory, _list_directories)
+        return self._read(directory, _list_directories)
 
     def delete_file(self, uri: str) -> None:
         """
@@ -257,7 +280,11 @@ class CheckpointStorage:
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # Not fsspec's exists(): that answers False whatever goes wrong.
-        return self.call(uri, _info_or_none)
+        return self._read(uri, _info_or_none)
+
+    def _read(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
+        self.allowed.require(uri)
+        return self.call(uri, operation)
 
     def call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
         """

@@ -14,13 +14,13 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    StateCheckError,
     StorageError,
 )
 from airflow_provider_statecheck.storage.document import CheckpointDocument
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+from airflow_provider_statecheck.storage.pointer import pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ def find_source(
     A snapshot that is missing is an error only where the operator has no checkpoint of its own to go on from, so that a
     retry needs no savepoint that was claimed and is gone; the coordinator knows and raises it.
 
+    :param storage: That of the operator's checkpoints.
     :param pointer: URI of a savepoint's or checkpoint's directory, or of its metadata.
     :param uid: The operator that is to be restored.
     :param mode: Whose the snapshot is afterwards.
@@ -47,17 +48,15 @@ def find_source(
     :param allow_non_restored_state: Whether to start with nothing where the snapshot is another operator's.
     :return: ``None`` where nothing of the snapshot is to be restored.
     :raises IncompatibleCheckpointError: if it is another operator's, naming the uids.
-    :raises InvalidConfigurationError: for a claim of what is no savepoint.
+    :raises InvalidConfigurationError: for what is no pointer, and for a claim of what is no savepoint.
+    :raises InvalidPointerError: for text that is neither a URI nor a path.
     """
-    pointer = normalise_pointer(pointer)
+    pointer = pointer_uri(pointer)
     try:
         resolved = resolve_checkpoint(storage, pointer)
-        data = storage.read_bytes(resolved.metadata_uri)
-        document = decode_metadata(data, uri=resolved.metadata_uri)
+        document, data = resolved.read()
     except (CheckpointNotFoundError, IncompatibleCheckpointError, StorageError) as error:
-        return RestoreSource(
-            pointer=pointer, metadata_uri="", metadata_size=0, metadata_sha256="", mode=mode, problem=str(error)
-        )
+        return _unreadable(pointer, mode, error)
     if not _fits(document, uid, renamed_uids, allow_non_restored_state=allow_non_restored_state):
         return None
     if mode is RestoreMode.CLAIM:
@@ -69,6 +68,18 @@ def find_source(
         metadata_sha256=hashlib.sha256(data).hexdigest(),
         full_size_bytes=document.named_bytes,
         mode=mode,
+    )
+
+
+def _unreadable(pointer: str, mode: RestoreMode, error: StateCheckError) -> RestoreSource:
+    return RestoreSource(
+        pointer=pointer,
+        metadata_uri="",
+        metadata_size=0,
+        metadata_sha256="",
+        mode=mode,
+        problem=str(error),
+        is_unavailable=error.retryable,
     )
 
 

@@ -15,10 +15,11 @@ from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpo
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
 from airflow_provider_statecheck.checkpoint.states.streams import with_streams
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
+from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint
 from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.inline_budget import DEFAULT_INLINE_BUDGET, spill_above_budget
@@ -90,7 +91,7 @@ class SnapshotFiles:
 
         :raises StorageError: if the storage does not answer.
         """
-        self._storage.exists(f"{location}/{METADATA_FILE}")
+        self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
     def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
         """
@@ -158,18 +159,9 @@ class SnapshotFiles:
         :raises InvalidConfigurationError: for an empty pointer.
         :raises CheckpointNotFoundError: if there is none.
         """
-        if not pointer.strip():
-            raise InvalidConfigurationError("Expected the directory of a snapshot, found an empty pointer.")
-        uri = pointer.rstrip("/")
-        if not uri.endswith(f"/{METADATA_FILE}"):
-            uri = f"{uri}/{METADATA_FILE}"
-        try:
-            data = self._storage.read_bytes(uri)
-        except CheckpointNotFoundError as error:
-            raise CheckpointNotFoundError(
-                f"Expected a snapshot at {pointer}, found no {METADATA_FILE} there; name its directory or that file."
-            ) from error
-        return _completed(decode_metadata(data, uri=uri), uri, data)
+        found = resolve_checkpoint(self._storage, pointer)
+        document, data = found.read()
+        return _completed(document, found, data)
 
     def _write(self, uri: str, data: bytes) -> StoredFile:
         self._storage.write_bytes(uri, data)
@@ -204,7 +196,7 @@ class SnapshotFiles:
         )
 
 
-def _completed(document: CheckpointDocument, uri: str, data: bytes) -> CompletedCheckpoint:
+def _completed(document: CheckpointDocument, place: ResolvedPointer, data: bytes) -> CompletedCheckpoint:
     created_at = datetime.fromisoformat(document.created_at)
     return CompletedCheckpoint(
         job_id=JobId(document.job_id),
@@ -214,8 +206,8 @@ def _completed(document: CheckpointDocument, uri: str, data: bytes) -> Completed
         operator_states={state.operator_id: state for state in document.operator_states},
         master_states=document.master_states,
         properties=document.properties,
-        external_pointer=uri.removesuffix(f"/{METADATA_FILE}"),
-        metadata_uri=uri,
+        external_pointer=place.directory_uri,
+        metadata_uri=place.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
     )

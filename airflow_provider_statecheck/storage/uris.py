@@ -27,26 +27,27 @@ _SIGNATURE = re.compile(
 _USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
-def normalise_base(base: Any) -> str:
+def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
     """
-    Return a checkpoint directory as an absolute URI without a slash at its end.
+    Return a directory as an absolute URI without a slash at its end.
 
     Nothing is percent-encoded or decoded: Spark and fsspec both take the text as it stands.
 
     :param base: A path or any fsspec URI.
+    :param name: What to call it in the error.
     :raises InvalidConfigurationError: if it is empty, relative, a root, or has characters that filesystems expand.
     """
     text = os.fspath(base).strip() if isinstance(base, str | os.PathLike) else base
     if not isinstance(text, str) or not text:
-        raise _invalid("a path or a URI such as s3://bucket/checkpoints", base)
+        raise _invalid(name, "a path or a URI such as s3://bucket/checkpoints", base)
     if _GLOB.search(text):
-        raise _invalid("free of the characters *?[]{}, which filesystems and Spark expand", text)
+        raise _invalid(name, "free of the characters *?[]{}, which filesystems and Spark expand", text)
     uri = _URI.fullmatch(text)
     if uri is not None:
-        return _normalise_uri(uri.group(1).lower(), uri.group(2), text)
+        return _normalise_uri(uri.group(1).lower(), uri.group(2), text, name)
     if _ALMOST_URI.match(text):
-        raise _invalid("a URI with :// after its scheme, or a path that begins with / or ./", text)
-    return _normalise_path(Path(text).expanduser(), text)
+        raise _invalid(name, "a URI with :// after its scheme, or a path that begins with / or ./", text)
+    return _normalise_path(Path(text).expanduser(), text, name)
 
 
 def normalise_pointer(pointer: Any) -> str:
@@ -58,7 +59,7 @@ def normalise_pointer(pointer: Any) -> str:
     :param pointer: A path or any fsspec URI.
     :raises InvalidConfigurationError: for what :func:`normalise_base` refuses, and for a URI with credentials.
     """
-    uri = normalise_base(pointer)
+    uri = normalise_base(pointer, "the place of a savepoint")
     if redact(uri) != uri:
         raise InvalidConfigurationError(
             f"Expected the place of a savepoint without credentials, found {redact(uri)!r}; give them by storage_conn_id."
@@ -66,29 +67,29 @@ def normalise_pointer(pointer: Any) -> str:
     return uri
 
 
-def _normalise_uri(scheme: str, rest: str, text: str) -> str:
+def _normalise_uri(scheme: str, rest: str, text: str, name: str) -> str:
     if scheme in LOCAL_SCHEMES:
         if not rest.startswith("/"):
-            raise _invalid("absolute, with three slashes as in file:///data/checkpoints", text)
-        return _normalise_path(Path(rest), text)
+            raise _invalid(name, "absolute, with three slashes as in file:///data/checkpoints", text)
+        return _normalise_path(Path(rest), text, name)
     if not rest.strip("/"):
-        raise _invalid(f"a directory below {scheme}://, because the root is not ours", text)
+        raise _invalid(name, f"a directory below {scheme}://, because the root is not ours", text)
     if {"", ".", ".."} & set(rest.strip("/").split("/")):
-        raise _invalid("free of empty parts, '.' and '..'", text)
+        raise _invalid(name, "free of empty parts, '.' and '..'", text)
     # Leading slashes stay: what follows the second one is a host, which hdfs:///data leaves out.
     return f"{scheme}://{rest.rstrip('/')}"
 
 
-def _normalise_path(path: Path, text: str) -> str:
+def _normalise_path(path: Path, text: str, name: str) -> str:
     absolute = path.resolve() if ".." in path.parts else path.absolute()
     if absolute == Path(absolute.anchor):
-        raise _invalid("a directory below the root, because the root is not ours", text)
+        raise _invalid(name, "a directory below the root, because the root is not ours", text)
     return f"file:///{str(absolute).lstrip('/')}"
 
 
-def _invalid(expected: str, found: Any) -> InvalidConfigurationError:
+def _invalid(name: str, expected: str, found: Any) -> InvalidConfigurationError:
     shown = repr(redact(found)) if isinstance(found, str) and found else "nothing" if not found else repr(found)
-    return InvalidConfigurationError(f"Expected checkpoint_dir to be {expected}; found {shown}.")
+    return InvalidConfigurationError(f"Expected {name} to be {expected}; found {shown}.")
 
 
 def scheme_of(uri: str) -> str:

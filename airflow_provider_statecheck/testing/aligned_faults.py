@@ -98,6 +98,10 @@ class FaultyFiles:
         attribute = getattr(self._storage, name)
         return self._counted(attribute) if name in _STORAGE_STEPS else attribute
 
+    def allowing(self, *uris: str | None, **options: Any) -> FaultyFiles:
+        """Return one that reads in more places and fails as planned."""
+        return FaultyFiles(self._storage.allowing(*uris, **options), self._plan)
+
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **kwargs: Any) -> Any:
             fails_after = self._plan.before(StorageError)

@@ -111,9 +111,16 @@ class _Counted:
         return counted
 
 
+class _CountedStorage(_Counted):
+    def allowing(self, *uris: str | None, **options: Any) -> _CountedStorage:
+        """Return one that reads in more places and counts on."""
+        wider = self._target.allowing(*uris, **options)
+        return self if wider is self._target else _CountedStorage(wider, self._plan, self._names, self._error)
+
+
 def faulty_storage(storage: CheckpointStorage, plan: FaultPlan) -> Any:
     """Return a storage whose calls the plan counts; what it raises is a ``StorageError``."""
-    return _Counted(storage, plan, STORAGE_CALLS, StorageError)
+    return _CountedStorage(storage, plan, STORAGE_CALLS, StorageError)
 
 
 def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> Any:

@@ -46,6 +46,9 @@ class Disk:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
+    def allowing(self, *uris: str | None, **options: Any) -> Disk:
+        return Disk(self._storage.allowing(*uris, **options), self._tries)
+
     def write_bytes(self, uri: str, data: bytes, **options: Any) -> None:
         self._tries.monotonic.seconds += self._tries.seconds_per_file
         self._storage.write_bytes(uri, data, **options)

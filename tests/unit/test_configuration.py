@@ -40,6 +40,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         externalized_checkpoint_retention=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
         savepoint_dir=None,
         data_inline_threshold=20 * 1024,
+        allowed_locations=(),
         on_clear=OnClear.RESUME_UNCHANGED,
         on_overlap=OnOverlap.FAIL,
     )

@@ -24,6 +24,8 @@ class DriverSettings:
     """Up to how many bytes small values are written into the metadata."""
     savepoint_dir: str | None = None
     """Where savepoints go whose request names no place."""
+    allowed_locations: tuple[str, ...] = ()
+    """Where checkpoints may name files beside their own directory and that of savepoints."""
     storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
     """Options of the fsspec filesystem; they may be credentials."""
     logical_date: datetime | None = None

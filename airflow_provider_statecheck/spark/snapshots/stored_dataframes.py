@@ -79,8 +79,10 @@ class StoredDataFrames:
         Return a DataFrame that was written; its plan starts at the files.
 
         :raises CorruptStateError: if its schema cannot be read.
+        :raises LocationNotAllowedError: for a directory elsewhere than in the allowed places.
         :raises UnsupportedStateError: if Spark wrote it and this session does not reach it.
         """
+        self._storage.allowed.require(data_uri)
         if manifest.writer is SnapshotWriter.EXECUTORS:
             return self._read_on_executors(spark, data_uri, manifest)
         spark_uri = self._filesystems.spark_uri(spark, data_uri)

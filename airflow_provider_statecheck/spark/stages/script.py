@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
@@ -32,6 +33,7 @@ def run_stage(
     claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
     from_checkpoint: str | None = None,
     fork: str | None = None,
+    allowed_locations: Sequence[str] = (),
 ) -> StageResult:
     """
     Run a stage to its end, or from where its last try failed.
@@ -51,6 +53,7 @@ def run_stage(
     :param from_checkpoint: For a run that works on a copy: the checkpoint of the job that it begins at, as an id,
         ``run:<run>``, ``before:<run>`` or a pointer.
     :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default that of the run.
+    :param allowed_locations: Where else checkpoints and savepoints may name files, as URIs such as ``s3://archive``.
     :raises InvalidConfigurationError: for an argument out of range, or a stage whose parts do not fit.
     :raises RunSupersededError: if the state stands at a later run.
     """
@@ -75,5 +78,6 @@ def run_stage(
         allow_non_restored_state=settings.allow_non_restored_state,
         from_checkpoint=from_checkpoint,
         fork=fork,
+        allowed_locations=allowed_locations,
     )
     return StageRun(spark, attempt, stage, settings).run()

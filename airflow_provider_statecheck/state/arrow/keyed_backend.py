@@ -66,8 +66,9 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         )
         self._storage = storage
         self._settings = settings or ArrowStateSettings()
-        self._reading = Reading(PartBytes(storage), BlockCache(self._settings.cache_bytes), self._settings)
         self._spill = LocalSpill()
+        files = PartBytes(storage.allowing(self._spill.uri))
+        self._reading = Reading(files, BlockCache(self._settings.cache_bytes), self._settings)
         self._snapshots: WeakSet[ArrowSnapshot] = WeakSet()
         self._unconfirmed: dict[int, ArrowSnapshot] = {}
         self._carried: dict[str, StateFiles] = {}

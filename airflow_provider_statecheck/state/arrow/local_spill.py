@@ -16,7 +16,13 @@ class LocalSpill:
     """A directory that is made when it is needed and goes with this object."""
 
     def __init__(self) -> None:
-        self._directory: Path | None = None
+        self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
+        self._is_made = False
+
+    @property
+    def uri(self) -> str:
+        """Return where the files are."""
+        return f"file://{self._path}"
 
     def open_stream(self) -> LocalStream:
         """
@@ -25,19 +31,20 @@ class LocalSpill:
         :raises StorageError: if this machine has no space.
         """
         try:
-            if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="statecheck-state-"))
+            if not self._is_made:
+                self._path.mkdir(mode=0o700)
+                self._is_made = True
                 # A backend that is forgotten rather than disposed of must not fill the disk.
-                weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-            return LocalStream(self._directory / uuid.uuid4().hex)
+                weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
+            return LocalStream(self._path / uuid.uuid4().hex)
         except OSError as error:
             raise _failed(error) from error
 
     def close(self) -> None:
         """Delete all files; without effect the second time."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self._is_made:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._is_made = False
 
 
 class LocalStream:

@@ -63,6 +63,7 @@ class PartBytes:
             return [handle.data[start : start + length] for start, length in ranges]
         uri, begin = _place(handle)
         if scheme_of(uri) in LOCAL_SCHEMES:
+            self._storage.allowed.require(uri)
             return [self._files.read(uri, begin + start, length) for start, length in ranges]
         if len(ranges) == 1:
             return [self._read_remote(uri, begin, piece) for piece in ranges]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -18,9 +18,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSche
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
-from airflow_provider_statecheck.storage.uris import normalise_pointer
+from airflow_provider_statecheck.storage.pointer import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STAGE = "stage"
@@ -75,26 +73,30 @@ class CheckpointStates:
         self.document = document
 
     @classmethod
-    def load(cls, pointer: str, storage_options: Mapping[str, Any] | None = None) -> CheckpointStates:
+    def load(
+        cls, pointer: str, storage_options: Mapping[str, Any] | None = None, allowed_locations: Sequence[str] = ()
+    ) -> CheckpointStates:
         """
         Read the metadata of a checkpoint.
 
         :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
         :param storage_options: Options of the filesystem.
+        :param allowed_locations: Where else the checkpoint may name files, as URIs.
         :raises CheckpointNotFoundError: if nothing is there.
         :raises CorruptStateError: if the metadata were changed.
         :raises IncompatibleCheckpointError: for metadata of another version.
         :raises StorageError: if the storage fails.
         """
-        uri = normalise_pointer(pointer)
+        uri = pointer_uri(pointer)
         storage = CheckpointStorage.open(uri, **dict(storage_options or {}))
-        return cls.of(storage, uri)
+        return cls.of(storage.allowing(locations=allowed_locations), uri)
 
     @classmethod
     def of(cls, storage: CheckpointStorage, pointer: str) -> CheckpointStates:
         """Read the metadata of a checkpoint in a storage that is open; raises as :meth:`load`."""
-        found = resolve_checkpoint(storage, pointer).metadata_uri
-        return cls(storage, decode_metadata(storage.read_bytes(found), uri=found))
+        found = resolve_checkpoint(storage, pointer)
+        document, _ = found.read()
+        return cls(found.storage, document)
 
     def functions(self) -> tuple[FunctionState, ...]:
         """

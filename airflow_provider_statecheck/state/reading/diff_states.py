@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
@@ -26,6 +26,7 @@ def diff_states(
     *,
     uid: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
     namespaces: bool = False,
 ) -> Any:
     """
@@ -40,6 +41,7 @@ def diff_states(
     :param name: Of the state.
     :param uid: Of the function; needed where several have a state of that name.
     :param storage_options: Options of the filesystem.
+    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
     :param namespaces: Whether to compare rows of namespaces too, with a column ``namespace``.
     :raises CheckpointNotFoundError: if nothing is there.
     :raises UnknownStateError: if one of them has no such state.
@@ -50,7 +52,10 @@ def diff_states(
     import pyarrow as pa
 
     view = StateView(namespaces=namespaces)
-    readers = [_reader(pointer, name, uid, storage_options, view) for pointer in (before, after)]
+    readers = [
+        _reader(CheckpointStates.load(pointer, storage_options, allowed_locations), name, uid, view)
+        for pointer in (before, after)
+    ]
     diff = StateDiff(*readers)
     return pa.RecordBatchReader.from_batches(diff.schema, diff.batches())
 
@@ -128,10 +133,7 @@ class StateDiff:
         return pa.Table.from_arrays([*kept, changes, *values], schema=self.schema)
 
 
-def _reader(
-    pointer: str, name: str, uid: str | None, storage_options: Mapping[str, Any] | None, view: StateView
-) -> StateReader:
-    states = CheckpointStates.load(pointer, storage_options)
+def _reader(states: CheckpointStates, name: str, uid: str | None, view: StateView) -> StateReader:
     return StateReader(states.storage, states.content(name, uid), view)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ def read_state(
     *,
     uid: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
     now: datetime | None = None,
     with_times: bool = False,
     namespaces: bool = False,
@@ -30,6 +31,7 @@ def read_state(
     :param name: Of the state.
     :param uid: Of the function; needed where several have a state of that name.
     :param storage_options: Options of the filesystem.
+    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
     :param now: What has expired by then is left out; by default what had expired when the checkpoint was taken.
     :param with_times: Whether state that expires gets a column ``last_access``.
     :param namespaces: Whether to read rows of namespaces too, with a column ``namespace``.
@@ -40,7 +42,7 @@ def read_state(
     :raises CorruptStateError: also while reading, if bytes were changed.
     :raises StorageError: also while reading, if the storage fails.
     """
-    states = CheckpointStates.load(pointer, storage_options)
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
     return as_batches(StateReader(states.storage, states.content(name, uid), view))
 

@@ -30,6 +30,7 @@ def write_savepoint(
     state_backend: str = "arrow",
     by: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
     clock: Clock | None = None,
 ) -> str:
     """
@@ -50,6 +51,7 @@ def write_savepoint(
     :param state_backend: With which the stage runs; where the base has keyed state of the function, its backend.
     :param by: Who does it, for the metadata; by default the user of this process.
     :param storage_options: Options of the filesystem.
+    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
     :param clock: Tells when it was.
     :raises InvalidConfigurationError: for arguments or columns that are missing or do not fit, and for a key that is there twice.
     :raises UnsupportedStateError: for values that do not fit the types.
@@ -71,7 +73,7 @@ def write_savepoint(
         parallelism=1,
         state_backend=state_backend,
     )
-    source = None if base is None else CheckpointStates.load(base, storage_options)
+    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
     place = place_of(given, table.schema, source)
     rows = place.rows.of(table)
     now = (clock or SystemClock()).now().isoformat()
@@ -88,6 +90,8 @@ def open_edit(
     """Choose the directory of a new savepoint; nothing is written yet."""
     directory = normalise_pointer(target)
     storage = CheckpointStorage.open(directory, **dict(storage_options or {}))
+    if base is not None:
+        storage = storage.within(storage.allowed | base.storage.allowed)
     return SavepointEdit(storage, directory, place, base, now)
 
 

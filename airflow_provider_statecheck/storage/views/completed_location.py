@@ -59,5 +59,5 @@ class FsCompletedCheckpointStorageLocation:
 def resolve_location(storage: CheckpointStorage, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
     """Return the checkpoint of any job to which a pointer leads; raises as :func:`resolve_checkpoint`."""
     found = resolve_checkpoint(storage, pointer)
-    handle = FileStateHandle(found.metadata_uri, storage.size(found.metadata_uri))
-    return FsCompletedCheckpointStorageLocation(storage, found.directory_uri, handle)
+    handle = FileStateHandle(found.metadata_uri, found.storage.size(found.metadata_uri))
+    return FsCompletedCheckpointStorageLocation(found.storage, found.directory_uri, handle)

@@ -107,9 +107,10 @@ class FsCheckpointStorageAccess:
         :raises StorageError: if that fails.
         """
         target = require_savepoint_target(external, self._savepoint_dir)
-        directory = make_savepoint_directory(self._storage, target, self._attempt.job_id)
+        storage = self._storage.allowing(target)
+        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
         return FsCheckpointStorageLocation(
-            storage=self._storage,
+            storage=storage,
             exclusive=directory,
             shared=directory,
             taskowned=directory,
@@ -126,10 +127,17 @@ class FsCheckpointStorageAccess:
         :raises InvalidConfigurationError: for a reference that cannot be decoded.
         """
         if reference.is_default:
-            return self._streams(self._directories.checkpoint(checkpoint_id), self._directories.shared_state)
+            return FsCheckpointStreamFactory(
+                storage=self._storage,
+                exclusive=self._directories.checkpoint(checkpoint_id),
+                shared=self._directories.shared_state,
+                writing=self._writing,
+            )
         path = reference.path
         scheme_of(path)
-        return self._streams(path, path)
+        return FsCheckpointStreamFactory(
+            storage=self._storage.allowing(path), exclusive=path, shared=path, writing=self._writing
+        )
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
         """Open a stream of state that belongs to the task; a small one travels in its handle."""
@@ -159,11 +167,6 @@ class FsCheckpointStorageAccess:
             write_buffer_size=self._writing.effective_buffer_size,
         )
         return FsMergingCheckpointStorageAccess(self, manager, environment.subtask)
-
-    def _streams(self, exclusive: str, shared: str) -> FsCheckpointStreamFactory:
-        return FsCheckpointStreamFactory(
-            storage=self._storage, exclusive=exclusive, shared=shared, writing=self._writing
-        )
 
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:

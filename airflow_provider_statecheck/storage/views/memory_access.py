@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_statecheck.checkpoint.location_reference import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
 from airflow_provider_statecheck.storage.uris import normalise_base
@@ -17,7 +17,6 @@ from airflow_provider_statecheck.storage.views.fs_access import require_savepoin
 from airflow_provider_statecheck.storage.views.job_directories import JobDirectories
 from airflow_provider_statecheck.storage.views.location import CheckpointStorageLocation
 from airflow_provider_statecheck.storage.views.memory_location import (
-    NOT_ADDRESSABLE,
     MemoryCheckpointStreamFactory,
     NonPersistentMetadataCheckpointStorageLocation,
     PersistentMetadataCheckpointStorageLocation,
@@ -74,15 +73,7 @@ class MemoryBackendCheckpointStorageAccess:
         return self._savepoint_dir is not None
 
     def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-        """
-        Return the checkpoint of any job to which a pointer leads.
-
-        :raises StorageError: for the symbol of a checkpoint in memory, which leads nowhere, or if the storage fails.
-        """
-        if pointer == NOT_ADDRESSABLE:
-            raise StorageError(
-                f"Expected a pointer, found {NOT_ADDRESSABLE}: that checkpoint was kept in the memory of its process."
-            )
+        """Return the checkpoint of any job to which a pointer leads."""
         return resolve_location(self._files, pointer)
 
     def initialize_base_locations_for_checkpoint(self) -> None:
@@ -114,10 +105,11 @@ class MemoryBackendCheckpointStorageAccess:
         :raises StorageError: if that fails.
         """
         target = require_savepoint_target(external, self._savepoint_dir)
-        directory = make_savepoint_directory(self._files, target, self._attempt.job_id)
+        storage = self._files.allowing(target)
+        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
         return PersistentMetadataCheckpointStorageLocation(
             max_state_size=self._max_state_size,
-            storage=self._files,
+            storage=storage,
             directory=directory,
             location_reference=CheckpointStorageLocationReference.of_path(directory),
         )

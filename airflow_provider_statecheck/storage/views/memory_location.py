@@ -11,11 +11,9 @@ from airflow_provider_statecheck.checkpoint.location_reference import (
 )
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, CheckpointedStateScope
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointer import NOT_ADDRESSABLE
 from airflow_provider_statecheck.storage.views.memory_stream import MemoryCheckpointOutputStream
 from airflow_provider_statecheck.storage.views.metadata_stream import BufferedMetadata, FsCheckpointMetadataOutputStream
-
-NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-"""Stands where others have a pointer; it leads nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

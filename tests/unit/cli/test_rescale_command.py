@@ -35,7 +35,7 @@ def test_the_rescaled_savepoint_lies_below_the_target_and_its_pointer_is_printed
     [row] = json.loads(outcome.out)
     assert row["pointer"].startswith(f"{target}/savepoint-{taken.job_id[:6]}-")
     uri = f"{row['pointer']}/_metadata"
-    document = decode_metadata(stage.storage.read_bytes(uri), uri=uri)
+    document = decode_metadata(stage.storage.allowing(target).read_bytes(uri), uri=uri)
     assert [handle.name for handle in document.snapshots] == ["orders"]
     assert "as it was" in outcome.err
 

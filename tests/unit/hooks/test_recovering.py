@@ -203,7 +203,7 @@ def test_savepoints_in_a_directory_are_known_again(stage, lost, tmp_path):
     rows = lost.maintenance.describe(job_id_of(JOB)).checkpoints
     assert [c.properties.is_savepoint for c in rows] == [False, True]
     collect(lost)
-    assert stage.storage.list_files(done.savepoints[0])
+    assert stage.storage.allowing(target).list_files(done.savepoints[0])
     restored = lost.attempt().restore()
     assert restored is not None
     assert restored.checkpoint.checkpoint_id == 1
@@ -314,9 +314,12 @@ def test_a_savepoint_whose_files_a_checkpoint_names_stays_claimed(stage, lost, t
     restored = heir.restore()
     assert restored is not None
     stage.take(heir, *restored.document.snapshots)
-    recover(lost, JOB)
+    (refused,) = recover(WrittenStage(stage.storage), JOB)
+    assert "allowed_locations" in refused.problems[0]
+    recover(lost, JOB, opener=lambda base: CheckpointStorage.open(base).allowing(target))
     with pytest.raises(SnapshotClaimedError):
         dispose(lost.savepoints, lost.maintenance, CheckpointStorage.open, pointer)
+    lost.storage = lost.storage.allowing(target)
     assert lost.attempt().restore() is not None
 
 

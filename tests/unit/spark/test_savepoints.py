@@ -140,11 +140,12 @@ def test_a_savepoint_outlives_the_job_and_the_snapshots_that_it_was_copied_from(
     attempt = stage.attempt()
     ask(stage, target)
     attempt.take_checkpoint((stage.snapshot(attempt, "first"),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
-    before = stage.storage.list_files(savepoints_of(stage)[0].location)
+    savepoints = stage.storage.allowing(target)
+    before = savepoints.list_files(savepoints_of(stage)[0].location)
     for name in ("second", "third"):
         attempt.take_checkpoint((stage.snapshot(attempt, name),), {}, finished_items=0, new_bytes=0, pinned=frozenset())
     assert not any("first" in name for name in stage.directories())
-    assert stage.storage.list_files(savepoints_of(stage)[0].location) == before
+    assert savepoints.list_files(savepoints_of(stage)[0].location) == before
 
 
 def test_a_request_without_a_place_fails_and_the_stage_goes_on(stage: WrittenStage) -> None:
@@ -223,7 +224,7 @@ def test_a_request_to_terminate_is_served_at_the_end_of_the_stage(stage: Written
 def test_a_checkpoint_after_an_unclaimed_savepoint_names_none_of_its_files(stage: WrittenStage, target: str) -> None:
     savepoint = saved(stage, target)
     attempt, restored = begin_from(stage, savepoint.location)
-    snapshots = StageSnapshots(stage.storage, attempt.grant.attempt, restored)
+    snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
     assert snapshots.copy_borrowed() == savepoint.state_size_bytes
     assert snapshots.copy_borrowed() == 0
     stage.take(attempt, *snapshots.handles)
@@ -254,7 +255,9 @@ def test_a_claimed_savepoint_is_deleted_only_when_no_checkpoint_names_its_files(
     assert retry.restore() is not None
     retry.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset())
     retry.finish(AttemptStatus.FINISHED)
-    assert not local_path(savepoint.location).exists() or not stage.storage.list_files(savepoint.location)
+    assert not local_path(savepoint.location).exists() or not stage.storage.allowing(target).list_files(
+        savepoint.location
+    )
 
 
 def test_a_checkpoint_of_another_job_can_be_restored_without_a_claim(stage: WrittenStage) -> None:

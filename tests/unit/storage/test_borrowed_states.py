@@ -90,8 +90,9 @@ class TestSavepoint:
             stage.storage.delete_file(uri)
         moved = local_path(directory).rename(tmp_path / "elsewhere")
         uri = f"file://{moved}/_metadata"
-        document = decode_metadata(stage.storage.read_bytes(uri), uri=uri)
-        assert contents(stage.storage, document) == [b"\x00" * 50, b"\x01" * 50]
+        storage = stage.storage.allowing(uri)
+        document = decode_metadata(storage.read_bytes(uri), uri=uri)
+        assert contents(storage, document) == [b"\x00" * 50, b"\x01" * 50]
         assert (document.relocatable, document.has_commit, written.state_size_bytes) == (True, False, 100)
         assert CheckpointVerifier(stage.storage, is_deep=True).verify_pointer(f"file://{moved}").is_restorable
 
@@ -211,7 +212,7 @@ class TestBorrowing:
         ids = {"job": ref.job_id, "other": job_id_of("other"), "op": ref.operator_id}
         directory = place.format(base=stage.storage.base_uri, elsewhere=f"file://{tmp_path}/elsewhere", **ids)
         foreign = write(stage.storage, f"{directory}/1-{'0' * 32}")
-        owned = own_borrowed(stage.storage, [keyed(foreign, foreign)], ref)
+        owned = own_borrowed(stage.storage.allowing(directory), [keyed(foreign, foreign)], ref)
         copy, named_again = state_uris(owned.states)
         assert (copy, owned.copied_bytes) == (named_again, foreign.size)
         assert copy.startswith(f"{stage.storage.base_uri}/{ref.job_id}/shared/{ref.operator_id}/")
@@ -232,7 +233,11 @@ class TestBorrowing:
     def test_a_file_that_its_owner_deleted_is_an_error(self, stage: WrittenStage) -> None:
         ref = stage.attempt().grant.attempt
         with pytest.raises(CheckpointNotFoundError):
-            own_borrowed(stage.storage, [keyed(FileStateHandle("file:///gone/savepoint/1-a", 1))], ref)
+            own_borrowed(
+                stage.storage.allowing("file:///gone/savepoint"),
+                [keyed(FileStateHandle("file:///gone/savepoint/1-a", 1))],
+                ref,
+            )
 
     @pytest.mark.parametrize("mode", MODES)
     def test_copying_that_fails_at_any_call_is_made_good_by_the_next(

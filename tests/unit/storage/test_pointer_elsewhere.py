@@ -13,7 +13,7 @@ from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve
 def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storage: CheckpointStorage, job: str) -> None:
     directory = f"{job}/chk-3"
     storage.write_bytes(f"{directory}/_metadata", b"x")
-    expected = ResolvedPointer(metadata_uri=f"{directory}/_metadata", directory_uri=directory)
+    expected = ResolvedPointer(metadata_uri=f"{directory}/_metadata", directory_uri=directory, storage=storage)
     for pointer in (directory, f"{directory}/", f"{directory}//", f" {directory} ", f"{directory}/_metadata"):
         assert resolve_checkpoint(storage, pointer) == expected
 
@@ -21,7 +21,7 @@ def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storag
 def test_file_is_taken_whatever_its_name(storage: CheckpointStorage, job: str) -> None:
     storage.write_bytes(f"{job}/kept/copy of metadata.bin", b"x")
     found = resolve_checkpoint(storage, f"{job}/kept/copy of metadata.bin")
-    assert found == ResolvedPointer(metadata_uri=f"{job}/kept/copy of metadata.bin", directory_uri=f"{job}/kept")
+    assert (found.metadata_uri, found.directory_uri) == (f"{job}/kept/copy of metadata.bin", f"{job}/kept")
 
 
 def test_pointer_may_lie_outside_the_base_and_on_another_filesystem(

@@ -97,7 +97,7 @@ def content(storage: CheckpointStorage, stream: StreamStateHandle) -> bytes:
     if isinstance(stream, ByteStreamStateHandle):
         return stream.data
     assert isinstance(stream, FileStateHandle)
-    return storage.read_bytes(stream.uri)
+    return storage.allowing(stream.uri).read_bytes(stream.uri)
 
 
 def test_a_savepoint_holds_a_copy_of_every_stream_of_every_operator(
@@ -105,7 +105,9 @@ def test_a_savepoint_holds_a_copy_of_every_stream_of_every_operator(
 ) -> None:
     written = save(storage, source, tmp_path)
     storage.delete_directory(f"{storage.base_uri}/{JOB}/chk-7")
-    copied = decode_metadata(storage.read_bytes(written.metadata_uri), uri=written.metadata_uri)
+    copied = decode_metadata(
+        storage.allowing(written.metadata_uri).read_bytes(written.metadata_uri), uri=written.metadata_uri
+    )
     [state] = copied.operator_states
     found = [content(storage, stream) for stream in streams_of(state)]
     assert found == [b"second", b"inline", b"first", b"second", b"segment", b"first"]
@@ -118,7 +120,9 @@ def test_a_file_that_is_named_twice_is_copied_once(
     storage: CheckpointStorage, source: CheckpointDocument, tmp_path: Path
 ) -> None:
     written = save(storage, source, tmp_path)
-    files = storage.list_files(f"file://{tmp_path}/savepoint-000000-000000000000")
+    files = CheckpointStorage.open(f"file://{tmp_path}/savepoint-000000-000000000000").list_files(
+        f"file://{tmp_path}/savepoint-000000-000000000000"
+    )
     assert len(files) == len({"one", "two", "segment", "_metadata"})
     assert written.state_size_bytes == len(b"first") + len(b"second") + len(b"segment")
 

@@ -141,7 +141,7 @@ class _CountingStorage(CheckpointStorage):
 def test_one_key_is_one_read_of_one_block(tmp_path: Path) -> None:
     job = Job(tmp_path)
     handle = job.save(_filled(job, range(2_000)))
-    memory = _CountingStorage.open("memory://arrow-one-key")
+    memory = _CountingStorage.open(f"memory://{tmp_path}")
     memory.ranges = []
     for _, stream in handle.shared:
         assert isinstance(stream, FileStateHandle)

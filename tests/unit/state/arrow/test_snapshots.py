@@ -215,8 +215,7 @@ def test_local_files_go_with_the_backend(tmp_path: Path) -> None:
     job = Job(tmp_path, settings=ArrowStateSettings(memtable_bytes=1))
     backend = job.open()
     _put(job, backend, range(100))
-    directory = backend._spill._directory
-    assert directory is not None
+    directory = backend._spill._path
     assert list(directory.iterdir())
     backend.dispose()
     backend.dispose()

@@ -31,7 +31,7 @@ def test_a_pointer_may_lead_to_another_filesystem(local: CheckpointStorage, memo
     directory = f"{memory.base_uri}/{OTHER_JOB}/chk-2"
     memory.write_bytes(f"{directory}/_metadata", b"meta")
     found = make_access(local).resolve_checkpoint(directory)
-    assert read_state(local, found.metadata_handle) == b"meta"
+    assert read_state(found.storage, found.metadata_handle) == b"meta"
 
 
 def test_what_was_resolved_can_be_disposed_of(storage: CheckpointStorage) -> None:

@@ -131,13 +131,13 @@ class TestSavepoints:
         for scope in (EXCLUSIVE, SHARED):
             handle = save(streams.create_checkpoint_state_output_stream(scope), b"a")
             assert handle.uri.startswith(f"{location.exclusive}/")
-            assert read_state(storage, handle) == b"a"
+            assert read_state(storage.allowing(location.exclusive), handle) == b"a"
 
     def test_disposing_takes_its_directory(self, storage: CheckpointStorage) -> None:
         location = make_access(storage).initialize_location_for_savepoint(4, f"{storage.base_uri}-savepoints")
         save(location.create_checkpoint_state_output_stream(SHARED), b"a")
         location.dispose_on_failure()
-        assert not storage.exists(location.exclusive)
+        assert not storage.allowing(location.exclusive).exists(location.exclusive)
 
     def test_a_taken_directory_is_left_alone_and_another_name_tried(self, storage: CheckpointStorage) -> None:
         taken, free = (f"{storage.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{c * 12}" for c in "ab")

@@ -1,0 +1,221 @@
+"""A savepoint that somebody else made: what its metadata names is opened in allowed places only."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    FileStateHandle,
+    SegmentFileStateHandle,
+)
+from airflow_provider_statecheck.exceptions import LocationNotAllowedError
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
+from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.stages.executor.task_storage import TaskStorage
+from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
+from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.savepoints import write_savepoint
+from tests.unit.storage.keyed_files import keyed
+from tests.unit.written_stage import WrittenStage
+
+NO_STATE = hashlib.sha256(b"{}").hexdigest()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> WrittenStage:
+    return WrittenStage(CheckpointStorage.open(f"{tmp_path}/checkpoints"))
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """A server of the internal network, and which of its pages were asked for."""
+    paths: list[str] = []
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(b"{}")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/admin", paths
+    server.shutdown()
+    server.server_close()
+
+
+def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
+    """Write a savepoint of another job that names what it likes, and return its pointer."""
+    attempt = stage.attempt("theirs")
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"))
+    document = replace(attempt._documents.load(taken), properties=CheckpointProperties.for_savepoint(), **changes)
+    uri = f"file://{tmp_path}/downloads/savepoint-012345-0123456789ab/_metadata"
+    stage.storage.write_bytes(uri, encode_metadata(document, uri=uri))
+    attempt.finish(AttemptStatus.FAILED)
+    return uri.removesuffix("/_metadata")
+
+
+def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
+    source = find_source(
+        stage.storage,
+        pointer,
+        uid="aggregate",
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids={},
+        allow_non_restored_state=False,
+    )
+    return stage.attempt("mine", restore_from=source, **changes).restore()
+
+
+def naming(stage: WrittenStage, uri: str, what: str) -> dict[str, Any]:
+    file = FileStateHandle(uri=uri, size=2, sha256=NO_STATE)
+    if what == "state":
+        return {"state": file, "snapshots": ()}
+    if what == "snapshot":
+        attempt = stage.attempt("named")
+        return {"snapshots": (replace(stage.snapshot(attempt, "orders"), uri=uri),)}
+    stream = (
+        file
+        if what == "file of state"
+        else SegmentFileStateHandle(uri, 0, 2, CheckpointedStateScope.SHARED, "s", NO_STATE)
+    )
+    return {"snapshots": (), "operator_states": (keyed(stream),)}
+
+
+WHAT = ("state", "snapshot", "file of state", "part of a file of state")
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_no_page_that_a_foreign_savepoint_names_is_asked_for(
+    stage: WrittenStage, tmp_path: Path, asked: tuple[str, list[str]], what: str
+) -> None:
+    url, paths = asked
+    pointer = foreign(stage, tmp_path, **naming(stage, url, what))
+    with pytest.raises(LocationNotAllowedError) as caught:
+        begin(stage, pointer)
+    assert paths == []
+    assert url in str(caught.value)
+    assert f"file://{tmp_path}/checkpoints" in str(caught.value)
+    assert pointer in str(caught.value)
+    assert "allowed_locations" in str(caught.value)
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_no_file_of_the_machine_that_a_foreign_savepoint_names_is_opened(
+    stage: WrittenStage, tmp_path: Path, what: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    with pytest.raises(LocationNotAllowedError):
+        begin(stage, foreign(stage, tmp_path, **naming(stage, secret.as_uri(), what)))
+
+
+def test_a_place_that_the_setting_allows_is_read(stage: WrittenStage, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "state").write_text("{}")
+    elsewhere = (tmp_path / "archive").as_uri()
+    pointer = foreign(stage, tmp_path, **naming(stage, f"{elsewhere}/state", "state"))
+    stage.storage = stage.storage.allowing(locations=[elsewhere])
+    restored = begin(stage, pointer)
+    assert restored is not None
+    assert restored.state == {}
+
+
+def test_a_savepoint_that_was_moved_names_what_moved_with_it(stage: WrittenStage, tmp_path: Path) -> None:
+    attempt = stage.attempt("theirs")
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
+    directory = f"{stage.storage.base_uri}/savepoint-012345-0123456789ab"
+    write_savepoint(
+        stage.storage,
+        attempt._documents.load(taken),
+        directory=directory,
+        checkpoint_id=9,
+        properties=CheckpointProperties.for_savepoint(),
+    )
+    attempt.finish(AttemptStatus.FAILED)
+    Path(directory.removeprefix("file://")).rename(tmp_path / "moved")
+    restored = begin(stage, f"{tmp_path}/moved")
+    assert restored is not None
+    assert restored.state == {"done": ["x" * 50_000]}
+    assert [handle.uri.startswith(f"file://{tmp_path}/moved/") for handle in restored.document.snapshots] == [True]
+
+
+def test_the_own_checkpoints_go_on_in_a_directory_of_an_earlier_configuration(
+    stage: WrittenStage, tmp_path: Path
+) -> None:
+    attempt = stage.attempt("mine")
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FAILED)
+    stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
+    restored = stage.attempt("mine").restore()
+    assert restored is not None
+    assert restored.document.snapshots[0].uri.startswith(f"file://{tmp_path}/checkpoints/")
+
+
+def test_commands_and_readers_of_state_open_nothing_else_either(
+    stage: WrittenStage, tmp_path: Path, asked: tuple[str, list[str]]
+) -> None:
+    url, paths = asked
+    pointer = foreign(stage, tmp_path, **naming(stage, url, "state"))
+    (problem,) = CheckpointVerifier(stage.storage).verify_pointer(pointer).problems
+    assert "allowed_locations" in problem
+    states = CheckpointStates.load(pointer)
+    with pytest.raises(LocationNotAllowedError):
+        states.values()
+    with pytest.raises(LocationNotAllowedError):
+        _copied(stage, states.document, tmp_path)
+    assert paths == []
+    allowed = CheckpointStates.load(pointer, allowed_locations=[url.removesuffix("/admin")])
+    assert allowed.values() == {}
+    assert paths
+
+
+def _copied(stage: WrittenStage, document: CheckpointDocument, tmp_path: Path) -> None:
+    write_savepoint(
+        stage.storage,
+        document,
+        directory=f"{stage.storage.base_uri}/savepoint-aaaaaa-0123456789ab",
+        checkpoint_id=1,
+        properties=CheckpointProperties.for_savepoint(),
+    )
+
+
+def test_spark_is_given_no_path_elsewhere(stage: WrittenStage, tmp_path: Path) -> None:
+    spark: Any = None
+    manifest = SnapshotManifest(schema_json="{}", files=(), rows=0)
+    with pytest.raises(LocationNotAllowedError):
+        StoredDataFrames(stage.storage).read(spark, f"file://{tmp_path}/elsewhere", manifest)
+
+
+def test_executors_read_in_the_same_places_as_the_driver(stage: WrittenStage, tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"abcd")
+    handle = FileStateHandle(f"file://{tmp_path}/state", 4)
+    with pytest.raises(LocationNotAllowedError):
+        PartBytes(TaskStorage.of(stage.storage).open()).read(handle, [(1, 2)])
+    wider = TaskStorage.of(stage.storage.allowing(locations=[f"file://{tmp_path}"])).open()
+    assert bytes(PartBytes(wider).read(handle, [(1, 2)])[0]) == b"bc"
