@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig, ExternalizedCheckpointCleanup
 from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
-from airflow_provider_statecheck.checkpoint.flink_keys import find, warn_of_useless
+from airflow_provider_statecheck.checkpoint.flink_keys import find, refuse_useless, state_backend_settings
 from airflow_provider_statecheck.checkpoint.interval_setting import parse_interval
 from airflow_provider_statecheck.checkpoint.records import OnClear, OnOverlap
 from airflow_provider_statecheck.checkpoint.validation import require
@@ -45,6 +45,8 @@ class StatecheckSettings:
     """Where checkpoints may name files beside the directories above and the pointers that are given."""
     on_clear: OnClear
     on_overlap: OnOverlap
+    state_config: dict[str, str]
+    """What the configuration says of the state backend, by Flink's keys."""
 
     @classmethod
     def from_airflow(cls, **arguments: Any) -> Self:
@@ -55,11 +57,11 @@ class StatecheckSettings:
         :raises InvalidConfigurationError: for a missing, unknown or wrong one, naming it.
         """
         _refuse_unknown(arguments)
-        section = _under_flinks_names() if any(arguments.get(key) is None for key in _PARSERS) else {}
-        warn_of_useless(section)
+        section = _under_flinks_names()
+        refuse_useless(section)
         values = {key: _value(key, arguments.get(key), parse, section) for key, parse in _PARSERS.items()}
         _check(values)
-        return cls(**values)
+        return cls(**values, state_config=state_backend_settings(section))
 
 
 def configured_savepoint_dir() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Self
@@ -21,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.config_option import (
 from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
 from airflow_provider_statecheck.checkpoint.units import parse_duration, parse_size
 from airflow_provider_statecheck.checkpoint.uri_setting import parse_directory
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -245,6 +246,22 @@ class CheckpointConfig:
     def options(cls) -> Iterator[ConfigOption[Any]]:
         """Return the settings that there are."""
         return (each for each in vars(CheckpointConfig).values() if isinstance(each, ConfigOption))
+
+    def require_only(self, names: Iterable[str], consumer: str) -> None:
+        """
+        Refuse settings that somebody set and that what reads this configuration does not act on.
+
+        :param names: What it acts on.
+        :param consumer: What it is, for the error.
+        :raises InvalidConfigurationError: naming the first of them.
+        """
+        unused = self.__dict__.keys() - set(names)
+        for option in self.options():
+            if option.name in unused:
+                raise InvalidConfigurationError(
+                    f"Expected settings that {consumer} acts on, found {option.name} ({option.key}); leave it out.",
+                    key=option.name,
+                )
 
     def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
         """Say when checkpoints go after the end of the job."""

@@ -68,6 +68,16 @@ from airflow_provider_statecheck.exceptions import (
 
 log = logging.getLogger(__name__)
 
+USED_SETTINGS = (
+    "checkpoint_interval",
+    "timeout",
+    "min_pause_between_checkpoints",
+    "max_concurrent_checkpoints",
+    "externalized_checkpoint_retention",
+    "checkpoints_after_tasks_finish",
+    "cleaner_parallel_mode",
+)
+"""Settings that a coordinator acts on; how many to retain and to tolerate its store and its failure manager know."""
 DEFAULT_LEASE = timedelta(minutes=1)
 
 
@@ -98,7 +108,7 @@ class CheckpointCoordinator:
     :param operator_coordinators: What operators keep on this side.
     :param waiter: How futures wait.
     :param lease: How long whoever finalizes a checkpoint may be silent.
-    :raises InvalidConfigurationError: if there is no task to wait for, or the leader is of another job.
+    :raises InvalidConfigurationError: if a setting was given that it does not act on, there is no task to wait for, or the leader is of another job.
     :raises StorageError: if checkpoints are periodic and their directories cannot be made.
     :raises CoordinatorError: if the counter cannot be started.
     """
@@ -127,6 +137,7 @@ class CheckpointCoordinator:
         waiter: FutureWaiter | None = None,
         lease: timedelta = DEFAULT_LEASE,
     ) -> None:
+        config.require_only(USED_SETTINGS, "a coordinator of several operators")
         require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
         is_ours = (leader.job_id, leader.operator_id) == (job_id, ALIGNED_OPERATOR_ID)
         require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")

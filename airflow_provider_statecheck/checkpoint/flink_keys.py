@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 log = logging.getLogger(__name__)
+
+_BACKEND = "state.backend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,29 @@ def find(name: str, section: Mapping[str, str]) -> Any:
     return counterpart.convert(getattr(config, counterpart.option.name))
 
 
-def warn_of_useless(section: Mapping[str, str]) -> None:
-    """Warn of what a section has under Flink's names and no stage uses."""
+def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
+    """Return what a section says of the state backend, by Flink's keys."""
+    of_checkpoints = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    return {key: section[key] for key in section if _is_of_backend(key) and key not in of_checkpoints}
+
+
+def refuse_useless(section: Mapping[str, str]) -> None:
+    """
+    Refuse what a section has under names with a dot and no stage acts on.
+
+    :raises InvalidConfigurationError: naming the first of them.
+    """
     used = {key for each in _COUNTERPARTS.values() for key in (each.option.key, *each.option.old_keys)}
-    CheckpointConfig.warn_of_unknown(section)
-    for option in CheckpointConfig.options():
-        for key in {option.key, *option.old_keys} & set(section) - used:
-            log.warning("%s does nothing in [statecheck]: no stage has such a setting.", key)
+    known = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
+        (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)
+        why = "which no stage acts on" if key in known else f"which is no setting (did you mean {nearest}?)"
+        raise InvalidConfigurationError(
+            f"Expected settings that act in the section [statecheck], found {key}, {why}; remove it.",
+            key=key,
+            value=section[key],
+        )
+
+
+def _is_of_backend(key: str) -> bool:
+    return key == _BACKEND or key.startswith(f"{_BACKEND}.")

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.operators.links import CheckpointsLink
 from airflow_provider_statecheck.operators.registration import PreparedStage, prepare_stage
 from airflow_provider_statecheck.operators.siblings import refuse_shared_uid
@@ -68,6 +69,8 @@ class CheckpointedOperator(BaseOperator):
     )
     operator_extra_links = (CheckpointsLink(),)
 
+    unused_arguments: Sequence[str] = ()
+    """Arguments that this operator does not act on and refuses."""
     kept: str | None = None
     """What a failed try kept, for the last line of its log."""
     checkpoints_url: str | None = None
@@ -135,9 +138,14 @@ class CheckpointedOperator(BaseOperator):
         """
         Work out where the bytes go and who asks; nothing is started yet.
 
-        :raises InvalidConfigurationError: for a setting out of range, a mapped task without a key, or a uid that another
-            task of the Dag has too.
+        :raises InvalidConfigurationError: for a setting out of range, one that this operator does not act on, a mapped task
+            without a key, or a uid that another task of the Dag has too.
         """
+        for name in self.unused_arguments:
+            if getattr(self, name) is not None:
+                raise InvalidConfigurationError(
+                    f"Expected arguments that {type(self).__name__} acts on, found {name}; leave it out.", key=name
+                )
         dag = self.get_dag()
         if dag is not None:
             refuse_shared_uid(self.task_id, list(dag.tasks))

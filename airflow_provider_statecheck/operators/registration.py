@@ -174,6 +174,7 @@ def _driver_settings(
         data_inline_threshold=settings.data_inline_threshold,
         savepoint_dir=settings.savepoint_dir,
         allowed_locations=settings.allowed_locations,
+        state_config=settings.state_config,
         storage_options=dict(storage.options),
         logical_date=context["dag_run"].logical_date,
         parallelism=getattr(task, "parallelism", None),

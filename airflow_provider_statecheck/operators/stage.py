@@ -26,7 +26,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     the state lives on from one Dag run to the next.
 
     Other arguments are those of :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`, such as
-    ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``; ``renamed_uids`` also names functions of the stage whose uid has
+    ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has
     changed.
 
     :param stage: The stage, or where it is as ``module:attribute``, which is imported when the task runs. A callable there is
@@ -34,6 +34,8 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     :param uid: Name of the stage within its job; by default the task id, whatever the stage is called. (templated)
     :param parallelism: Number of subtasks; by default the stage's own, else as many tasks as Spark runs at once.
     """
+
+    unused_arguments = ("overhead_budget",)
 
     def __init__(self, *, stage: str | Stage, parallelism: int | None = None, **kwargs: Any) -> None:
         super().__init__(python_callable=_run_by_the_operator, **kwargs)

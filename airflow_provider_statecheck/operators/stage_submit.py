@@ -27,8 +27,8 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
     by ``py_files``, or is installed where the driver and the executors run.
 
     Other arguments are those of
-    :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``
-    and ``application_args``; ``renamed_uids`` also names functions of the stage whose uid has changed.
+    :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``,
+    ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has changed.
 
     :param stage: Where the stage is, as ``module:attribute``, which the driver imports. A callable there is called without
         arguments and gives the stage. (templated)
@@ -37,6 +37,8 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
     """
 
     template_fields: Sequence[str] = (*CheckpointedSparkSubmitOperator.template_fields, "stage")
+
+    unused_arguments = ("overhead_budget",)
 
     def __init__(self, *, stage: str, parallelism: int | None = None, **kwargs: Any) -> None:
         super().__init__(application=STAGE_APPLICATION, **kwargs)

@@ -447,8 +447,10 @@ def _places_named(registration: RegisterAttempt, grant: AttemptGrant) -> Iterato
     # Rows may lie in the directory of an earlier configuration, or be a savepoint that was claimed.
     rows = (*grant.candidates, *grant.effects.retained, *grant.effects.discards)
     yield from dict.fromkeys(row.location for row in rows)
-    if registration.restore_from is not None:
-        yield registration.restore_from.pointer
+    source = registration.restore_from
+    # That of a fork whose checkpoint is gone is what the user wrote, such as run:<run>.
+    if source is not None and "://" in source.pointer:
+        yield source.pointer
 
 
 def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:

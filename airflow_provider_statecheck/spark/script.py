@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
-from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.attempt import INLINE_STATE_BYTES, StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
 from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
@@ -47,6 +47,7 @@ def open_attempt(
     from_checkpoint: str | None = None,
     fork: str | None = None,
     allowed_locations: Sequence[str] | str = (),
+    data_inline_threshold: int = INLINE_STATE_BYTES,
 ) -> StageAttempt:
     """Register a try of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
     if is_test_job(job):
@@ -100,6 +101,7 @@ def open_attempt(
         registration,
         tolerable_failed_checkpoints=tolerable_failed_checkpoints,
         savepoint_dir=savepoint_dir,
+        data_inline_threshold=data_inline_threshold,
     )
 
 

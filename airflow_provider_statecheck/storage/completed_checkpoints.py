@@ -54,7 +54,9 @@ class StoredCompletedCheckpoints:
         """
         facts = _decode(self._states.retrieve(pointer), pointer.uri)
         uri = facts["metadata_uri"]
-        data = self._storage.read_verified(uri, size=facts["metadata_size"], sha256=facts["metadata_sha256"])
+        data = self._storage.allowing(uri).read_verified(
+            uri, size=facts["metadata_size"], sha256=facts["metadata_sha256"]
+        )
         document = decode_metadata(data, uri=uri)
         if (document.job_id, document.checkpoint_id) != (facts["job_id"], facts["checkpoint_id"]):
             raise CorruptStateError(

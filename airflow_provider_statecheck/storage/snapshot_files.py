@@ -122,7 +122,8 @@ class SnapshotFiles:
         :raises CorruptStateError: if it was changed after it was written.
         :raises CheckpointNotFoundError: if it is missing.
         """
-        data = self._storage.read_verified(file.uri, size=file.size, sha256=file.sha256)
+        # A row names the file; it may be that of a savepoint.
+        data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
         document = decode_metadata(data, uri=file.uri)
         return SnapshotContent(operator_states=document.operator_states, master_states=document.master_states)
 
@@ -138,11 +139,11 @@ class SnapshotFiles:
 
     def exists(self, uri: str) -> bool:
         """
-        Tell whether a file or directory is there.
+        Tell whether what a row names is there.
 
         :raises StorageError: if the storage does not answer.
         """
-        return self._storage.exists(uri)
+        return self._storage.allowing(uri).exists(uri)
 
     def delete_manifest(self, uri: str) -> None:
         """
@@ -160,6 +161,8 @@ class SnapshotFiles:
         :raises CheckpointNotFoundError: if there is none.
         """
         found = resolve_checkpoint(self._storage, pointer)
+        # The state of what the job goes on from is copied later.
+        self._storage = found.storage
         document, data = found.read()
         return _completed(document, found, data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from configparser import ConfigParser
 from datetime import timedelta
@@ -43,6 +44,7 @@ def test_the_declared_defaults_hold_where_nothing_is_given():
         allowed_locations=(),
         on_clear=OnClear.RESUME_UNCHANGED,
         on_overlap=OnOverlap.FAIL,
+        state_config={},
     )
 
 
@@ -249,18 +251,22 @@ def test_an_argument_hides_a_wrong_value_under_flinks_name(in_file: Any) -> None
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("execution.checkpointing.mode", "execution.checkpointing.mode does nothing in [statecheck]"),
-        ("execution.checkpointing.timeuot", "did you mean execution.checkpointing.timeout?"),
+        ("execution.checkpointing.timeuot", "is no setting (did you mean execution.checkpointing.timeout?)"),
+        ("state.backend.incremental", "no stage acts on"),
+        ("taskmanager.numberOfTaskSlots", "is no setting"),
     ],
 )
-def test_a_key_of_flink_that_no_stage_uses_is_warned_of(
-    in_file: Any, caplog: pytest.LogCaptureFixture, key: str, message: str
-) -> None:
+def test_a_key_with_a_dot_that_no_stage_uses_is_refused_by_name(in_file: Any, key: str, message: str) -> None:
     in_file({key: "AT_LEAST_ONCE"})
+    with pytest.raises(InvalidConfigurationError, match=re.escape(message)) as caught:
+        StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+    assert caught.value.key == key
 
-    StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
 
-    assert [message in text for text in caplog.messages] == [True]
+def test_settings_of_the_state_backend_are_handed_on(in_file: Any) -> None:
+    in_file({"state.backend": "hashmap", "state.backend.arrow.block-rows": "7"})
+    settings = StatecheckSettings.from_airflow(checkpoint_dir=DIRECTORY)
+    assert settings.state_config == {"state.backend": "hashmap", "state.backend.arrow.block-rows": "7"}
 
 
 def test_without_keys_of_flink_nothing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

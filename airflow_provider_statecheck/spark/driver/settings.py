@@ -30,6 +30,8 @@ class DriverSettings:
     """Options of the fsspec filesystem; they may be credentials."""
     logical_date: datetime | None = None
     """Of the Dag run: by it state expires."""
+    state_config: dict[str, str] = field(default_factory=dict)
+    """Which state backend a stage has that names none, and how it keeps state, by Flink's keys."""
     parallelism: int | None = None
     """How many subtasks a stage with state has; ``None`` for as many as it says itself."""
     renamed_uids: dict[str, str] = field(default_factory=dict)

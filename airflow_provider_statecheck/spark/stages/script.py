@@ -79,5 +79,6 @@ def run_stage(
         from_checkpoint=from_checkpoint,
         fork=fork,
         allowed_locations=allowed_locations,
+        data_inline_threshold=settings.data_inline_threshold,
     )
     return StageRun(spark, attempt, stage, settings).run()

@@ -15,5 +15,6 @@ def stage_settings_of(driver: DriverSettings) -> StageSettings:
         renamed_uids=driver.renamed_uids,
         allow_non_restored_state=driver.allow_non_restored_state,
         data_inline_threshold=driver.data_inline_threshold,
+        state_config=driver.state_config,
         storage_options=driver.storage_options,
     )

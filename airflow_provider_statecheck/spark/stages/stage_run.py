@@ -245,12 +245,9 @@ class StageRun:
         )
 
     def _state_backend(self) -> StateBackend:
-        from airflow_provider_statecheck.state.backends.loading import BACKEND_KEYS, load_state_backend
+        from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 
-        wanted = self._stage.state_backend
-        if isinstance(wanted, str):
-            return load_state_backend(None, {BACKEND_KEYS[0]: wanted})
-        return load_state_backend(wanted, {})
+        return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 
     def _pace(self, restored: RestoredParts) -> Pace:
         settings, interval = self._settings, self._settings.checkpoint_interval

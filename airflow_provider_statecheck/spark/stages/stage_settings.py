@@ -27,6 +27,8 @@ class StageSettings:
     """Whether state of functions that are gone is dropped."""
     data_inline_threshold: int = 20 * 1024
     """Up to how many bytes state travels in the metadata."""
+    state_config: Mapping[str, str] = field(default_factory=dict)
+    """Which state backend a stage has that names none, and how it keeps state, by Flink's keys such as ``state.backend``."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Of the filesystems of source and sink where they have none of their own."""
     combines: bool | None = None

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.units import parse_size
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 _COMPRESSIONS = ("lz4", "zstd", None)
-_PREFIX = "state.backend.arrow."
+PREFIX = "state.backend.arrow."
 _SIZES = ("block_bytes", "part_bytes", "memtable_bytes", "cache_bytes")
 
 
@@ -51,12 +51,15 @@ class ArrowStateSettings:
 
         :raises InvalidConfigurationError: for a setting out of its range.
         """
-        found: dict[str, Any] = {}
-        for name in ("block_rows", *_SIZES, "compression"):
-            key = _PREFIX + name.replace("_", "-")
-            if config.get(key) is not None:
-                found[name] = _parsed(name, key, config[key])
-        return cls(**found)
+        names = {PREFIX + name.replace("_", "-"): name for name in ("block_rows", *_SIZES, "compression")}
+        for key in config:
+            if key.startswith(PREFIX) and key not in names:
+                raise InvalidConfigurationError(
+                    f"Expected one of {', '.join(names)}, found {key}; correct or remove it.", key=key
+                )
+        return cls(
+            **{name: _parsed(name, key, config[key]) for key, name in names.items() if config.get(key) is not None}
+        )
 
 
 def _parsed(name: str, key: str, value: Any) -> Any:

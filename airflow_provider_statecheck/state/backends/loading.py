@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.state.arrow.settings import PREFIX as ARROW_PREFIX
 from airflow_provider_statecheck.state.backends.factories import (
     ArrowStateBackendFactory,
     FsStateBackendFactory,
@@ -47,6 +48,40 @@ def load_state_backend(application: StateBackend | None, config: Mapping[str, An
     name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
     # What a factory raises goes to the user as it is.
     return factory_of(name).create_from_config(config)
+
+
+def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
+    """
+    Return the backend of a stage, which writes where the stage does.
+
+    :param wanted: What the stage declares: an object, a name, or nothing.
+    :param config: Settings by their keys; a name that the stage declares comes before the one there.
+    :raises InvalidConfigurationError: for a backend that cannot be loaded, or has directories of its own.
+    """
+    if isinstance(wanted, str):
+        wanted, config = None, {**config, BACKEND_KEYS[0]: wanted}
+    _require_known(config)
+    backend = load_state_backend(wanted, config)
+    paths = [name for name in ("checkpoint_path", "savepoint_path") if getattr(backend, name, None) is not None]
+    if paths:
+        raise InvalidConfigurationError(
+            f"Expected {type(backend).__name__} without directories in a stage, found base_{paths[0]}; a stage writes below "
+            f"its checkpoint_dir and savepoint_dir, so leave the path out.",
+            key=f"base_{paths[0]}",
+        )
+    return backend
+
+
+def _require_known(config: Mapping[str, Any]) -> None:
+    name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
+    if str(name).lower() not in _FACTORIES:
+        return  # a factory of the user knows its own settings
+    for key in config:
+        if key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
+            raise InvalidConfigurationError(
+                f"Expected settings that the state backend {name!r} has, found {key}, which it does not; remove it.",
+                key=key,
+            )
 
 
 def factory_of(name: Any) -> StateBackendFactory:

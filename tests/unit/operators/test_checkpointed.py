@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, Any] = {
     "renamed_uids": {"old": "stage"},
     "allow_non_restored_state": True,
     "data_inline_threshold": "1 MiB",
+    "allowed_locations": ["s3://archive"],
     "on_clear": "resume",
     "on_overlap": "wait",
 }

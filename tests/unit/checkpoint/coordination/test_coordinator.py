@@ -561,7 +561,7 @@ def test_savepoint_is_restored_and_ids_go_on_after_it(
     for number in (2, 3, 4):
         coordinator.trigger_checkpoint(CHECKPOINT)
         job.acknowledge_all(coordinator, number)
-    assert job.storage.exists(pointer) is (mode is RestoreMode.NO_CLAIM)
+    assert job.storage.allowing(pointer).exists(pointer) is (mode is RestoreMode.NO_CLAIM)
 
 
 def test_savepoint_is_not_restored_below_newer_checkpoints(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -613,7 +613,7 @@ def test_task_that_does_not_finish_restarts_the_job_and_keeps_the_savepoint(job:
         stop.result(0)
     assert len(failures) == 1
     assert not coordinator.is_periodic_checkpointing_started
-    assert job.storage.exists(f"{job.location(1)}/_metadata")
+    assert job.storage.allowing(job.location(1)).exists(f"{job.location(1)}/_metadata")
 
 
 @pytest.mark.parametrize(

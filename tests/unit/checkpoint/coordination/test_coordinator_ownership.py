@@ -146,11 +146,11 @@ def test_claimed_state_that_is_carried_on_outlives_the_savepoint(job: AlignedJob
     assert completed is not None
     carried = files({job.tasks[1].operator_id: completed.operator_states[job.tasks[1].operator_id]})
     assert [stream.uri.startswith(pointer) for stream in carried] == [True]
-    assert all(job.storage.exists(stream.uri) for stream in carried)
+    assert all(job.storage.allowing(pointer).exists(stream.uri) for stream in carried)
     job.tasks[1].status = ExecutionStatus.RUNNING
     for _ in range(2):
         take(job, coordinator)
-    assert not job.storage.exists(pointer)
+    assert not job.storage.allowing(pointer).exists(pointer)
 
 
 @pytest.mark.parametrize("what", ["savepoint", "full"])
@@ -168,7 +168,7 @@ def test_savepoints_and_full_checkpoints_hold_copies_of_carried_state(job: Align
     assert all(stream.uri.startswith(f"{completed.external_pointer}/") for stream in found)
     job.storage.delete_directory(job.location(1))
     for stream in found:
-        job.storage.read_verified(stream.uri, size=stream.size, sha256=stream.sha256)
+        job.storage.allowing(stream.uri).read_verified(stream.uri, size=stream.size, sha256=stream.sha256)
 
 
 # Rows and store
