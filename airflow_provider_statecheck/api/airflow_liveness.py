@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_statecheck.api.airflow_tasks import task_state
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
-from airflow_provider_statecheck.metadata.outcomes import executing
+from airflow_provider_statecheck.metadata.token_store import Caller
 
 
 class AirflowTaskLiveness:
@@ -14,15 +15,10 @@ class AirflowTaskLiveness:
         coordinates = dict(owner.airflow)
         if not coordinates:
             return False
-        from airflow.models.taskinstance import TaskInstance
-        from airflow.utils.session import create_session
-        from sqlalchemy import select
-
-        query = select(TaskInstance.state).where(
-            TaskInstance.dag_id == coordinates["dag_id"],
-            TaskInstance.run_id == coordinates["run_id"],
-            TaskInstance.task_id == coordinates["task_id"],
-            TaskInstance.map_index == int(coordinates["map_index"]),
+        task = Caller(
+            dag_id=coordinates["dag_id"],
+            run_id=coordinates["run_id"],
+            task_id=coordinates["task_id"],
+            map_index=int(coordinates["map_index"]),
         )
-        with executing(), create_session() as session:
-            return bool(session.scalar(query) == "running")
+        return task_state(task) == "running"

@@ -41,6 +41,10 @@ class AirflowTasks:
             _use_up(session, ti, secret)
             return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
 
+    def is_waiting(self, caller: Caller) -> bool:
+        """Tell whether a task instance runs or is deferred."""
+        return task_state(caller) in ("running", "deferred")
+
     def is_dag(self, dag_id: str) -> bool:
         """Tell whether there is a Dag of this id."""
         from airflow.models.dag import DagModel
@@ -48,6 +52,22 @@ class AirflowTasks:
 
         with executing(), create_session() as session:
             return session.get(DagModel, dag_id) is not None
+
+
+def task_state(task: Caller) -> str | None:
+    """Return the state of a task instance, ``None`` if there is no such one."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    query = select(TaskInstance.state).where(
+        TaskInstance.dag_id == task.dag_id,
+        TaskInstance.run_id == task.run_id,
+        TaskInstance.task_id == task.task_id,
+        TaskInstance.map_index == task.map_index,
+    )
+    with executing(), create_session() as session:
+        return session.scalar(query)
 
 
 def _lock_if_sqlite(session: Session) -> None:

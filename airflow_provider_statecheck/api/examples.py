@@ -53,7 +53,7 @@ JOB_ID = _example(_JOB)
 OPERATOR_ID = _example(_ATTEMPT.operator_id)
 CHECKPOINT_ID = _example(13)
 CHALLENGE = _example({"ti_id": "01990b5e-3f7a-7c3c-8a43-6a2f0e3a9d11", "secret": "the secret itself, not its hash"})
-READ = _example({"job_id": _JOB, "lifetime_seconds": 3600.0})
+READ = _example({"job_id": _JOB})
 LOGIN = _example({"dag_id": "nightly", "run_id": _OWNER.run_id, "task_id": "features", "map_index": -1})
 REGISTER = _example(
     RegisterAttempt(

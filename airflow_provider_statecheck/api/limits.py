@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeEngine
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.wire import place_of
-from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job
+from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job, Operator
 
 _Path = tuple[str | int, ...]
 _Kind = TypeEngine[Any] | None
@@ -31,8 +31,13 @@ _COORDINATE = String(250)
 """What Airflow keeps of the id of a Dag, a run or a task."""
 _KEPT_AS: dict[str, _Kind] = {
     "job_name": Job.name.type,
+    "former_uids": Operator.uid.type,
     "serves": Checkpoint.request_key.type,
+    "trigger_key": Checkpoint.request_key.type,
+    "newest_on_storage": Checkpoint.checkpoint_id.type,
     "checkpoint_ids": Checkpoint.checkpoint_id.type,
+    "before": Checkpoint.checkpoint_id.type,
+    "limit": Integer(),
     "dag_id": _COORDINATE,
     "run_id": _COORDINATE,
     "task_id": _COORDINATE,
@@ -47,7 +52,15 @@ async def refuse_unstorable(request: Request) -> None:
     :raises InvalidConfigurationError: for a value that not every database can keep; it names the value.
     """
     for name, value in (*request.path_params.items(), *request.query_params.items()):
-        _require(value, (name,), _columns().get(name))
+        kind = _columns().get(name)
+        _require(_number(value) if isinstance(kind, Integer) else value, (name,), kind)
+
+
+def _number(text: Any) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return text  # which FastAPI refuses
 
 
 def require_storable(message: Any) -> None:

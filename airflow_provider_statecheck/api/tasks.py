@@ -18,6 +18,10 @@ class TaskDirectory(Protocol):
         """
         ...
 
+    def is_waiting(self, caller: Caller) -> bool:
+        """Tell whether a task instance runs or is deferred."""
+        ...
+
     def is_dag(self, dag_id: str) -> bool:
         """Tell whether there is a Dag of this id."""
         ...

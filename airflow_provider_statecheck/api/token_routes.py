@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Body
@@ -12,6 +13,7 @@ from airflow_provider_statecheck.api.access import ServicesDep, TokenDep, requir
 from airflow_provider_statecheck.api.bodies import MessageRoute
 from airflow_provider_statecheck.api.tokens import IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.exceptions import AccessDeniedError
 
 router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
@@ -29,10 +31,16 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """What a token shall be able to read, and for how long."""
+    """What a token is to read."""
 
     job_id: str
-    lifetime_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Until when a renewed token is good."""
+
+    expires_at: datetime
 
 
 @router.post("")
@@ -49,4 +57,14 @@ def reader(
 ) -> IssuedToken:
     """Give a token that can read one job and nothing else, for code that cannot ask for tokens itself."""
     require_task(token)
-    return services.tokens.issue_reader(token.caller, JobId(request.job_id), request.lifetime_seconds)
+    return services.tokens.issue_reader(token.caller, JobId(request.job_id))
+
+
+@router.post("/renew")
+def renew(services: ServicesDep, token: TokenDep) -> Renewal:
+    """Let a token for reading live on while the task that it was given to runs or is deferred."""
+    if not services.tasks.is_waiting(token.caller):
+        raise AccessDeniedError(
+            "Expected a task that runs or is deferred to have its token renewed, found one that does neither."
+        )
+    return Renewal(expires_at=services.tokens.renew_reader(token))

@@ -4,7 +4,8 @@ Opaque tokens: random texts of which only a hash is kept.
 A token is first that of a task, which may register one attempt and read. With the registration it becomes that of the
 attempt: it then opens this job, operator and epoch alone, slides while the attempt is open, outlives the Airflow task,
 and ends when a newer attempt registers. After the attempt's end it lives on for a while, so that what is left to be
-deleted can be confirmed.
+deleted can be confirmed. A token for reading is for a trigger, which cannot ask for tokens; it ends a quarter of an hour
+after it was given or renewed, and is renewed only while its task waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, is
 from airflow_provider_statecheck.checkpoint.fence import replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.validation import require
 from airflow_provider_statecheck.exceptions import AccessDeniedError, TokenExpiredError
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState
 
@@ -26,7 +26,10 @@ TASK_LIFETIME = timedelta(minutes=15)
 ATTEMPT_LIFETIME = timedelta(days=3)
 """How long an attempt may say nothing: the longest time between two checkpoints."""
 DRAIN_LIFETIME = timedelta(minutes=10)
-LONGEST_READ_SECONDS = 90 * 24 * 3600.0
+READ_LIFETIME = timedelta(minutes=15)
+"""Who waits longer renews the token, as long as the task waits that it was given to."""
+MAX_READERS = 20
+"""How many tokens for reading a task instance may have at a time."""
 _KEEP_EXPIRED = timedelta(days=1)
 
 
@@ -57,15 +60,31 @@ class TokenKeeper:
         """Give a task a token that may register one attempt."""
         return self._issue(caller, TASK_LIFETIME)
 
-    def issue_reader(self, caller: Caller, job_id: JobId, lifetime_seconds: float) -> IssuedToken:
+    def issue_reader(self, caller: Caller, job_id: JobId) -> IssuedToken:
         """
         Give a token that can read one job and nothing else.
 
-        :raises InvalidConfigurationError: for a lifetime that is out of range.
+        :raises AccessDeniedError: if the task has too many of them already.
         """
-        is_valid = 0 < lifetime_seconds <= LONGEST_READ_SECONDS
-        require("lifetime_seconds", lifetime_seconds, lambda _: is_valid, "above 0 and at most 90 days")
-        return self._issue(caller, timedelta(seconds=lifetime_seconds), job_id=job_id, is_read_only=True)
+        # Two requests at once may both find room; a quota need not be exact.
+        if self._store.count_readers(caller, self._clock.now()) >= MAX_READERS:
+            raise AccessDeniedError(
+                f"Expected a task to have at most {MAX_READERS} tokens for reading at a time, found as many already; "
+                f"renew one instead, or wait until one has expired."
+            )
+        return self._issue(caller, READ_LIFETIME, job_id=job_id, is_read_only=True)
+
+    def renew_reader(self, token: TokenRecord) -> datetime:
+        """
+        Let a token for reading live on, from now, and return until when.
+
+        :raises AccessDeniedError: for any other token.
+        """
+        if not token.is_read_only:
+            raise AccessDeniedError("Expected a token for reading, found another one; it cannot be renewed.")
+        expires_at = self._clock.now() + READ_LIFETIME
+        self._store.extend(token, expires_at)
+        return expires_at
 
     def check(self, token: str) -> TokenRecord:
         """

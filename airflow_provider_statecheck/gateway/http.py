@@ -150,14 +150,9 @@ class HttpGateway:
         data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
         return None if data is None else read_reply(CheckpointRecord, data)
 
-    def reading_token(self, job_id: JobId, lifetime_seconds: float) -> str:
-        """
-        Return a token that can read one job and nothing else, for code that cannot obtain tokens, such as a trigger.
-
-        :param lifetime_seconds: How long it is valid.
-        """
-        body = {"job_id": job_id, "lifetime_seconds": lifetime_seconds}
-        return read_reply(_Issued, self._client.post("token/read", body, self._reader())).token
+    def reading_token(self, job_id: JobId) -> str:
+        """Return a token that can read one job and nothing else, for code that cannot obtain tokens, such as a trigger."""
+        return read_reply(_Issued, self._client.post("token/read", {"job_id": job_id}, self._reader())).token
 
     def _speak(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
         try:

@@ -14,7 +14,7 @@ from airflow_provider_statecheck.gateway.reply import read_reply
 
 class AsyncJobReader:
     """
-    Reads with a token that somebody else obtained and that cannot be renewed.
+    Reads with a token that somebody else obtained, and lets it live on.
 
     :param base_url: Root of Airflow's api-server.
     :param token: A token for reading one job.
@@ -33,10 +33,24 @@ class AsyncJobReader:
         :raises StateCheckError: what the coordinator raised, or what it means that it did not answer.
         """
         url = url_of(self._base_url, f"jobs/{job_id}")
-        with failures_of(self._base_url, url):
-            response = await self._client.get(url, headers=headers_for(self._token))
+        response = await self._send("GET", url)
         # A job may have many attempts; decoding them here would hold up the event loop.
         return await asyncio.to_thread(_view_of, response, url)
+
+    async def renew(self) -> None:
+        """
+        Let the token live for another quarter of an hour.
+
+        :raises TokenExpiredError: if it is too late.
+        :raises AccessDeniedError: if the task that it was given to does not wait any more.
+        :raises StateCheckError: as for :meth:`describe`.
+        """
+        url = url_of(self._base_url, "token/renew")
+        content_of(await self._send("POST", url), url)
+
+    async def _send(self, method: str, url: str) -> httpx.Response:
+        with failures_of(self._base_url, url):
+            return await self._client.request(method, url, headers=headers_for(self._token))
 
 
 def _view_of(response: httpx.Response, url: str) -> JobView:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_statecheck.hooks.address import (
     DEFAULT_CONN_ID,
@@ -17,11 +17,24 @@ from airflow_provider_statecheck.hooks.address import (
 from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_orm_open, patiently, task_gateway
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.checkpoint.job_view import JobView
 
-# A token must outlive what waits with it, which is ended by another clock and not at once.
-_MARGIN_SECONDS = 3600.0
+RENEWAL_SECONDS = 300.0
+"""How often a token for reading is renewed, which lives for three times as long."""
+
+
+class JobReader(Protocol):
+    """Reads jobs without blocking the event loop."""
+
+    async def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        ...
+
+    async def renew(self) -> None:
+        """Keep the right to read, which ends if this is not called every ``RENEWAL_SECONDS``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +47,11 @@ class ReadingAccess:
     """How long to wait for an answer."""
 
 
-def reading_access(job_id: JobId, seconds: float, conn_id: str = DEFAULT_CONN_ID) -> ReadingAccess | None:
+def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAccess | None:
     """
     Return what another process needs to read a job, ``None`` where Airflow's database is open and needs no token.
 
     :param job_id: The job.
-    :param seconds: How long it shall be able to.
     :param conn_id: Connection that names the server.
     :raises EnvironmentNotReadyError: where no task is running.
     """
@@ -48,22 +60,21 @@ def reading_access(job_id: JobId, seconds: float, conn_id: str = DEFAULT_CONN_ID
     from airflow.sdk.log import mask_secret
 
     address, gateway = coordinator_address(conn_id), task_gateway(conn_id)
-    token = patiently(lambda: gateway.reading_token(job_id, _lifetime(seconds)))
+    token = patiently(lambda: gateway.reading_token(job_id))
     mask_secret(token)
     return ReadingAccess(url=address.url, token=token, timeout_seconds=address.timeout_seconds)
 
 
 @asynccontextmanager
-async def job_reader(access: ReadingAccess | None) -> AsyncIterator[Callable[[JobId], Awaitable[JobView]]]:
+async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
     """
-    Read jobs without blocking the event loop.
+    Give what reads jobs.
 
     :param access: What was given; ``None`` to ask the coordinator in this process, in a thread.
     :raises EnvironmentNotReadyError: without access where Airflow's database is blocked.
     """
     if access is None:
-        gateway = await asyncio.to_thread(airflow_gateway)
-        yield lambda job_id: asyncio.to_thread(gateway.describe, job_id)
+        yield _InProcessReader(await asyncio.to_thread(airflow_gateway))
         return
     from airflow.sdk.log import amask_secret
 
@@ -72,10 +83,18 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[Callable[[Jo
     await amask_secret(access.token)
     address = CoordinatorAddress(url=access.url, timeout_seconds=access.timeout_seconds)
     async with await asyncio.to_thread(address.open_async) as client:
-        yield AsyncJobReader(access.url, access.token, client).describe
+        yield AsyncJobReader(access.url, access.token, client)
 
 
-def _lifetime(seconds: float) -> float:
-    from airflow_provider_statecheck.api.tokens import LONGEST_READ_SECONDS
+class _InProcessReader:
+    """Asks the coordinator in a thread of this process."""
 
-    return min(seconds + _MARGIN_SECONDS, LONGEST_READ_SECONDS)
+    def __init__(self, gateway: CheckpointCoordinatorGateway) -> None:
+        self._gateway = gateway
+
+    async def describe(self, job_id: JobId) -> JobView:
+        """Return all that is kept of a job."""
+        return await asyncio.to_thread(self._gateway.describe, job_id)
+
+    async def renew(self) -> None:
+        """Do nothing: who has the database open needs no token."""

@@ -107,6 +107,19 @@ class SqlTokenStore:
         with executing(), Session(self._engine) as session:
             return bool(session.scalar(select(exists().where(*its, Token.expires_at > now))))
 
+    def count_readers(self, caller: Caller, now: datetime) -> int:
+        """Return how many tokens for reading a task has that are still good."""
+        kept = Token.caller
+        its = (
+            kept["dag_id"].as_string() == caller.dag_id,
+            kept["run_id"].as_string() == caller.run_id,
+            kept["task_id"].as_string() == caller.task_id,
+            kept["map_index"].as_integer() == caller.map_index,
+        )
+        query = select(func.count()).select_from(Token).where(Token.expires_at > now, Token.is_read_only, *its)
+        with executing(), Session(self._engine) as session:
+            return session.scalar(query) or 0
+
     def find(self, token_hash: str) -> TokenState | None:
         """Return a token with the state of its attempt, ``None`` if there is none of this hash."""
         with executing(), Session(self._engine) as session:

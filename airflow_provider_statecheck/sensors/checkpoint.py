@@ -88,9 +88,7 @@ class CheckpointSensor(BaseSensorOperator):
         """
         if not self.deferrable:
             return super().execute(context)
-        began = time.monotonic()
-        answer = self.poke(context)
-        return answer.xcom_value if answer else self._defer(self.timeout - (time.monotonic() - began))
+        return self._find_or_defer(context, time.time() + self.timeout)
 
     @override
     def poke(self, context: Context) -> PokeReturnValue:
@@ -105,12 +103,14 @@ class CheckpointSensor(BaseSensorOperator):
             raise AirflowFailException(str(error)) from error
         return PokeReturnValue(is_done=found is not None, xcom_value=found)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """
-        Return what the trigger found.
+        Return what the trigger found, or wait on where it may not look any more.
 
         :raises AirflowException: if it could not go on waiting; a retry may.
         """
+        if event["status"] == "expired":
+            return self._find_or_defer(context, event["deadline"])
         if event["status"] != "success":
             raise AirflowException(event["message"])
         found: dict[str, Any] = event["checkpoint"]
@@ -132,13 +132,17 @@ class CheckpointSensor(BaseSensorOperator):
             self.log.warning("%s", unknown)
         self._warning = unknown
 
-    def _defer(self, seconds_left: float) -> NoReturn:
-        seconds, awaited = max(seconds_left, 0.0), self._awaited()
-        access = reading_access(awaited.job_id, seconds, self.statecheck_conn_id)
+    def _find_or_defer(self, context: Context, deadline: float) -> Any:
+        answer = self.poke(context)
+        return answer.xcom_value if answer else self._defer(deadline)
+
+    def _defer(self, deadline: float) -> NoReturn:
+        awaited = self._awaited()
+        access = reading_access(awaited.job_id, self.statecheck_conn_id)
         self.defer(
-            trigger=_trigger(awaited, self.poke_interval, access),
+            trigger=_trigger(awaited, self.poke_interval, access, deadline),
             method_name="execute_complete",
-            timeout=timedelta(seconds=seconds),
+            timeout=timedelta(seconds=max(deadline - time.time(), 0.0)),
         )
 
     def _awaited(self) -> AwaitedCheckpoint:
@@ -151,7 +155,9 @@ class CheckpointSensor(BaseSensorOperator):
         )
 
 
-def _trigger(awaited: AwaitedCheckpoint, poke_interval: float, access: ReadingAccess | None) -> CheckpointTrigger:
+def _trigger(
+    awaited: AwaitedCheckpoint, poke_interval: float, access: ReadingAccess | None, deadline: float
+) -> CheckpointTrigger:
     way: dict[str, Any] = {}
     if access is not None:
         way = {"url": access.url, "token": access.token, "request_timeout_seconds": access.timeout_seconds}
@@ -161,6 +167,7 @@ def _trigger(awaited: AwaitedCheckpoint, poke_interval: float, access: ReadingAc
         at_least=awaited.at_least,
         max_age_seconds=None if awaited.max_age is None else awaited.max_age.total_seconds(),
         poke_interval=poke_interval,
+        deadline=deadline,
         **way,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncio import sleep
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -16,15 +17,13 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     EnvironmentNotReadyError,
     StateCheckError,
+    TokenExpiredError,
 )
 from airflow_provider_statecheck.hooks.address import DEFAULT_TIMEOUT_SECONDS
-from airflow_provider_statecheck.hooks.reading import ReadingAccess, job_reader
+from airflow_provider_statecheck.hooks.reading import RENEWAL_SECONDS, ReadingAccess, job_reader
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.ids import JobId
-    from airflow_provider_statecheck.checkpoint.job_view import JobView
-
-    Describe = Callable[[JobId], Awaitable[JobView]]
+    from airflow_provider_statecheck.hooks.reading import JobReader
 
 _ARGUMENTS = (
     "job",
@@ -35,6 +34,7 @@ _ARGUMENTS = (
     "url",
     "token",
     "request_timeout_seconds",
+    "deadline",
 )
 
 
@@ -42,8 +42,10 @@ class CheckpointTrigger(BaseTrigger):
     """
     Fire when a job has the checkpoint that is waited for, or when nobody may look any more.
 
-    The event is ``{"status": "success", "checkpoint": {...}}`` or ``{"status": "error", "message": ...}``. Without a URL
-    and a token the coordinator is asked in this process, which works where Airflow's database is open.
+    The event is ``{"status": "success", "checkpoint": {...}}``, ``{"status": "error", "message": ...}``, or ``{"status":
+    "expired", "deadline": ...}`` after an outage during which the token could not be renewed; the task then gets another
+    one and waits on. Without a URL and a token the coordinator is asked in this process, which works where Airflow's
+    database is open.
 
     :param job: The name under which the job is kept.
     :param uid: The operator within the job; by default any.
@@ -53,7 +55,11 @@ class CheckpointTrigger(BaseTrigger):
     :param url: Root of the api-server.
     :param token: A token that can read the job.
     :param request_timeout_seconds: How long to wait for an answer.
+    :param deadline: When the task's time is over, as a POSIX time; it is only handed back to the task.
     """
+
+    _renewed_at: float
+    """When the token was renewed, by the clock of this process."""
 
     def __init__(
         self,
@@ -66,6 +72,7 @@ class CheckpointTrigger(BaseTrigger):
         url: str | None = None,
         token: str | None = None,
         request_timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        deadline: float | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.job = job
@@ -77,6 +84,7 @@ class CheckpointTrigger(BaseTrigger):
         self.token = token
         self.request_timeout_seconds = request_timeout_seconds
         self._warning: str | None = None
+        self.deadline = deadline
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -95,23 +103,26 @@ class CheckpointTrigger(BaseTrigger):
 
     async def _outcome(self) -> dict[str, Any]:
         try:
-            async with job_reader(self._access()) as describe:
-                return {"status": "success", "checkpoint": await self._wait(describe)}
+            async with job_reader(self._access()) as reader:
+                return {"status": "success", "checkpoint": await self._wait(reader)}
+        except TokenExpiredError as error:
+            self.log.warning("The task has to ask for another token: %s", error)
+            return {"status": "expired", "deadline": self.deadline}
         except StateCheckError as error:
             return {"status": "error", "message": f"Cannot wait for a checkpoint of job {self.job!r}: {error}"}
 
-    async def _wait(self, describe: Describe) -> dict[str, Any]:
-        awaited = self._awaited()
+    async def _wait(self, reader: JobReader) -> dict[str, Any]:
+        awaited, self._renewed_at = self._awaited(), monotonic()
         self.log.info("Waiting for %s.", awaited)
         while True:
-            found = await self._look(describe, awaited)
+            found = await self._look(reader, awaited)
             if found is not None:
                 return found
-            await sleep(self.poke_interval)
+            await self._pause(reader)
 
-    async def _look(self, describe: Describe, awaited: AwaitedCheckpoint) -> dict[str, Any] | None:
+    async def _look(self, reader: JobReader, awaited: AwaitedCheckpoint) -> dict[str, Any] | None:
         try:
-            view = await describe(awaited.job_id)
+            view = await reader.describe(awaited.job_id)
         except CheckpointNotFoundError:
             return None  # a job is there from its first attempt on
         except (CoordinatorError, EnvironmentNotReadyError) as error:
@@ -126,6 +137,26 @@ class CheckpointTrigger(BaseTrigger):
         if unknown is not None and unknown != self._warning:
             self.log.warning("%s", unknown)
         self._warning = unknown
+
+    async def _pause(self, reader: JobReader) -> None:
+        # The token ends during a pause that is longer than its life.
+        left = self.poke_interval
+        while True:
+            await sleep(min(left, RENEWAL_SECONDS))
+            left -= RENEWAL_SECONDS
+            if monotonic() - self._renewed_at >= RENEWAL_SECONDS:
+                await self._renew(reader)
+            if left <= 0:
+                return
+
+    async def _renew(self, reader: JobReader) -> None:
+        try:
+            await reader.renew()
+            self._renewed_at = monotonic()
+        except (CoordinatorError, EnvironmentNotReadyError) as error:
+            if not _passes(error):
+                raise
+            self.log.warning("The token for reading is renewed later: %s", error)
 
     def _awaited(self) -> AwaitedCheckpoint:
         max_age = None if self.max_age_seconds is None else timedelta(seconds=self.max_age_seconds)

@@ -62,7 +62,7 @@ class SqlContract(MaintenanceContract):
     ):
         token, attempt = self.register(coordinator, tokens)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
-        reader = tokens.issue_reader(CALLER, attempt.job_id, 10 * DAY).token
+        reader = tokens.issue_reader(CALLER, attempt.job_id).token
         maintenance.retire(RetireJob(job_id=attempt.job_id))
         maintenance.remove(RetireJob(job_id=attempt.job_id))
         assert self.run(coordinator, TEST, status=None).epoch == attempt.epoch + 1
@@ -73,9 +73,9 @@ class SqlContract(MaintenanceContract):
     def test_ended_tokens_are_dropped_and_living_ones_stay(self, engine, coordinator, maintenance, tokens, clock):
         ended, attempt = self.register(coordinator, tokens)
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
-        tokens.issue_reader(CALLER, attempt.job_id, DAY)
-        living = tokens.issue_reader(CALLER, attempt.job_id, 10 * DAY).token
+        tokens.issue_reader(CALLER, attempt.job_id)
         clock.advance(2.5 * DAY)
+        living = tokens.issue_reader(CALLER, attempt.job_id).token
         store, before = SqlTokenStore(engine), clock.now() - timedelta(days=1)
         assert [store.drop_ended(before, dry_run=True), store.drop_ended(before), store.drop_ended(before)] == [2, 2, 0]
         assert tokens.check(living).is_read_only

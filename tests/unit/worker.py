@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,12 @@ class ServedJobs:
 
         return migrate
 
-    def reading_token(self, job: str, lifetime_seconds: float = 3600.0) -> str:
+    def reading_token(self, job: str, run_id: str = "run") -> str:
         """Return a token that reads one job."""
         client = HttpClient(self.url)
-        return HttpGateway(client, ClaimedTask(client)).reading_token(job_id_of(job), lifetime_seconds)
+        task = ClaimedTask(client)
+        task.owner = replace(task.owner, run_id=run_id)
+        return HttpGateway(client, task).reading_token(job_id_of(job))
 
     def close(self) -> None:
         self._engine.dispose()

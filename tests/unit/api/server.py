@@ -39,12 +39,16 @@ class Tasks:
 
     def __init__(self) -> None:
         self.announced = 0
+        self.is_over: set[Caller] = set()
 
     def prove(self, ti_id: str, secret: str) -> Caller:
         if secret != SECRET or not self.announced:
             raise AccessDeniedError("Expected the secret that was announced, found another.")
         self.announced -= 1
         return Caller(**json.loads(ti_id))
+
+    def is_waiting(self, caller: Caller) -> bool:
+        return caller not in self.is_over
 
     def is_dag(self, dag_id: str) -> bool:
         return dag_id in ("nightly", "hourly")
@@ -115,10 +119,9 @@ class ApiServer:
         body = {"ti_id": json.dumps(asdict(caller)), "secret": SECRET}
         return str(accepted(self.call("POST", "/v1/token", body=body))["token"])
 
-    def reading_token(self, job_id: str, lifetime_seconds: float = 3600.0) -> str:
+    def reading_token(self, job_id: str) -> str:
         """Return a new token that reads one job."""
-        body = {"job_id": job_id, "lifetime_seconds": lifetime_seconds}
-        return str(accepted(self.call("POST", "/v1/token/read", self.task_token(), body))["token"])
+        return str(accepted(self.call("POST", "/v1/token/read", self.task_token(), {"job_id": job_id}))["token"])
 
     def attempt(self, job: str = JOB, uid: str = UID, caller: Caller = CALLER, **changes: Any) -> Attempt:
         """Register an attempt with a token of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint, RequestSavepoint
@@ -69,7 +70,18 @@ class Stage:
 
     def completed_savepoint(self) -> str:
         """Complete a savepoint of such an operator."""
-        checkpoint_id, job_id = self.savepoint(), JobId(self.attempt.job_id)
-        begun = self.api.services.coordinator.describe(job_id).checkpoints[-1]
-        request = EndSavepoint(job_id=job_id, checkpoint_id=checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
+        request = EndSavepoint(job_id=JobId(self.attempt.job_id), **self.savepoint_metadata())
         return self.api.services.savepoints.end(request).location
+
+    def savepoint_metadata(self) -> dict[str, Any]:
+        """Begin a savepoint of such an operator, and return what names it and its metadata."""
+        return self._metadata_of(self.savepoint())
+
+    def pending_metadata(self) -> dict[str, Any]:
+        """Return what names the pending checkpoint and its metadata."""
+        return self._metadata_of(self.pending)
+
+    def _metadata_of(self, checkpoint_id: int) -> dict[str, Any]:
+        checkpoint = self.api.services.coordinator.checkpoint(JobId(self.attempt.job_id), checkpoint_id)
+        assert checkpoint is not None
+        return {"checkpoint_id": checkpoint_id, "metadata_uri": f"{checkpoint.location}/_metadata"}

@@ -53,19 +53,22 @@ class Rule:
 
 RULES: dict[Route, Rule] = {
     ("POST", "/v1/token/read"): Rule(Stage.task_token),
+    ("POST", "/v1/token/renew"): Rule(Stage.reading_token),
     ("POST", "/v1/attempts/register"): Rule(Stage.task_token, lambda s: {"job_name": JOB, "attempt_key": new_key()}),
     ("POST", "/v1/attempts/adopt"): Rule(Stage.task_token),
     ("POST", "/v1/attempts/confirm-restore"): Rule(
         Stage.attempt_token, lambda s: {"checkpoint_id": 2, "skipped": [{"checkpoint_id": 3, "reason": "gone"}]}
     ),
     ("POST", "/v1/attempts/trigger"): Rule(Stage.attempt_token),
-    ("POST", "/v1/attempts/acknowledge"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
+    ("POST", "/v1/attempts/acknowledge"): Rule(Stage.attempt_token, Stage.pending_metadata),
     ("POST", "/v1/attempts/decline"): Rule(Stage.attempt_token, lambda s: {"checkpoint_id": s.pending}),
     ("POST", "/v1/attempts/confirm-discards"): Rule(Stage.attempt_token, lambda s: {"checkpoint_ids": [1]}),
     ("POST", "/v1/attempts/confirm-commits"): Rule(Stage.attempt_token, lambda s: {"checkpoint_ids": [1]}),
     ("POST", "/v1/attempts/finish"): Rule(Stage.attempt_token),
     ("GET", "/v1/jobs"): Rule(Stage.task_token),
     ("GET", "/v1/jobs/{job_id}"): Rule(Stage.reading_token),
+    ("GET", "/v1/jobs/{job_id}/checkpoints"): Rule(Stage.reading_token),
+    ("GET", "/v1/jobs/{job_id}/checkpoints/{checkpoint_id}"): Rule(Stage.reading_token),
     ("GET", "/v1/jobs/{job_id}/operators/{operator_id}/latest"): Rule(Stage.reading_token),
 }
 MAINTENANCE_ROUTES = {
@@ -79,7 +82,7 @@ MAINTENANCE_ROUTES = {
     ("POST", "/v1/maintenance/drop-tokens"): Rule(Stage.maintenance_token),
     ("POST", "/v1/savepoints/request"): Rule(Stage.maintenance_token, lambda s: {"operator_id": s.idle_operator()}),
     ("POST", "/v1/savepoints/begin"): Rule(Stage.maintenance_token, lambda s: {"request_key": s.savepoint_request()}),
-    ("POST", "/v1/savepoints/end"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_id": s.savepoint()}),
+    ("POST", "/v1/savepoints/end"): Rule(Stage.maintenance_token, Stage.savepoint_metadata),
     ("POST", "/v1/savepoints/dispose"): Rule(Stage.maintenance_token, lambda s: {"pointer": s.completed_savepoint()}),
 }
 RULES |= MAINTENANCE_ROUTES
@@ -87,7 +90,9 @@ READS_OF_ITS_JOB = {route for route in RULES if "{job_id}" in route[1]}
 # The stage of these tests runs and is young, so that nothing of it may be closed, retired or dropped.
 MILD = ("close-abandoned", "settle-run", "refusal", "retire", "remove", "drop-tokens")
 KEEPS_WHAT_RUNS = {("POST", f"/v1/maintenance/{verb}") for verb in MILD}
-CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, ("GET", "/v1/jobs")}
+RENEWS = {("POST", "/v1/token/renew")}
+# A token that was given at this moment is not extended by a renewal at the same moment.
+CHANGES_NOTHING = {*READS_OF_ITS_JOB, *KEEPS_WHAT_RUNS, *RENEWS, ("GET", "/v1/jobs")}
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def _request(stage: Stage, route: Route) -> Request:
         identities = {"attempt": ref, "job_id": ref["job_id"], "owner": encode(owner_of(CALLER))}
         body |= {name: value for name, value in identities.items() if name in body}
         body |= RULES[route].fit(stage)
-    return Request(route[0], route[1].format(**ref), body)
+    return Request(route[0], route[1].format(checkpoint_id=stage.pending, **ref), body)
 
 
 def _example(operation: dict[str, Any]) -> dict[str, Any] | None:
@@ -233,7 +238,9 @@ def _of_a_task_of_another_dag(stage: Stage, route: Route) -> str:
 
 
 MAY_READ_ITS_JOB = (_of_another_operator, _read_only)
+MAY_BE_RENEWED = (_read_only, _read_only_of_another_job)
 CASES = [(r, w) for r in RULES for w in WRONG if not (r in READS_OF_ITS_JOB and w in MAY_READ_ITS_JOB)]
+CASES = [(r, w) for r, w in CASES if not (r in RENEWS and w in MAY_BE_RENEWED)]
 
 CASES += [(r, _of_a_task_of_another_dag) for r in MAINTENANCE_ROUTES]
 

@@ -7,6 +7,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,19 @@ def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
         return compare(one, other)
 
     monkeypatch.setattr(airflow_tasks, "_is_equal", meet)
+
+
+def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> None:
+    task = RunningTask.start(engine)
+    caller = Caller(dag_id="nightly", run_id=task.run_id, task_id="features")
+    found = {}
+    for state in ("running", "deferred", "success", "failed", "up_for_retry", "scheduled"):
+        task.become(state)
+        found[state] = AirflowTasks().is_waiting(caller)
+    assert {state for state, waits in found.items() if waits} == {"running", "deferred"}
+    task.become("deferred")
+    for other in ({"map_index": 0}, {"run_id": "another"}, {"task_id": "another"}, {"dag_id": "another"}):
+        assert not AirflowTasks().is_waiting(replace(caller, **other))
 
 
 def test_a_dag_is_known_by_its_row(engine: Engine) -> None:

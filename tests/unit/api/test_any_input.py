@@ -24,11 +24,22 @@ from airflow_provider_statecheck.metadata.engines import open_engine
 from airflow_provider_statecheck.metadata.models import Base
 from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
 from tests.unit.api.stage import Stage
-from tests.unit.api.test_access import RULES, Route, _name, _request
+from tests.unit.api.test_access import RENEWS, RULES, Route, _name, _request
 
 OF_NO_COLUMN = {
-    *("secret", "ti_id", "dry_run", "is_named", "lifetime_seconds", "age_seconds", "idle_seconds", "timeout_seconds"),
-    *("failure", "reason", "problem", "logical_task", "clear_marker", "label", "airflow", "pointer"),
+    *("secret", "ti_id", "dry_run", "is_named", "age_seconds", "idle_seconds", "timeout_seconds"),
+    *(
+        "failure",
+        "reason",
+        "problem",
+        "logical_task",
+        "clear_marker",
+        "savepoint_dir",
+        "increment_seconds",
+        "label",
+        "airflow",
+        "pointer",
+    ),
 }
 """Fields of messages that are looked at and not kept, or kept as a text of any length."""
 HOSTILE: tuple[Any, ...] = (
@@ -78,7 +89,9 @@ HEADERS = st.sampled_from(
         {},
     ]
 )
-PLACES = st.sampled_from(["0" * 33, "x" * 5000, "%00", "%ed%a0%80", "%ff", "a%2Fb", "..;", "9" * 400, "%F0%9D%84%9E"])
+PLACES = st.sampled_from(
+    ["0" * 33, "9" * 19, "x" * 5000, "%00", "%ed%a0%80", "%ff", "a%2Fb", "..;", "9" * 400, "%F0%9D%84%9E"]
+)
 ROUTES = sorted(RULES)
 MESSAGES = [route for route in ROUTES if route[0] == "POST"]
 TRIES = settings(
@@ -148,7 +161,7 @@ def test_no_value_in_a_field_makes_the_server_fail(lasting: Stage, route: Route)
     is_answered()
 
 
-@pytest.mark.parametrize("route", MESSAGES, ids=_name)
+@pytest.mark.parametrize("route", [route for route in MESSAGES if route not in RENEWS], ids=_name)
 def test_no_body_and_no_header_makes_the_server_fail(stage: Stage, route: Route) -> None:
     token = RULES[route].right(stage)
 
@@ -165,10 +178,19 @@ def test_no_place_in_a_path_makes_the_server_fail(lasting: Stage, route: Route) 
     @given(PLACES, PLACES)
     @TRIES
     def is_answered(job: str, operator: str) -> None:
-        path = route[1].format(job_id=job, operator_id=operator)
-        assert _send(lasting.api, route, path, lasting.task_token(), b"", {}).status_code >= 400
+        path = route[1].format(job_id=job, operator_id=operator, checkpoint_id=operator)
+        _send(lasting.api, route, path, lasting.task_token(), b"", {})
 
     is_answered()
+
+
+@pytest.mark.parametrize("name", ["before", "limit", "operator_id", "status", "unknown"])
+@pytest.mark.parametrize(
+    "value", ["", "x", "%00", "-1", "0", "2147483648", "9223372036854775808", "9" * 5000, "x" * 600]
+)
+def test_no_value_in_a_query_makes_the_server_fail(lasting: Stage, name: str, value: str) -> None:
+    path = f"/v1/jobs/{lasting.attempt.job_id}/checkpoints?{name}={value}"
+    _send(lasting.api, ("GET", ""), path, lasting.task_token(), b"", {})
 
 
 @pytest.mark.parametrize("route", [("POST", "/v1/token"), *MESSAGES], ids=_name)

@@ -108,7 +108,7 @@ class TestMalformedMessages:
 
     @pytest.mark.parametrize("path", ["/v1/token", "/v1/token/read"])
     def test_a_secret_in_the_place_of_an_id_is_not_shown(self, api: ApiServer, path: str) -> None:
-        body = {"ti_id": HIDDEN, "secret": HIDDEN, "job_id": HIDDEN, "lifetime_seconds": 0}
+        body = {"ti_id": HIDDEN, "secret": HIDDEN, "job_id": HIDDEN}
         assert HIDDEN not in api.call("POST", path, api.task_token(), body).text
 
     @pytest.mark.parametrize("value", ["a\x00b", "\ud800", 2**63, -(2**63) - 1, float("inf"), float("nan"), 10**400])

@@ -176,7 +176,7 @@ class TestAReplyOfSomethingElse:
         with pytest.raises(CoordinatorError, match="one version of the provider"):
             gateway.jobs()
         with pytest.raises(CoordinatorError, match="one version of the provider"):
-            gateway.reading_token("0" * 32, 1.0)  # type: ignore[arg-type]
+            gateway.reading_token("0" * 32)  # type: ignore[arg-type]
 
     def test_an_error_of_the_coordinator_is_raised_again(self) -> None:
         reply = {"code": "stale_attempt", "message": "text", "attributes": {"current_epoch": 3}}

@@ -129,6 +129,7 @@ def test_the_trigger_gets_the_condition_the_interval_and_the_timeout(in_worker: 
     deferred = _deferral(sensor)
     arguments = _arguments(deferred)
     assert arguments.pop("token")
+    assert time.time() < arguments.pop("deadline") <= time.time() + 600
     assert arguments == {
         "job": "sales",
         "uid": "part[north]",
@@ -157,20 +158,38 @@ def test_the_trigger_gets_a_token_that_reads_one_job(in_worker: ServedJobs) -> N
     assert (_opens(in_worker, token, "sales"), _opens(in_worker, token, "secret")) == ("opened", "AccessDeniedError")
 
 
-@pytest.mark.parametrize(
-    ("timeout", "still_valid", "expired"),
-    [(600.0, 600.0, 2 * 3600.0), (0.0, 60.0, 2 * 3600.0), (400 * DAY, 90 * DAY - 60, 90 * DAY)],
-    ids=["a margin longer than the timeout", "no timeout at all", "at most what the API gives"],
-)
-def test_the_token_outlives_the_wait_and_not_much_more(
-    in_worker: ServedJobs, timeout: float, still_valid: float, expired: float
-) -> None:
+def test_the_token_lives_for_a_quarter_of_an_hour_however_long_the_wait(in_worker: ServedJobs) -> None:
     in_worker.begin()
-    token = _arguments(_deferral(make_sensor(deferrable=True, timeout=timeout)))["token"]
-    in_worker.clock.advance(still_valid)
+    token = _arguments(_deferral(make_sensor(deferrable=True, timeout=400 * DAY)))["token"]
+    in_worker.clock.advance(15 * 60 - 1)
     assert _opens(in_worker, token, "sales") == "opened"
-    in_worker.clock.advance(expired - still_valid)
+    in_worker.clock.advance(1)
     assert _opens(in_worker, token, "sales") == "TokenExpiredError"
+
+
+def test_a_task_whose_trigger_may_not_look_any_more_waits_on_with_another_token(in_worker: ServedJobs) -> None:
+    sensor = make_sensor(deferrable=True, timeout=600)
+    first = _arguments(_deferral(sensor))
+    event = {"status": "expired", "deadline": first["deadline"] - 100}
+    with pytest.raises(TaskDeferred) as deferred:
+        sensor.execute_complete(CONTEXT, event)
+    again = _arguments(deferred.value)
+    assert timedelta(0) < deferred.value.timeout <= timedelta(seconds=500)
+    assert again["deadline"] == event["deadline"]
+    assert again["token"] != first["token"]
+    assert _opens(in_worker, again["token"], "sales") == "CheckpointNotFoundError"
+
+
+def test_such_a_task_looks_first(in_worker: ServedJobs) -> None:
+    in_worker.complete()
+    event = {"status": "expired", "deadline": time.time()}
+    assert make_sensor(deferrable=True).execute_complete(CONTEXT, event)["checkpoint_id"] == 1
+
+
+def test_such_a_task_has_no_more_time_than_before(in_worker: ServedJobs) -> None:
+    with pytest.raises(TaskDeferred) as deferred:
+        make_sensor(deferrable=True).execute_complete(CONTEXT, {"status": "expired", "deadline": time.time() - 1})
+    assert deferred.value.timeout == timedelta(0)
 
 
 def test_the_token_is_shown_nowhere(in_worker: ServedJobs, caplog, capfd) -> None:

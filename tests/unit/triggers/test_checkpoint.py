@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError
+from airflow_provider_statecheck.gateway.http_async import AsyncJobReader
 from airflow_provider_statecheck.hooks import reading
 from airflow_provider_statecheck.triggers import checkpoint
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointTrigger
 from tests.unit.worker import ServedJobs
 
+LONG = 2 * 3600.0
 FOUND = {"job": "sales", "uid": "aggregate", "checkpoint_id": 1, "pointer": f"memory://base/{job_id_of('sales')}/chk-1"}
 
 A_SERVER_ENDS = 20
@@ -142,12 +145,83 @@ def test_missing_tables_are_waited_for(served: ServedJobs, event_after, capfd) -
     assert "airflow db migrate" in capfd.readouterr().out
 
 
-def test_an_expired_token_ends_the_wait(served: ServedJobs, event_after) -> None:
-    trigger = _trigger(served, token=served.reading_token("sales", lifetime_seconds=60.0))
-    payload = event_after(trigger, lambda: served.clock.advance(61))
+def test_a_token_that_expired_in_an_outage_sends_the_task_for_another(served: ServedJobs, event_after) -> None:
+    payload = event_after(_trigger(served, deadline=1234.5), lambda: served.clock.advance(15 * 60))
+    assert payload == {"status": "expired", "deadline": 1234.5}
+
+
+class Waiting:
+    """Lets the server's time and the trigger's own pass in each pause."""
+
+    def __init__(self, served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._served = served
+        self.seconds: list[float] = []
+        self.at_last: Callable[[], object] = served.complete
+        monkeypatch.setattr(checkpoint, "sleep", self._sleep)
+        monkeypatch.setattr(checkpoint, "monotonic", lambda: sum(self.seconds))
+
+    async def _sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self._served.clock.advance(seconds)
+        if sum(self.seconds) >= LONG:
+            self.at_last()
+
+
+@pytest.mark.parametrize("poke_interval", [60.0, 250.0, 400.0, 7200.0])
+def test_the_token_is_renewed_before_it_expires_however_rarely_the_trigger_looks(
+    served: ServedJobs, monkeypatch: pytest.MonkeyPatch, poke_interval: float
+) -> None:
+    trigger = _inflated(_trigger(served, poke_interval=poke_interval))
+    waiting = Waiting(served, monkeypatch)
+    assert _found(asyncio.run(_events(trigger))[0].payload) == FOUND
+    assert LONG <= sum(waiting.seconds) < LONG + 2 * poke_interval
+    assert max(waiting.seconds) <= 300
+
+
+def test_a_triggerer_that_is_restarted_goes_on_with_the_same_token(
+    served: ServedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Airflow keeps of a trigger cannot be changed by it."""
+    trigger = _trigger(served, poke_interval=100.0)
+
+    class RestartedError(Exception):
+        pass
+
+    def restart() -> None:
+        raise RestartedError
+
+    Waiting(served, monkeypatch).at_last = restart
+    with pytest.raises(RestartedError):
+        asyncio.run(_events(_inflated(trigger)))
+    Waiting(served, monkeypatch)
+    assert _found(asyncio.run(_events(_inflated(trigger)))[0].payload) == FOUND
+
+
+def test_a_server_that_is_away_when_the_token_is_renewed_is_asked_again(
+    served: ServedJobs, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    trigger, waiting = _inflated(_trigger(served, poke_interval=100.0)), Waiting(served, monkeypatch)
+    renewals: list[float] = []
+
+    async def away_at_first(self: AsyncJobReader) -> None:
+        renewals.append(sum(waiting.seconds))
+        if len(renewals) == 1:
+            raise CoordinatorUnavailableError("Expected the coordinator's API, found no server there.")
+        await renew(self)
+
+    renew = AsyncJobReader.renew
+    monkeypatch.setattr(AsyncJobReader, "renew", away_at_first)
+    assert _found(asyncio.run(_events(trigger))[0].payload) == FOUND
+    assert renewals[1] - renewals[0] == trigger.poke_interval
+    assert "renewed later" in capfd.readouterr().out
+
+
+def test_the_wait_ends_when_its_task_does(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = served.reading_token("sales", run_id="ended")
+    Waiting(served, monkeypatch)
+    payload = asyncio.run(_events(_trigger(served, token=token)))[0].payload
     assert payload["status"] == "error"
-    assert "'sales'" in payload["message"]
-    assert "expired" in payload["message"]
+    assert "runs or is deferred" in payload["message"]
 
 
 @pytest.mark.parametrize("job", ["another job", None], ids=["of another job", "unknown"])
