@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
@@ -92,6 +93,19 @@ def test_rows_are_those_that_were_committed_with_the_types_of_their_columns(spar
     assert {row["account"] for row in frame.collect()} == {"000", "001", "002"}
     assert sorted(row["number"] for row in frame.collect()) == list(range(20))
     assert following(enumerator) is None
+
+
+def test_a_changed_page_of_the_output_upstream_is_an_error_and_no_other_value(spark, tries):
+    tries.write_input(part(0), part(1))
+    run_upstream(tries, never(tries))
+    for path in tries.output.rglob("part-*.parquet"):
+        content = bytearray(path.read_bytes())
+        content[pq.read_metadata(path).row_group(0).column(0).dictionary_page_offset + 40] ^= 1
+        path.write_bytes(content)
+    enumerator = StageOutputSource(str(tries.output)).open(spark)
+
+    with pytest.raises(Exception, match="FAILED_READ_FILE"):
+        enumerator.load(following(enumerator)).collect()
 
 
 def test_chosen_columns_come_in_their_order(spark, tries):

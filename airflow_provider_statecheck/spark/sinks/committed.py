@@ -12,6 +12,7 @@ from airflow_provider_statecheck.spark.sinks.ledger import COMMITS, in_parallel
 from airflow_provider_statecheck.spark.sinks.names import LEDGER_DIRECTORY
 from airflow_provider_statecheck.spark.sinks.record import CommitRecord
 from airflow_provider_statecheck.spark.sinks.target_files import open_target
+from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -78,7 +79,7 @@ def read_committed(spark: SparkSession, path: str, *, storage_options: Mapping[s
     uris = [f"{base}/{file.name}" for _, record in found for file in record.files]
     if not uris:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("basePath", base).parquet(*uris)
+    return spark.read.schema(schema).options(**VERIFIED_PAGES).option("basePath", base).parquet(*uris)
 
 
 def _as_spark_knows(spark: SparkSession, uri: str) -> str:

@@ -25,8 +25,20 @@ if TYPE_CHECKING:
 
 _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
 
+VERIFIED_PAGES = {
+    "parquet.page.verify-checksum.enabled": "true",
+    # Parquet does not verify what it skips rows by: a changed byte in a dictionary or an index would lose rows in silence.
+    "parquet.filter.dictionary.enabled": "false",
+    "parquet.filter.columnindex.enabled": "false",
+    "parquet.filter.bloom.enabled": "false",
+}
+"""Options of Spark's reader with which a changed byte in a page is an error and never another value."""
+
+# A session may be set up to leave the checksums of pages out.
+_WRITE_OPTIONS = {"parquet.page.write-checksum.enabled": "true"}
 # A session may be set up to read past damage or to add up schemas; a restore must do neither.
 _READ_OPTIONS = {
+    **VERIFIED_PAGES,
     "mergeSchema": "false",
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
@@ -62,7 +74,7 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     """
     refuse_unwritable(df)
     _refuse_lossy_settings(df)
-    _to_file_columns(df).write.mode("error").parquet(data_uri)
+    _to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
 
 
 def read_dataframe(spark: SparkSession, data_uri: str, schema_json: str) -> DataFrame:

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.snapshots.dataframes import VERIFIED_PAGES
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.schema import parse_schema
 from airflow_provider_statecheck.spark.sources.changes import OnChange, require_unchanged
@@ -115,7 +116,11 @@ class FileReader:
         return self._read(root, uris, self.schema).select([named(field.name) for field in self.wanted.fields])
 
     def _read(self, root: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
-        reader: DataFrameReader = self.spark.read.format(self.format.name).options(**self.format.options)
+        verified = VERIFIED_PAGES if self.format.name == "parquet" else {}
+        # The user's own options come last, so that a source can be told to read what another writer left.
+        reader: DataFrameReader = self.spark.read.format(self.format.name).options(
+            **verified | dict(self.format.options)
+        )
         if schema is not None:
             reader = reader.schema(schema)
         if all(uri != root for uri in uris):
