@@ -66,6 +66,8 @@ log = logging.getLogger(__name__)
 _BATCHES_AT_END = 20
 """How many batches of old rows the end of an attempt removes: more rows than one adds that runs a day and checkpoints
 every ten seconds."""
+# A row stays small; damage that was forgotten is found again by reading.
+_MOST_DAMAGED = 100
 
 
 class AttemptCoordinator:
@@ -237,7 +239,7 @@ class AttemptCoordinator:
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """
-        Close an attempt: its pending checkpoints are aborted and its pins end.
+        Close an attempt: its pending checkpoints are aborted, its pins end, and the damage that it found is recorded.
 
         Old rows of the operator go afterwards, so that they are bounded even where no maintenance runs.
 
@@ -253,6 +255,7 @@ class AttemptCoordinator:
             if attempt.status is AttemptStatus.RUNNING:
                 _require_committed(tx, attempt, request)
                 transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
+                _record_damage(tx, attempt, request.damaged_snapshots)
                 tx.save_attempt(
                     replace(attempt, status=request.status, ended_at=tx.now, message=request.message[:2000])
                 )
@@ -323,6 +326,14 @@ def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemp
         uid=request.uid,
         holder=holder.label,
     )
+
+
+def _record_damage(tx: JobTransaction, attempt: AttemptRecord, found: tuple[str, ...]) -> None:
+    operator = tx.operator(attempt.operator_id)
+    if operator is None or not found:
+        return
+    damaged = dict.fromkeys((*operator.damaged_snapshots, *found))
+    tx.save_operator(replace(operator, damaged_snapshots=tuple(damaged)[-_MOST_DAMAGED:]))
 
 
 def _require_place(request: TriggerCheckpoint) -> None:

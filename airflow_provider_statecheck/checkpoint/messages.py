@@ -107,6 +107,8 @@ class AttemptGrant:
     """Operators of the job that no task has any more; a new sink must not write beside their output."""
     warning: str = ""
     """What the user should know before the stage starts; empty if all is well."""
+    damaged_snapshots: tuple[str, ...] = ()
+    """URIs of snapshots that earlier attempts could not read; they are to be computed anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +248,8 @@ class FinishAttempt:
     status: AttemptStatus
     """``FINISHED`` or ``FAILED``."""
     message: str = ""
+    damaged_snapshots: tuple[str, ...] = ()
+    """URIs of snapshots that the attempt restored and found to be damaged when it read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,8 @@ class OperatorRecord:
     """Grows with each fresh start; only checkpoints of the current generation are restored."""
     first_run: str = ""
     """The run that began the generation; empty where that is not known."""
+    damaged_snapshots: tuple[str, ...] = ()
+    """URIs of snapshots of this generation that an attempt found to be damaged, the latest last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

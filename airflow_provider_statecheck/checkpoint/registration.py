@@ -88,7 +88,9 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRec
     start = _decide(tx, operator, previous, request)
     operator = replace(operator, epoch=operator.epoch + 1)
     if not start.goes_on:
-        operator = replace(operator, generation=operator.generation + 1, first_run=request.owner.run_key)
+        operator = replace(
+            operator, generation=operator.generation + 1, first_run=request.owner.run_key, damaged_snapshots=()
+        )
     # What an earlier generation wrote is retracted by the sink when it is opened.
     transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
@@ -258,4 +260,5 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         warning=warning,
         uid=request.uid if operator is None else operator.uid,
         gone_uids=operator_uids.gone_for_sinks(tx, request),
+        damaged_snapshots=operator.damaged_snapshots if operator else (),
     )

@@ -43,7 +43,7 @@ def _properties(values: dict[str, Any]) -> CheckpointProperties:
 
 
 JOBS = RecordTable(models.Job, JobRecord)
-OPERATORS = RecordTable(models.Operator, OperatorRecord)
+OPERATORS = RecordTable(models.Operator, OperatorRecord, damaged_snapshots=tuple)
 ATTEMPTS = RecordTable(
     models.Attempt, AttemptRecord, status=AttemptStatus, owner=_owner, retention=CheckpointRetentionPolicy
 )

@@ -55,6 +55,7 @@ class Operator(Base):
     epoch: Mapped[int] = mapped_column(Integer, nullable=False)
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
     first_run: Mapped[str] = mapped_column(Text, nullable=False)
+    damaged_snapshots: Mapped[list[str]] = mapped_column(JSON, nullable=False)
 
 
 class Attempt(Base):

@@ -246,15 +246,19 @@ class StageAttempt:
         """
         self._failures.failed(error)
 
-    def finish(self, status: AttemptStatus, message: str = "") -> None:
+    def finish(self, status: AttemptStatus, message: str = "", damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
         Close the attempt and carry out what its pins held back; after a success orphans are swept too.
 
+        :param damaged_snapshots: URIs of restored snapshots that could not be read; the next attempt leaves them out.
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
         if status is AttemptStatus.FINISHED:
             self._serve_last_savepoints()
-        effects = self._gateway.finish(FinishAttempt(attempt=self.grant.attempt, status=status, message=message))
+        closing = FinishAttempt(
+            attempt=self.grant.attempt, status=status, message=message, damaged_snapshots=damaged_snapshots
+        )
+        effects = self._gateway.finish(closing)
         deleted = self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
@@ -265,15 +269,16 @@ class StageAttempt:
         if line is not None:
             log.info("%s", line)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
         Close the attempt as failed. Outside of Airflow, say what is kept; a task says it below the account of its error.
 
         :param error: Why it failed.
+        :param damaged_snapshots: As for :meth:`finish`.
         """
         self._newer_epoch = _newer_epoch(error)
         try:
-            self.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
+            self.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}", damaged_snapshots)
         except StaleAttemptError as stale:
             self._newer_epoch = _newer_epoch(stale)
         except StateCheckError as closing:

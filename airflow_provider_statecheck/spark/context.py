@@ -29,6 +29,7 @@ from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey
 from airflow_provider_statecheck.spark.state import StageState
 from airflow_provider_statecheck.spark.step_report import StepReport as StepReport
 from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -318,8 +319,11 @@ class StageContext:
         self._close()
 
     def fail(self, error: BaseException) -> None:
-        """Close the attempt as failed and say in one line what was kept."""
-        self._attempt.fail(error)
+        """Close the attempt as failed, tell which snapshot could not be read if that was why, and say what was kept."""
+        damaged = self._saving.snapshots.damage_behind(error)
+        for uri, problem in damaged.items():
+            log.error("Snapshot %s is damaged, the next try computes it anew: %s", redact(uri), problem)
+        self._attempt.fail(error, tuple(damaged))
         self._close()
 
     def kept(self) -> str:

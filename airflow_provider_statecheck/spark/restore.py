@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.restored_snapshots import as_adopted
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files, verify_footers
 from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
@@ -35,9 +36,14 @@ class RestoredStage:
     checkpoint: CheckpointRecord
     document: CheckpointDocument
     manifests: dict[str, SnapshotManifest]
-    """By the URI of the snapshot."""
+    """By the URI of the snapshot; damaged ones have none."""
     state: dict[str, Any]
     skipped: tuple[SkippedCheckpoint, ...]
+
+    @property
+    def damaged(self) -> tuple[SnapshotHandle, ...]:
+        """Return the snapshots that the checkpoint names and that must be computed anew."""
+        return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
     def confirmation(self, attempt: AttemptRef, *, claim: bool) -> ConfirmRestore:
         """Return what to tell the coordinator."""
@@ -50,21 +56,34 @@ def restore_latest(storage: CheckpointStorage, grant: AttemptGrant, registration
     Load the newest candidate that verifies.
 
     A storage that does not answer is no reason to fall back: only bytes that are there and wrong, or known to be
-    missing, are.
+    missing, are. Where every candidate names a damaged snapshot, the newest is restored without its damaged ones.
 
     :raises NoRestorableCheckpointError: if none verifies.
     :raises StorageError: if the storage does not answer.
     """
-    skipped: list[SkippedCheckpoint] = []
+    restored, skipped = _newest(storage, grant, registration, leaves_out=False)
+    for each in skipped:
+        log.error(
+            "Checkpoint %s cannot be restored, falling back to the one before: %s", each.checkpoint_id, each.reason
+        )
+    if restored is None:
+        restored, _ = _newest(storage, grant, registration, leaves_out=True)
+    if restored is None:
+        raise _none_left(grant, skipped)
+    return restored
+
+
+def _newest(
+    storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt, *, leaves_out: bool
+) -> tuple[RestoredStage | None, tuple[SkippedCheckpoint, ...]]:
+    known = frozenset(grant.damaged_snapshots)
+    skipped: tuple[SkippedCheckpoint, ...] = ()
     for candidate in grant.candidates:
         try:
-            return _load(storage, _as_restored(candidate, registration), tuple(skipped))
+            return _load(storage, _as_restored(candidate, registration), skipped, known, leaves_out=leaves_out), skipped
         except UNREADABLE as error:
-            log.error(  # noqa: TRY400 - the reason is in the text, a trace would hide it
-                "Checkpoint %s cannot be restored, falling back to the one before: %s", candidate.checkpoint_id, error
-            )
-            skipped.append(SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
-    raise _none_left(grant, skipped)
+            skipped = (*skipped, SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
+    return None, skipped
 
 
 def _as_restored(candidate: CheckpointRecord, registration: RegisterAttempt) -> CheckpointRecord:
@@ -75,15 +94,22 @@ def _as_restored(candidate: CheckpointRecord, registration: RegisterAttempt) -> 
 
 
 def _load(
-    storage: CheckpointStorage, candidate: CheckpointRecord, skipped: tuple[SkippedCheckpoint, ...]
+    storage: CheckpointStorage,
+    candidate: CheckpointRecord,
+    skipped: tuple[SkippedCheckpoint, ...],
+    damaged: AbstractSet[str] = frozenset(),
+    *,
+    leaves_out: bool = False,
 ) -> RestoredStage:
     document = load_document(storage, candidate)
-    manifests = {handle.uri: _verified_manifest(storage, handle) for handle in document.snapshots}
+    find = _sound_manifest if leaves_out else _verified_manifest
+    # What an earlier attempt failed to read would only fail again.
+    found = {handle.uri: find(storage, handle) for handle in document.snapshots if handle.uri not in damaged}
     _verify_operator_states(storage, document)
     return RestoredStage(
         checkpoint=candidate,
         document=document,
-        manifests=manifests,
+        manifests={uri: manifest for uri, manifest in found.items() if manifest is not None},
         state=read_state(storage, document),
         skipped=skipped,
     )
@@ -122,8 +148,18 @@ def read_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict
 
 def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
     manifest = read_manifest(storage, handle)
-    verify_files(storage, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
+    data_uri = f"{handle.uri}/{DATA_DIRECTORY}"
+    verify_files(storage, data_uri, manifest)
+    verify_footers(storage, data_uri, manifest)
     return manifest
+
+
+def _sound_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest | None:
+    try:
+        return _verified_manifest(storage, handle)
+    except UNREADABLE as error:
+        log.error("Snapshot %r is damaged and is left out: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
+        return None
 
 
 def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocument) -> None:
@@ -132,7 +168,7 @@ def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocu
         raise CorruptStateError("; ".join(problems))
 
 
-def _none_left(grant: AttemptGrant, skipped: list[SkippedCheckpoint]) -> NoRestorableCheckpointError:
+def _none_left(grant: AttemptGrant, skipped: tuple[SkippedCheckpoint, ...]) -> NoRestorableCheckpointError:
     reasons = "; ".join(f"checkpoint {s.checkpoint_id}: {s.reason}" for s in skipped)
     return NoRestorableCheckpointError(
         f"The stage is to be restored ({grant.start_reason}), but no completed checkpoint can be read: {reasons}. "

@@ -7,24 +7,17 @@ checkpoint.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from typing_extensions import override
+from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, checkpoint_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.spark.restore import read_manifest, read_state
-from airflow_provider_statecheck.spark.snapshots.manifest import (
-    SnapshotFile,
-    SnapshotManifest,
-    footer_digest,
-    verify_files,
-)
+from airflow_provider_statecheck.spark.snapshots.damage import read_pages
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files, verify_footers
 from airflow_provider_statecheck.spark.state_verify import StateVerifier
 from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.documents import UNREADABLE, load_document
@@ -32,13 +25,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import redact
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 Value = TypeVar("Value")
-
-_BATCH_ROWS = 64 * 1024
-_BUFFER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +116,18 @@ class CheckpointVerifier:
         manifest, problem = _tried(lambda: read_manifest(self._storage, handle))
         if manifest is None:
             return Verification(pointer=handle.uri, problems=(f"snapshot {handle.name!r}: {problem}",))
-        _, problem = _tried(lambda: verify_files(self._storage, data_uri, manifest))
-        if problem or not self._is_deep:
-            return _of_snapshot(handle, [problem])
-        _, problem = _tried(lambda: _require_footers(self._storage, data_uri, manifest))
-        if problem:
-            return _of_snapshot(handle, [problem])
-        return self._read_pages(handle, manifest)
+        for check in (verify_files, verify_footers):
+            _, problem = _tried(partial(check, self._storage, data_uri, manifest))
+            if problem:
+                return _of_snapshot(handle, [problem])
+        return self._read_pages(handle, manifest) if self._is_deep else _of_snapshot(handle, [])
 
     def _read_pages(self, handle: SnapshotHandle, manifest: SnapshotManifest) -> Verification:
         problems, unchecked, rows = [], [], 0
         for file in manifest.files:
             uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
             try:
-                rows += _read_file(self._storage, uri, file)
+                rows += read_pages(self._storage, uri, file)
             except UNREADABLE as error:
                 problems.append(str(error))
             except NotImplementedError as error:
@@ -193,73 +178,3 @@ def _tried(call: Callable[[], Value]) -> tuple[Value | None, str]:
         return call(), ""
     except (*UNREADABLE, LocationNotAllowedError) as error:
         return None, str(error)
-
-
-def _require_footers(storage: CheckpointStorage, data_uri: str, manifest: SnapshotManifest) -> None:
-    for file in manifest.files:
-        uri = f"{data_uri}/{file.name}"
-        found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
-        if found != file.footer_sha256:
-            raise CorruptStateError(
-                f"Expected the footer of {uri} to have the digest {file.footer_sha256[:12]}…, found {found[:12]}…; the "
-                f"file was changed after it was written.",
-                uri=uri,
-            )
-
-
-def _read_file(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = 0
-    try:
-        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
-        # Spark writes a checksum with each page; without one, only what does not decode is found.
-        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            batch.validate(full=True)
-            rows += batch.num_rows
-    except pyarrow.ArrowNotImplementedError:
-        raise
-    except (OSError, pyarrow.ArrowException) as error:
-        raise CorruptStateError(f"A page of {uri} cannot be read: {error}", uri=uri) from error
-    return rows
-
-
-class _RangeReader(io.RawIOBase):
-    """A file on checkpoint storage, read where it is asked for and never as a whole."""
-
-    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
-        self._storage = storage
-        self._uri = uri
-        self._size = size
-        self._position = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._position
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = start + offset
-        return self._position
-
-    @override
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._size)
-        if end <= self._position:
-            return 0
-        data = self._storage.read_range(self._uri, self._position, end)
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)

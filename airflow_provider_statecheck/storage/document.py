@@ -30,6 +30,8 @@ class SnapshotHandle:
     seconds: float
     """What computing and writing it took."""
     created_at: str
+    lineage: str = ""
+    """Set where it replaces a damaged snapshot, so that what was built from that one counts as changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

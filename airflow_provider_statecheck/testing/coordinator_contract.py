@@ -567,6 +567,29 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
         with pytest.raises(StaleAttemptError, match="already ended"):
             gateway.trigger(TriggerCheckpoint(attempt=grant.attempt, request_key=new_key()))
 
+    def test_damaged_snapshots_are_told_to_later_attempts_of_the_generation(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        first = gateway.register(make_registration())
+        complete_checkpoint(gateway, first.attempt)
+        for uris in (("file:///a/1-x",), ("file:///b/1-y", "file:///a/1-x")):
+            grant = gateway.register(make_registration())
+            message = FinishAttempt(
+                attempt=grant.attempt, status=AttemptStatus.FAILED, message="boom", damaged_snapshots=uris
+            )
+            assert gateway.finish(message) == gateway.finish(message)
+        retry = gateway.register(make_registration())
+        assert (first.damaged_snapshots, retry.is_restore) == ((), True)
+        assert retry.damaged_snapshots == ("file:///a/1-x", "file:///b/1-y")
+        fresh = gateway.register(make_registration(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared")))
+        assert (fresh.is_restore, fresh.damaged_snapshots) == (False, ())
+
+    def test_only_the_latest_damaged_snapshots_are_kept(self, gateway: CheckpointCoordinatorGateway) -> None:
+        uris = tuple(f"file:///a/{number}" for number in range(150))
+        grant = gateway.register(make_registration())
+        gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FAILED, damaged_snapshots=uris))
+        assert gateway.describe(JOB).operators[0].damaged_snapshots == uris[-100:]
+
     # --- adoption: a driver outlives the Airflow task that started it
 
     def test_a_later_try_of_the_same_task_adopts_the_running_attempt(
@@ -610,6 +633,9 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
             lambda: gateway.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=zombie)),
             lambda: gateway.confirm_restore(ConfirmRestore(attempt=zombie, checkpoint_id=2)),
             lambda: gateway.finish(FinishAttempt(attempt=zombie, status=AttemptStatus.FINISHED)),
+            lambda: gateway.finish(
+                FinishAttempt(attempt=zombie, status=AttemptStatus.FAILED, damaged_snapshots=("file:///a/1-x",))
+            ),
         ]
         for call in calls:
             with pytest.raises(StaleAttemptError, match="replaced by attempt 2"):

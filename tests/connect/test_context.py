@@ -41,6 +41,37 @@ def test_failed_stage_resumes(spark, tmp_path: Path) -> None:
     assert calls == ["numbers", "1", "2", "2", "3"]
 
 
+def test_a_damaged_page_is_told_and_the_retry_computes_what_stands_on_it(spark, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def built(name: str, frame: Any) -> Any:
+        calls.append(name)
+        return frame
+
+    def stage(checkpoint: StageContext) -> list[int]:
+        base = checkpoint.snapshot("base", lambda: built("base", spark.range(1000).coalesce(1)))
+        evens = checkpoint.snapshot("evens", lambda: built("evens", base.where("id % 2 = 0")))
+        other = checkpoint.snapshot("other", lambda: built("other", spark.range(7)))
+        if len(calls) == 3:
+            raise RuntimeError("planned")
+        return [base.where("id > 9").count(), evens.count(), other.count()]
+
+    with pytest.raises(RuntimeError, match="planned"), open_stage(spark, tmp_path) as first:
+        stage(first)
+    (path,) = (tmp_path / "checkpoints").glob("*/shared/*/base-*/*/data/*.parquet")
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    # Object stores have no such checksums, which Hadoop keeps on local disks.
+    path.with_name(f".{path.name}.crc").unlink()
+    calls.append("second try")
+    with pytest.raises(Exception, match="FAILED_READ_FILE"), open_stage(spark, tmp_path) as second:
+        stage(second)
+    with open_stage(spark, tmp_path) as third:
+        assert stage(third) == [990, 500, 7]
+    assert calls == ["base", "evens", "other", "second try", "base", "evens"]
+
+
 def test_what_comes_back_equals_what_was_written(spark, tmp_path: Path) -> None:
     frame = spark.sql(
         "SELECT * FROM VALUES (1, 'a', TIMESTAMP '2026-01-01 00:00:00', 1.50BD, NULL), "

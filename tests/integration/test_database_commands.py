@@ -36,7 +36,7 @@ pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
-FIRST, HEAD = "0001_0_1_0", "0006_0_1_0"
+FIRST, HEAD = "0001_0_1_0", "0007_0_1_0"
 TABLES = set(Base.metadata.tables)
 AT_FIRST = {f"statecheck_{name}" for name in ("job", "operator", "attempt", "checkpoint")}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import uuid
@@ -103,20 +104,22 @@ def test_downgrade_leaves_no_table_behind(engine: Engine) -> None:
 
 def test_what_an_older_release_wrote_learns_which_runs_it_is_of(engine: Engine) -> None:
     scripts = list(reversed(list(_scripts().walk_revisions())))
-    number = next(n for n, script in enumerate(scripts) if script.revision == "0005_0_1_0")
-    older, adds_runs = scripts[:number], scripts[number]
+    first_new = [script.revision for script in scripts].index("0005_0_1_0")
     with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-        for script in older:
+        for script in scripts[:first_new]:
             script.module.upgrade()
         for statement in OLDER_ROWS:
             connection.execute(text(statement))
-        adds_runs.module.upgrade()
+        for script in scripts[first_new:]:
+            script.module.upgrade()
     with engine.connect() as connection:
         runs = connection.execute(text("SELECT run_key FROM statecheck_checkpoint ORDER BY checkpoint_id")).scalars()
         assert list(runs) == ["monday", "tuesday", ""], "of a forgotten attempt nobody knows the run"
         operators = connection.execute(text("SELECT first_run FROM statecheck_operator ORDER BY operator_id")).scalars()
         assert list(operators) == ["monday", "", ""], "an attempt that restored something began nothing"
         assert set(connection.execute(text("SELECT retained_runs FROM statecheck_attempt")).scalars()) == {1}
+        damaged = connection.execute(text("SELECT damaged_snapshots FROM statecheck_operator")).scalars()
+        assert {json.dumps(found) if isinstance(found, list) else found for found in damaged} == {"[]"}
 
 
 def test_every_table_is_ours_by_name_and_refers_to_no_other() -> None:

@@ -141,6 +141,12 @@ def data_of(stage: Stage, checkpoint_id: int, name: str = "second") -> Path:
     return file
 
 
+def footer_of(path: Path) -> float:
+    """Return where the middle of the footer is, as a fraction of the file's length."""
+    content = path.read_bytes()
+    return 1 - (8 + int.from_bytes(content[-8:-4], "little") // 2) / len(content)
+
+
 FIND: dict[str, Callable[[Stage, int], Path]] = {"metadata": metadata_of, "manifest": manifest_of, "state": state_of}
 
 
@@ -229,6 +235,12 @@ def test_data_files_that_are_not_those_of_the_manifest_fall_back_to_the_checkpoi
     check_falls_back(stage, caplog)
 
 
+def test_a_changed_footer_falls_back_to_the_checkpoint_before(stage, caplog):
+    path = data_of(stage, 2)
+    flip(path, footer_of(path))
+    check_falls_back(stage, caplog)
+
+
 def test_a_try_that_fell_back_keeps_two_usable_checkpoints_and_fails_over_to_them(stage, caplog):
     flip(metadata_of(stage, 2), 0.5)
     with pytest.raises(PlannedError):
@@ -275,13 +287,14 @@ def test_with_both_damaged_a_stage_stops_and_a_repaired_file_restores_again(stag
     assert stage.view().attempts[-1].restored_from == 2
 
 
-def test_a_snapshot_that_every_checkpoint_names_stops_the_stage_when_it_is_damaged(stage):
-    path = manifest_of(stage, 2, "first")
-    intact = flip(path, 0.5)
-    check_stops(stage)
-    path.write_bytes(intact)
-    assert stage.run() == RESULT
-    assert stage.computed == []
+@pytest.mark.parametrize("find", [manifest_of, data_of])
+def test_a_snapshot_that_every_checkpoint_names_is_computed_anew_when_it_is_damaged(stage, caplog, find):
+    find(stage, 2, "first").unlink()
+    with caplog.at_level(logging.ERROR):
+        assert stage.run() == RESULT
+    assert stage.computed == ["first", "second"]
+    assert errors(caplog)[-1].startswith("Snapshot 'first' is damaged and is left out: ")
+    assert stage.view().attempts[-1].restored_from == 2
 
 
 def test_a_stage_that_has_lost_its_whole_folder_stops_until_it_is_told_to_start_over(stage):

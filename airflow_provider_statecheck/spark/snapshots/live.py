@@ -13,7 +13,8 @@ from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFE
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.scope import Scope, StepKey
+from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
+from airflow_provider_statecheck.spark.snapshots.damage import StoredSnapshot, find_damage
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
 from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.document import SnapshotHandle
@@ -41,6 +42,11 @@ class LiveSnapshot:
         """Return where the Parquet files are."""
         return f"{self.handle.uri}/{DATA_DIRECTORY}"
 
+    @property
+    def identity(self) -> str:
+        """Return what tells those who are built from it that it is another one."""
+        return self.handle.fingerprint + self.handle.lineage
+
 
 class StageSnapshots:
     """
@@ -59,10 +65,9 @@ class StageSnapshots:
         self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
         """URIs of snapshots that a plan of this attempt may still read; pinned until it ends."""
-        for handle in restored.document.snapshots if restored else ():
-            manifest = restored.manifests[handle.uri] if restored else None
-            if manifest is not None:
-                self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
+        self._damaged: set[StepKey] = set()
+        if restored is not None:
+            self._take_over(restored)
 
     @property
     def handles(self) -> tuple[SnapshotHandle, ...]:
@@ -75,8 +80,13 @@ class StageSnapshots:
         return frozenset(self.handed_out) | {live.handle.uri for live in self._live.values()}
 
     def fingerprints(self) -> Mapping[str, str]:
-        """Return the fingerprint of each live snapshot by the URI that a plan reads."""
-        return {live.data_uri: live.handle.fingerprint for live in self._live.values()}
+        """Return the identity of each live snapshot by the URI that a plan reads."""
+        return {live.data_uri: live.identity for live in self._live.values()}
+
+    def damage_behind(self, error: BaseException) -> dict[str, str]:
+        """Return what is wrong with the live snapshots that an error names, by their URIs."""
+        live = (StoredSnapshot(live.handle.uri, live.manifest) for live in self._live.values())
+        return find_damage(error, self._storage, live)
 
     def find(self, step: StepKey) -> LiveSnapshot | None:
         """Return the live snapshot of a step."""
@@ -97,6 +107,7 @@ class StageSnapshots:
             self._delete_quietly(uri)
             raise
         self._live[step] = live
+        self._damaged.discard(step)
         return live
 
     def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
@@ -126,6 +137,17 @@ class StageSnapshots:
         """Let the snapshots go that this attempt restored and nobody asked for."""
         self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
 
+    def _take_over(self, restored: RestoredStage) -> None:
+        for handle in restored.document.snapshots:
+            manifest = restored.manifests.get(handle.uri)
+            if manifest is not None:
+                self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
+        self._damaged = {(handle.scope, handle.name) for handle in restored.damaged}
+        for step in sorted(self._damaged):
+            log.warning("The snapshot of step %s is damaged; the step is computed anew.", describe(step))
+        # The steps of a loop stand on the snapshot that the loop has reached.
+        self._keep(lambda step: not any(_is_inside(step, loop) for loop in self._damaged))
+
     def _is_own(self, uri: str) -> bool:
         return f"/{self._attempt.job_id}/shared/{self._attempt.operator_id}/" in uri
 
@@ -149,6 +171,7 @@ class StageSnapshots:
         data_uri = f"{uri}/{DATA_DIRECTORY}"
         manifest = self._frames.write(frame, data_uri)
         data = manifest.encode()
+        before = self._live.get(step)
         self._storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
         handle = SnapshotHandle(
             name=step[1],
@@ -163,6 +186,7 @@ class StageSnapshots:
             epoch=self._attempt.epoch,
             seconds=round(seconds_so_far(), 3),
             created_at=datetime.now(UTC).isoformat(),
+            lineage=_last_part(uri) if step in self._damaged else before.handle.lineage if before else "",
         )
         return LiveSnapshot(handle, manifest)
 
@@ -172,3 +196,12 @@ class StageSnapshots:
         except StateCheckError as error:
             # Whatever it is: the error that matters is the one which is being raised.
             log.warning("A half written snapshot stays at %s until the next sweep: %s", redact(uri), error)
+
+
+def _is_inside(step: StepKey, loop: StepKey) -> bool:
+    scope, name = loop
+    return step[0][: len(scope)] == scope and [item[0] for item in step[0][len(scope) :][:1]] == [name]
+
+
+def _last_part(uri: str) -> str:
+    return uri.rpartition("/")[2]

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
@@ -33,6 +34,9 @@ _TAIL_BYTES = 64 * 1024
 _READERS = 16
 
 ReadRange = Callable[[int, int], bytes]
+
+Entry = TypeVar("Entry")
+Result = TypeVar("Result")
 
 
 class SnapshotStorage(Protocol):
@@ -136,7 +140,7 @@ def build_manifest(storage: SnapshotStorage, data_uri: str, schema_json: str) ->
             f"Expected the files that Spark wrote in {redact(data_uri)}, found none; let Spark and this process use one "
             f"endpoint for it."
         )
-    described = _in_threads(lambda entry: _describe(storage, data_uri, *entry), sizes)
+    described = _in_threads(lambda entry: _describe(storage, _uri_of(data_uri, entry[0]), *entry), sizes)
     return SnapshotManifest(
         schema_json=schema_json,
         files=tuple(file for file, _ in described),
@@ -170,6 +174,30 @@ def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMani
         )
 
 
+def verify_footers(storage: SnapshotStorage, data_uri: str, manifest: SnapshotManifest) -> None:
+    """
+    Check that the footers of a snapshot's files are those of its manifest, by one small read of each file.
+
+    :raises CorruptStateError: A footer was changed.
+    """
+    _in_threads(lambda file: verify_footer(storage, _uri_of(data_uri, file.name), file), manifest.files)
+
+
+def verify_footer(storage: SnapshotStorage, uri: str, file: SnapshotFile) -> None:
+    """
+    Check that the footer of one file is that of the manifest.
+
+    :raises CorruptStateError: It was changed.
+    """
+    found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
+    if found != file.footer_sha256:
+        raise CorruptStateError(
+            f"Expected the footer of {redact(uri)} to have the digest {file.footer_sha256[:12]}…, found {found[:12]}…; the "
+            f"file was changed after it was written.",
+            uri=redact(uri),
+        )
+
+
 def footer_digest(read: ReadRange, uri: str, size_bytes: int) -> str:
     """
     Return the digest of a Parquet file's footer.
@@ -197,17 +225,18 @@ def _data_files(sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if not any(p[:1] in "._" for p in name.split("/"))}
 
 
-def _in_threads(
-    function: Callable[[tuple[str, int]], tuple[SnapshotFile, int]], entries: Iterable[tuple[str, int]]
-) -> list[tuple[SnapshotFile, int]]:
+def _uri_of(data_uri: str, name: str) -> str:
+    return f"{data_uri.rstrip('/')}/{name}"
+
+
+def _in_threads(function: Callable[[Entry], Result], entries: Iterable[Entry]) -> list[Result]:
     # Each is one or two small reads that mostly wait for an object store.
     with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="statecheck-footer") as pool:
         return list(pool.map(function, entries))
 
 
-def _describe(storage: SnapshotStorage, data_uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
-    uri = f"{data_uri.rstrip('/')}/{name}"
-    footer = _read_footer(lambda start, end: storage.read_range(uri, start, end), uri, size_bytes)
+def _describe(storage: SnapshotStorage, uri: str, name: str, size_bytes: int) -> tuple[SnapshotFile, int]:
+    footer = _read_footer(partial(storage.read_range, uri), uri, size_bytes)
     digest = hashlib.sha256(footer).hexdigest()
     try:
         rows = _count_rows(footer)

@@ -1,0 +1,187 @@
+"""What a restore notices of each kind of file before anything is computed, and what it makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError
+from airflow_provider_statecheck.spark.attempt import StageAttempt
+from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.storage.document import SnapshotHandle
+from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.unit.written_stage import JOB, WrittenStage, local_path
+
+LARGE_STATE = "x" * 100_000
+
+
+class Written:
+    """Two checkpoints: the first with the snapshot ``raw``, the second with ``sessions`` and a larger state too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stage = WrittenStage(CheckpointStorage.open(str(folder)))
+        self.attempt = self.stage.attempt(num_retained=2)
+        self.raw, self.sessions = (self.stage.snapshot(self.attempt, name) for name in ("raw", "sessions"))
+        self.first = self.stage.take(self.attempt, self.raw)
+        self.second = self._second()
+
+    def _second(self) -> CheckpointRecord:
+        pending = self.attempt.begin_checkpoint(600.0)
+        assert pending is not None
+        content = CheckpointContent(
+            snapshots=(self.raw, self.sessions), state={"done": LARGE_STATE}, operator_states=(self._function(),)
+        )
+        completed = self.attempt.complete_checkpoint(pending, content)
+        assert completed is not None
+        return completed
+
+    def _function(self) -> OperatorState:
+        """Return the state of a function: an Arrow IPC file."""
+        sink = io.BytesIO()
+        table = pa.table({"key": range(1000)})
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        self.function_uri = f"{self.stage.storage.base_uri}/{job_id_of(JOB)}/shared/function/1-{new_key()}"
+        self.stage.storage.write_bytes(self.function_uri, sink.getvalue())
+        handle = FileStateHandle(self.function_uri, len(sink.getvalue()), hashlib.sha256(sink.getvalue()).hexdigest())
+        return OperatorState(
+            uid="sum", operator_id=operator_id_of("sum"), parallelism=1, max_parallelism=1, coordinator_state=handle
+        )
+
+    def restore(self) -> RestoredStage:
+        """Begin the next attempt."""
+        restored = self.next_attempt().restore()
+        assert restored is not None
+        return restored
+
+    def next_attempt(self) -> StageAttempt:
+        return self.stage.attempt(num_retained=2)
+
+    def fail(self, *damaged: SnapshotHandle) -> None:
+        uris = tuple(handle.uri for handle in damaged)
+        ref = self.attempt.grant.attempt
+        self.stage.coordinator.finish(FinishAttempt(attempt=ref, status=AttemptStatus.FAILED, damaged_snapshots=uris))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path / "base")
+
+
+def metadata(written: Written) -> Path:
+    return local_path(str(written.second.metadata_uri))
+
+
+def state(written: Written) -> Path:
+    handle = load_document(written.stage.storage, written.second).state
+    assert isinstance(handle, FileStateHandle)
+    return local_path(handle.uri)
+
+
+def manifest(written: Written) -> Path:
+    return local_path(f"{written.sessions.uri}/_manifest")
+
+
+def function(written: Written) -> Path:
+    return local_path(written.function_uri)
+
+
+def data(written: Written, snapshot: SnapshotHandle | None = None) -> Path:
+    return local_path(f"{(snapshot or written.sessions).uri}/data/part-1.parquet")
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def middle(path: Path) -> None:
+    flip(path, path.stat().st_size // 2)
+
+
+def last(path: Path) -> None:
+    flip(path, -1)
+
+
+def footer(path: Path) -> None:
+    """Change a byte of the footer that leaves the file as long and as readable as it was."""
+    content = path.read_bytes()
+    flip(path, len(content) - 8 - int.from_bytes(content[-8:-4], "little") // 2)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+Find = Callable[[Written], Path]
+Damage = Callable[[Path], None]
+NOTICED: list[tuple[Find, Damage]] = [
+    *((find, damage) for find in (metadata, state, manifest) for damage in (middle, last, cut, Path.unlink)),
+    *((data, damage) for damage in (footer, last, cut, Path.unlink)),
+    # The blocks of such a file have checksums of their own, which are verified when a block is read.
+    *((function, damage) for damage in (cut, Path.unlink)),
+]
+
+
+@pytest.mark.parametrize(
+    ("find", "damage"), NOTICED, ids=[f"{find.__name__}-{damage.__name__}" for find, damage in NOTICED]
+)
+def test_damage_makes_a_restore_fall_back_to_the_checkpoint_before(written, caplog, find, damage):
+    damage(find(written))
+    with caplog.at_level(logging.ERROR):
+        restored = written.restore()
+    assert restored.checkpoint.checkpoint_id == written.first.checkpoint_id
+    assert [each.checkpoint_id for each in restored.skipped] == [written.second.checkpoint_id]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("Checkpoint 2 cannot be restored, falling back to the one before: ")
+
+
+@pytest.mark.parametrize("damage", [footer, cut, Path.unlink])
+def test_a_damaged_snapshot_that_every_checkpoint_names_is_left_out_of_the_newest(written, caplog, damage):
+    damage(data(written, written.raw))
+    with caplog.at_level(logging.ERROR):
+        restored = written.restore()
+    assert restored.checkpoint.checkpoint_id == written.second.checkpoint_id
+    assert restored.state["done"] == LARGE_STATE
+    assert list(restored.manifests) == [written.sessions.uri]
+    assert restored.damaged == (written.raw,)
+    assert "Snapshot 'raw' is damaged and is left out" in caplog.text
+
+
+def test_without_readable_metadata_there_is_nothing_to_leave_out_of(written):
+    for checkpoint in (written.first, written.second):
+        middle(local_path(str(checkpoint.metadata_uri)))
+    attempt = written.next_attempt()
+    with pytest.raises(NoRestorableCheckpointError) as raised:
+        attempt.restore()
+    assert raised.value.checkpoint_ids == (2, 1)
+
+
+def test_a_snapshot_that_an_earlier_attempt_could_not_read_is_left_out_of_the_newest(written, caplog):
+    written.fail(written.raw)
+    with caplog.at_level(logging.ERROR):
+        restored = written.restore()
+    assert restored.checkpoint.checkpoint_id == written.second.checkpoint_id
+    assert (restored.skipped, restored.damaged) == ((), (written.raw,))
+    assert caplog.records == []
+
+
+def test_one_changed_page_is_not_looked_for(written):
+    """Pages are verified when they are read; a restore would have to read all of them."""
+    flip(data(written), 200)
+    restored = written.restore()
+    assert restored.checkpoint.checkpoint_id == written.second.checkpoint_id
