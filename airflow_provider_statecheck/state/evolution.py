@@ -14,6 +14,7 @@ from airflow_provider_statecheck.state.serializers.compatibility import (
     incompatible,
     kept_distinct,
     never_migrated,
+    other_key,
     reasons,
     worst,
 )
@@ -124,7 +125,7 @@ def _of_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
 
 def _resolved_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
     if "key" in (old.class_id, new.class_id):
-        return incompatible("a key can never be changed, for every value would belong to another key group")
+        return other_key(old, new)
     return _resolved(old, new)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any, Self
 
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
 from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.loading import backend_of_stage
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
 from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
 from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
@@ -18,6 +20,7 @@ from airflow_provider_statecheck.state.functions.overrides import wants_end_of_i
 from airflow_provider_statecheck.state.functions.runtime_context import TaskInfo
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.operator.raw_input import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
@@ -36,6 +39,10 @@ class FunctionHarness:
     :param key: The type of the key, or a tuple of types for a key of several columns; without it there is no keyed state.
     :param restored: What ``snapshot`` of another harness gave.
     :param now_ms: Gives the time by which state expires, in milliseconds.
+    :param state_backend: The backend of the stage, or its name; by default the one that a stage has by default.
+    :param snapshot_between_calls: Whether each call of ``process`` is an increment of its own, as in a stage with tiny
+        increments: its state is saved, the function is closed, and a new copy of the function begins from that state. What a
+        function keeps anywhere but in state is lost then.
     """
 
     def __init__(
@@ -45,21 +52,16 @@ class FunctionHarness:
         key: Any = None,
         restored: OperatorSubtaskState | None = None,
         now_ms: Callable[[], int] = lambda: 0,
+        state_backend: StateBackend | str | None = None,
+        snapshot_between_calls: bool = False,
     ) -> None:
-        state = restored or OperatorSubtaskState()
-        environment = _environment(now_ms)
-        self._function = function
-        self._operator = MemoryStateBackend().create_operator_state_backend(
-            environment, _NAME, restored=state.managed_operator
-        )
-        self._keyed = None if key is None else _keyed_backend(environment, key, state)
+        self._given = function
+        self._key = key
+        self._environment = _environment(now_ms)
+        self._state_backend = backend_of_stage(state_backend, {})
+        self._snapshot_between_calls = snapshot_between_calls
         self._context: KeyedContext[Any] = KeyedContext()
-        self._lifecycle = FunctionLifecycle(function, _task_info())
-        self._lifecycle.initialize(
-            is_restored=restored is not None,
-            operator_state_store=self._operator,
-            keyed_state_store=None if self._keyed is None else self._keyed.store,
-        )
+        self._begin(restored)
 
     def process(self, value: Any, *, key: Any = None, timestamp: int | None = None) -> list[Any]:
         """
@@ -69,13 +71,12 @@ class FunctionHarness:
         :param key: Its key, where there are keys.
         :param timestamp: Its time in milliseconds since 1970.
         """
-        if self._keyed is not None:
-            self._keyed.set_current_key(key)
-        if isinstance(self._function, KeyedProcessFunction):
-            return self._called(self._function.process_element, key, timestamp, value)
-        if isinstance(self._function, FlatMapFunction):
-            return list(self._function.flat_map(value))
-        return [as_map_function(self._function).map(value)]
+        emitted = self._processed(value, key, timestamp)
+        if self._snapshot_between_calls:
+            saved = self.snapshot()
+            self.close()
+            self._begin(saved)
+        return emitted
 
     def end_of_input(self) -> list[Any]:
         """End the input and return what the function emits for the keys that have state."""
@@ -119,6 +120,44 @@ class FunctionHarness:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _begin(self, restored: OperatorSubtaskState | None) -> None:
+        state = restored or OperatorSubtaskState()
+        self._function = deepcopy(self._given) if self._snapshot_between_calls else self._given
+        self._operator: Any = self._state_backend.create_operator_state_backend(
+            self._environment, _NAME, restored=state.managed_operator
+        )
+        self._keyed = None if self._key is None else self._keyed_backend(state)
+        self._lifecycle = FunctionLifecycle(self._function, _task_info())
+        self._lifecycle.initialize(
+            is_restored=restored is not None,
+            operator_state_store=self._operator,
+            keyed_state_store=None if self._keyed is None else self._keyed.store,
+            raw_operator_state=raw_operator_state_inputs(self._environment.storage, state.raw_operator),
+        )
+
+    def _keyed_backend(self, state: OperatorSubtaskState) -> AbstractKeyedStateBackend:
+        types = self._key if isinstance(self._key, tuple) else (self._key,)
+        fields = tuple(KeyField(f"key_{place}", serializer_of(each).arrow_type) for place, each in enumerate(types))
+        backend: AbstractKeyedStateBackend = self._state_backend.create_keyed_state_backend(
+            self._environment,
+            "job",
+            _NAME,
+            KeySerializer(fields),
+            _KEY_GROUPS,
+            KeyGroupRange(0, _KEY_GROUPS - 1),
+            restored=state.managed_keyed,
+        )
+        return backend
+
+    def _processed(self, value: Any, key: Any, timestamp: int | None) -> list[Any]:
+        if self._keyed is not None:
+            self._keyed.set_current_key(key)
+        if isinstance(self._function, KeyedProcessFunction):
+            return self._called(self._function.process_element, key, timestamp, value)
+        if isinstance(self._function, FlatMapFunction):
+            return list(self._function.flat_map(value))
+        return [as_map_function(self._function).map(value)]
+
     def _called(self, method: Callable[..., Any], key: Any, timestamp: int | None, *element: Any) -> list[Any]:
         self._context.begin(key, timestamp)
         try:
@@ -143,20 +182,7 @@ def _environment(now_ms: Callable[[], int]) -> StateEnvironment:
         max_parallelism=_KEY_GROUPS,
         now_ms=now_ms,
         epoch=1,
-    )
-
-
-def _keyed_backend(environment: StateEnvironment, key: Any, state: OperatorSubtaskState) -> AbstractKeyedStateBackend:
-    types = key if isinstance(key, tuple) else (key,)
-    fields = tuple(KeyField(f"key_{place}", serializer_of(each).arrow_type) for place, each in enumerate(types))
-    return MemoryStateBackend(max_state_size=_MOST_STATE).create_keyed_state_backend(
-        environment,
-        "job",
-        _NAME,
-        KeySerializer(fields),
-        _KEY_GROUPS,
-        KeyGroupRange(0, _KEY_GROUPS - 1),
-        restored=state.managed_keyed,
+        operator_name=_NAME,
     )
 
 

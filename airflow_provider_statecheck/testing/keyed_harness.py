@@ -20,6 +20,8 @@ from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriti
 from airflow_provider_statecheck.storage.views.job_directories import JobDirectories
 
 KEY_GROUPS = 16
+OPERATOR = "totals"
+"""What the operator is called in errors."""
 ATTEMPT = AttemptRef(job_id=job_id_of("suite"), operator_id=operator_id_of("keyed"), epoch=1)
 Handles = tuple[KeyedStateHandle, ...]
 
@@ -135,4 +137,5 @@ class KeyedHarness:
             max_parallelism=KEY_GROUPS,
             now_ms=lambda: self.now_ms,
             epoch=ATTEMPT.epoch,
+            operator_name=OPERATOR,
         )

@@ -19,6 +19,7 @@ from airflow_provider_statecheck.testing.keyed_batch_contract import KeyedBatchC
 from airflow_provider_statecheck.testing.keyed_harness import KeyedHarness
 from airflow_provider_statecheck.testing.keyed_map_contract import KeyedMapContract
 from airflow_provider_statecheck.testing.keyed_model import KeyedModelContract
+from airflow_provider_statecheck.testing.keyed_ownership_contract import KeyedOwnershipContract
 from airflow_provider_statecheck.testing.keyed_restore_contract import KeyedRestoreContract
 from airflow_provider_statecheck.testing.keyed_snapshot_contract import KeyedSnapshotContract
 from airflow_provider_statecheck.testing.keyed_ttl_contract import KeyedTtlContract
@@ -30,6 +31,7 @@ class StateBackendContract(
     KeyedAccessContract,
     KeyedValuesContract,
     KeyedMapContract,
+    KeyedOwnershipContract,
     KeyedTtlContract,
     KeyedTtlRestoreContract,
     KeyedBatchContract,

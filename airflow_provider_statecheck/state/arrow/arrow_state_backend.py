@@ -75,6 +75,7 @@ class ArrowStateBackend:
             now_ms=environment.now_ms,
             storage=environment.storage,
             settings=self.settings,
+            operator_name=environment.operator_name,
         )
         with restoring(operator_identifier):
             backend.restore(restored)
@@ -95,7 +96,7 @@ class ArrowStateBackend:
         from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
         with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored)
+            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
         """

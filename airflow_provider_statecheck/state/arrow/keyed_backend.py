@@ -57,12 +57,14 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         now_ms: Callable[[], int],
         storage: CheckpointStorage,
         settings: ArrowStateSettings | None = None,
+        operator_name: str = "",
     ) -> None:
         super().__init__(
             key_serializer=key_serializer,
             number_of_key_groups=number_of_key_groups,
             key_group_range=key_group_range,
             now_ms=now_ms,
+            operator_name=operator_name,
         )
         self._storage = storage
         self._settings = settings or ArrowStateSettings()

@@ -102,7 +102,7 @@ class ArrowMapTable(TableCore):
         """
         ahead = ReadAhead(set(listed))
         for some in newest_of_all(self.runs, self._in_form(keys)):
-            cells = self._freezing.freeze(single(some.rows.column(VALUE)))
+            cells = self._kept.read(single(some.rows.column(VALUE)))
             names = self._user_keys.from_arrow(single(some.rows.column(USER_KEY)))
             spaces = some.rows.column(NAMESPACE).to_pylist()
             for number, space, name, cell in zip(some.keys.tolist(), spaces, names, cells, strict=True):
@@ -120,8 +120,7 @@ class ArrowMapTable(TableCore):
             return value
         ahead = self._read_ahead
         if key in ahead.keys:
-            value = ahead.cells.get(namespace, _NONE).get(key, _NONE).get(user_key, GONE)
-            return value if value is GONE else self._thawed(value)
+            return ahead.cells.get(namespace, _NONE).get(key, _NONE).get(user_key, GONE)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
@@ -136,14 +135,14 @@ class ArrowMapTable(TableCore):
         """Return the entries without the changes that are no rows yet."""
         ahead = self._read_ahead
         if key in ahead.keys:
-            known = ahead.cells.get(namespace, _NONE).get(key, _NONE)
-            return {name: self._thawed(value) for name, value in known.items()}
+            known: dict[Any, Any] = ahead.cells.get(namespace, _NONE).get(key, _NONE)
+            return known
         found: dict[Any, Any] = {}
         position = self._position(key, key_group)
         for run in reversed(list(self._runs_with(namespace))):
             for block, start, end in self._rows_at(run, _head(run, position, namespace)):
                 names = self._user_keys.from_arrow(single(block.table.column(USER_KEY)).slice(start, end - start))
-                cells = self._serializer.from_arrow(block.values.slice(start, end - start))
+                cells = self._kept.read(block.values.slice(start, end - start))
                 found.update(zip(names, cells, strict=True))
                 for row, name in enumerate(names, start):
                     if block.is_deleted(row):
@@ -169,7 +168,7 @@ class ArrowMapTable(TableCore):
                 groups_of(owners, self._key_groups),
                 key_columns(self._keys, owners),
                 namespace,
-                self._serializer.to_arrow([None if value is GONE else value for value in values]),
+                self._kept.write([None if value is GONE else value for value in values]),
                 marks(values),
                 self._user_keys.to_arrow(names),
             )

@@ -17,7 +17,6 @@ from airflow_provider_statecheck.state.arrow.state_runs import StateRuns
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
-from airflow_provider_statecheck.state.serializers.freezing import freezing_of
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
@@ -30,7 +29,7 @@ _SAMPLE = 256
 
 @dataclass(slots=True)
 class ReadAhead:
-    """What some keys have in the runs, frozen."""
+    """What some keys have in the runs."""
 
     keys: set[Any] = field(default_factory=set)
     cells: dict[str, dict[Any, Any]] = field(default_factory=dict)
@@ -56,8 +55,7 @@ class TableCore:
         self.state = state
         self.runs = runs
         self._keys = keys
-        self._serializer = state.cell_serializer
-        self._freezing = freezing_of(self._serializer)
+        self._kept = state.cells
         self._budget_bytes = budget_bytes
         self._on_seal = on_seal
         self._key_groups: dict[Any, int] = {}
@@ -121,7 +119,7 @@ class TableCore:
     def _sampled_width(self) -> int:
         """Return how many bytes a value takes in Arrow, about."""
         sample = [v for v in self._some_values() if v is not None][:_SAMPLE]
-        return self._serializer.to_arrow(sample).nbytes // len(sample) if sample else 0
+        return self._kept.write(sample).nbytes // len(sample) if sample else 0
 
     def _some_values(self) -> Iterator[Any]:
         raise NotImplementedError
@@ -142,11 +140,7 @@ class TableCore:
                 yield block, start, end
 
     def _value(self, block: Block, row: int) -> Any:
-        return self._serializer.from_arrow(block.values.slice(row, 1))[0]
-
-    def _thawed(self, kept: Any) -> Any:
-        thaw = self._freezing.thaw
-        return kept if thaw is None or kept is None else thaw(kept)
+        return self._kept.read(block.values.slice(row, 1))[0]
 
     def _in_form(self, keys: KeyBatch) -> KeyBatch:
         """Return keys whose columns are of the types of the files."""

@@ -53,7 +53,7 @@ class ArrowValueTable(TableCore):
             return None if value is GONE else value
         ahead = self._read_ahead
         if key in ahead.keys:
-            return self._thawed(ahead.cells.get(namespace, _NONE).get(key))
+            return ahead.cells.get(namespace, _NONE).get(key)
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
@@ -115,7 +115,7 @@ class ArrowValueTable(TableCore):
         """
         ahead = ReadAhead(set(listed))
         for some in self._newest_rows(self._in_form(keys), all_namespaces=True):
-            cells = self._freezing.freeze(single(some.rows.column(VALUE)))
+            cells = self._kept.read(single(some.rows.column(VALUE)))
             owners = [listed[number] for number in some.keys.tolist()]
             if NAMESPACE not in some.rows.schema.names:
                 ahead.cells.setdefault(VOID_NAMESPACE, {}).update(zip(owners, cells, strict=True))
@@ -151,7 +151,7 @@ class ArrowValueTable(TableCore):
 
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
         keys, deleted = list(cells), marks(cells.values())
-        values = self._serializer.to_arrow([None if value is GONE else value for value in cells.values()])
+        values = self._kept.write([None if value is GONE else value for value in cells.values()])
         groups = groups_of(keys, self._key_groups)
         return changed_rows(self.runs.layout, groups, key_columns(self._keys, keys), namespace, values, deleted)
 

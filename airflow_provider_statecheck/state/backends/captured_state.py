@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class CapturedState:
     """
-    Keeps a version of a table; objects that could be changed later become columns at once, others when they are asked for.
+    Keeps a version of a table; lists, which the state changes in place, become columns at once, others when they are asked for.
 
     :param state: What is in the table.
     :param table: The table.
@@ -39,7 +39,7 @@ class CapturedState:
         self._now_ms = now_ms
         self._version: Version | None = table.groups.version()
         self._rows: StateRows | None = None
-        if state.kind is StateKind.LIST or not getattr(state.serializer, "is_immutable", False):
+        if state.kind is StateKind.LIST:
             self.rows()
 
     def rows(self) -> StateRows:
@@ -68,7 +68,7 @@ class CapturedState:
         counts = [len(part[0]) for part in found]
         names = repeated([name for _, name in parts], counts, pa.string())
         columns = [*self._key_columns(keys), names, *self._user_key_columns(user_keys)]
-        columns.append(self._state.cell_serializer.to_arrow(cells))
+        columns.append(self._state.cells.write(cells))
         key_groups = repeated([key_group for key_group, _ in parts], counts, pa.int32())
         return self._without_expired(key_groups, pa.RecordBatch.from_arrays(columns, schema=schema))
 

@@ -25,5 +25,7 @@ class StateEnvironment:
     """Gives the time by which state expires; by default the logical date of the run, so that a rerun finds the same."""
     epoch: int
     """Of the attempt."""
+    operator_name: str = ""
+    """What users call the operator, for errors."""
     schemas: OperatorSchemas | None = None
     """What the restored state was, if state is restored."""

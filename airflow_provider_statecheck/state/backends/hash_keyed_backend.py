@@ -47,12 +47,14 @@ class HashKeyedStateBackend(AbstractKeyedStateBackend):
         now_ms: Callable[[], int],
         storage: CheckpointStorage,
         open_output: OpenOutput | None = None,
+        operator_name: str = "",
     ) -> None:
         super().__init__(
             key_serializer=key_serializer,
             number_of_key_groups=number_of_key_groups,
             key_group_range=key_group_range,
             now_ms=now_ms,
+            operator_name=operator_name,
         )
         self._storage = storage
         self._open_output = open_output or _open_exclusive

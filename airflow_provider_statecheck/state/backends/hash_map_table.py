@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.backends.versioned_groups import Group, VersionedGroups
 
 _NOTHING: dict[Any, Any] = {}
 
 
 class HashMapTable:
-    """Entries as the objects that they are; a key without entries is not there."""
+    """Entries in memory, as they are kept; a key without entries is not there."""
 
     def __init__(self) -> None:
         self.groups = VersionedGroups(_copied)
@@ -31,17 +30,11 @@ class HashMapTable:
         return user_key in self._entries(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """
-        Set an entry.
-
-        :raises UnsupportedStateError: for a user key that cannot be found again, because it can be changed.
-        """
+        """Set an entry."""
         try:
             self._writable[namespace][key_group][key][user_key] = value
         except KeyError:
-            self._put_first(key, key_group, namespace, user_key, value)
-        except TypeError as error:
-            raise _not_hashable(user_key) from error
+            self.groups.own(namespace, key_group).setdefault(key, {})[user_key] = value
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
         """Remove an entry; where there is none nothing happens."""
@@ -90,20 +83,6 @@ class HashMapTable:
             return _NOTHING
         return found
 
-    def _put_first(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        try:
-            hash(user_key)
-        except TypeError as error:
-            raise _not_hashable(user_key) from error
-        self.groups.own(namespace, key_group).setdefault(key, {})[user_key] = value
-
 
 def _copied(group: Group) -> Group:
     return {key: dict(entries) for key, entries in group.items()}
-
-
-def _not_hashable(user_key: Any) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected a key of a map state that cannot be changed, found {user_key!r}; use a number, a text, a tuple or a frozen "
-        f"dataclass."
-    )

@@ -48,6 +48,7 @@ class AbstractHashStateBackend(AbstractFileStateBackend):
             now_ms=environment.now_ms,
             storage=environment.storage,
             open_output=self._open_output,
+            operator_name=environment.operator_name,
         )
         with restoring(operator_identifier):
             backend.restore(restored)
@@ -68,7 +69,7 @@ class AbstractHashStateBackend(AbstractFileStateBackend):
         from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
         with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored)
+            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
 
     def configure(self, config: Mapping[str, Any]) -> Self:
         """

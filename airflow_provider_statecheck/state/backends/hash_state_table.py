@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class HashStateTable:
     """
-    Values as the objects that they are.
+    Values in memory, as they are kept.
 
     :param state: What the values are.
     :param key_serializer: What the keys are.
@@ -26,7 +26,7 @@ class HashStateTable:
         self.groups = VersionedGroups(dict)
         self._readable = self.groups.readable
         self._writable = self.groups.writable
-        self._serializer = state.cell_serializer
+        self._cells = state.cells
         self._key_serializer = key_serializer
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
@@ -58,11 +58,11 @@ class HashStateTable:
 
     def get_batch(self, keys: KeyBatch) -> Any:
         """Return an Arrow array of the values of distinct keys without namespace, null where there is none."""
-        return self._serializer.to_arrow([self.get(key, group, VOID_NAMESPACE) for key, group in self._keys_of(keys)])
+        return self._cells.write([self.get(key, group, VOID_NAMESPACE) for key, group in self._keys_of(keys)])
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
         """Set the values of distinct keys without namespace from an Arrow array; null removes."""
-        cells = self._serializer.from_arrow(values)
+        cells = self._cells.read(values)
         for (key, key_group), cell in zip(self._keys_of(keys), cells, strict=True):
             if cell is None:
                 self.remove(key, key_group, VOID_NAMESPACE)

@@ -64,7 +64,7 @@ class RestoredRows:
 
 
 def _decoded(state: RegisteredState, changed: MigratedCells) -> tuple[list[Any], list[Any]]:
-    cells = state.cell_serializer.from_arrow(changed.living(changed.cells))
+    cells = state.cells.read(changed.living(changed.cells))
     if state.key_serializer is None:
         return [None] * len(cells), cells
     return state.key_serializer.from_arrow(changed.living(changed.user_keys)), cells

@@ -37,6 +37,7 @@ class AbstractKeyedStateBackend(ABC):
     :param number_of_key_groups: The maximum parallelism of the operator.
     :param key_group_range: The key groups of this subtask.
     :param now_ms: Gives the time by which state expires, in milliseconds.
+    :param operator_name: What users call the operator, for errors.
     :raises InvalidConfigurationError: for a range that is not within the key groups.
     """
 
@@ -47,11 +48,13 @@ class AbstractKeyedStateBackend(ABC):
         number_of_key_groups: int,
         key_group_range: KeyGroupRange,
         now_ms: Callable[[], int],
+        operator_name: str = "",
     ) -> None:
         _require_range(key_group_range, number_of_key_groups)
         self.key_serializer = key_serializer
         self.number_of_key_groups = number_of_key_groups
         self.key_group_range = key_group_range
+        self.operator_name = operator_name
         self.store: KeyedStateStore = DefaultKeyedStateStore(self)
         self._now_ms = now_ms
         # Looked at for each element.
@@ -120,7 +123,9 @@ class AbstractKeyedStateBackend(ABC):
             return known[1]
         _require_namespace(namespace)
         state = self._register(descriptor)
-        made = create_state(descriptor, state, self._tables[state.name], self._context, namespace, self._now_ms)
+        made = create_state(
+            descriptor, state, self._tables[state.name], self._context, namespace, self._now_ms, self.operator_name
+        )
         if namespace == VOID_NAMESPACE:
             self._states[state.name] = (descriptor, made)
         return made
@@ -174,7 +179,9 @@ class AbstractKeyedStateBackend(ABC):
         """
         self.get_partitioned_state(descriptor)
         state = self._registered[descriptor.name]
-        return BatchState.of(descriptor, state, self._tables[state.name], self.key_group_range, self._now_ms)
+        return BatchState.of(
+            descriptor, state, self._tables[state.name], self.key_group_range, self._now_ms, self.operator_name
+        )
 
     def registered_states(self) -> tuple[RegisteredState, ...]:
         """Return the states that descriptors asked for, in the order of their first time."""

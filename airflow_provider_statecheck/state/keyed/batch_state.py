@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keyed.state_values import misfit
 from airflow_provider_statecheck.state.keyed.tables import StateTable
 from airflow_provider_statecheck.state.keyed.time_to_live import TimeToLive
 from airflow_provider_statecheck.state.keyed.ttl_cells import TtlCells
@@ -29,13 +31,22 @@ class BatchState:
     :param table: Where the state is.
     :param arrow_type: What the values are.
     :param key_group_range: The key groups of the subtask.
+    :param refused: Makes the error of values that do not fit, naming the state.
     :param default: An Arrow array of the default, or ``None`` if there is none.
     """
 
-    def __init__(self, table: StateTable, arrow_type: Any, key_group_range: KeyGroupRange, default: Any = None) -> None:
+    def __init__(
+        self,
+        table: StateTable,
+        arrow_type: Any,
+        key_group_range: KeyGroupRange,
+        refused: Callable[[Exception], UnsupportedStateError],
+        default: Any = None,
+    ) -> None:
         self._table = table
         self._arrow_type = arrow_type
         self._key_group_range = key_group_range
+        self._refused = refused
         self._default = default
 
     @classmethod
@@ -46,10 +57,12 @@ class BatchState:
         table: StateTable | MapTable,
         key_group_range: KeyGroupRange,
         now_ms: Callable[[], int],
+        operator: str,
     ) -> BatchState:
         """
         Return the state of a descriptor.
 
+        :param operator: What users call the operator, for errors.
         :raises InvalidConfigurationError: for lists, maps and folded values.
         """
         if state.kind not in _KINDS:
@@ -60,7 +73,8 @@ class BatchState:
         cells = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
         default = getattr(descriptor, "default", None)
         filling = None if default is None else state.serializer.to_arrow([default])
-        return cls(cells, state.serializer.arrow_type, key_group_range, filling)
+        refused = partial(misfit, state.title, operator)
+        return cls(cells, state.serializer.arrow_type, key_group_range, refused, filling)
 
     def get(self, keys: KeyBatch) -> Any:
         """
@@ -82,7 +96,18 @@ class BatchState:
         self._require_owned(keys)
         if len(values) != len(keys):
             raise InvalidConfigurationError(f"Expected one value for each of {len(keys)} keys, found {len(values)}.")
-        self._table.put_batch(keys, _of_type(values, self._arrow_type))
+        self._table.put_batch(keys, self._of_type(values))
+
+    def _of_type(self, values: Any) -> Any:
+        import pyarrow as pa
+
+        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        try:
+            return whole if whole.type == self._arrow_type else whole.cast(self._arrow_type)
+        except pa.ArrowException as error:
+            raise self._refused(
+                UnsupportedStateError(f"Expected values of {self._arrow_type}, found {whole.type}: {error}; cast them.")
+            ) from error
 
     def _require_owned(self, keys: KeyBatch) -> None:
         _require_ordered(keys.key_groups)
@@ -105,18 +130,6 @@ def _require_ordered(key_groups: Any) -> None:
         raise InvalidConfigurationError(
             "Expected keys in the order of their key groups, found another order; sort them by key group first."
         )
-
-
-def _of_type(values: Any, arrow_type: Any) -> Any:
-    import pyarrow as pa
-
-    whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    try:
-        return whole if whole.type == arrow_type else whole.cast(arrow_type)
-    except pa.ArrowException as error:
-        raise UnsupportedStateError(
-            f"Expected values of {arrow_type}, found {whole.type}: {error}; cast them."
-        ) from error
 
 
 def _filled(values: Any, default: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.state.descriptors import StateDescriptor, StateKind
 from airflow_provider_statecheck.state.keyed.list_cell_serializer import ListCellSerializer
 from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.serializers.freezing import Freezing, freezing_of
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer
 
@@ -39,6 +40,11 @@ class RegisteredState:
         )
 
     @property
+    def title(self) -> str:
+        """Return what it is called in errors."""
+        return f"the {self.kind} state {self.name!r}"
+
+    @property
     def is_map(self) -> bool:
         """Tell whether its table is a ``MapTable``."""
         return self.kind is StateKind.MAP
@@ -52,6 +58,11 @@ class RegisteredState:
         """
         element = self.serializer if self.ttl is None else TtlSerializer(self.serializer)
         return ListCellSerializer(element) if self.kind is StateKind.LIST else element
+
+    @property
+    def cells(self) -> Freezing:
+        """Return how the cells of a table become columns and come back; a table holds them as they are kept."""
+        return freezing_of(self.cell_serializer)
 
     def schema(self) -> StateSchema:
         """Return what later versions are compared with."""

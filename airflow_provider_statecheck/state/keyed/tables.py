@@ -1,7 +1,9 @@
 """
 The tables in which a backend keeps one keyed state; the rules of the states stand above them.
 
-A table never holds ``None`` in place of a value: what is empty is not there, and reading makes nothing.
+A table never holds ``None`` in place of a value: what is empty is not there, and reading makes nothing. It holds values as they
+are kept (:mod:`~airflow_provider_statecheck.state.serializers.freezing`), which nobody changes; only the lists of a list state are
+changed, by that state.
 """
 
 from __future__ import annotations

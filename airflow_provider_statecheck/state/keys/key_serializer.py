@@ -11,6 +11,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Un
 from airflow_provider_statecheck.state.keys.key_columns import key_groups, normalized_column
 from airflow_provider_statecheck.state.keys.key_hash import SPARK_SEED, key_group_of_hash
 from airflow_provider_statecheck.state.keys.key_types import KeyType, key_type_of
+from airflow_provider_statecheck.state.serializers.compatibility import other_key
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, Outcome, SerializerSnapshot
 
 _CLASS_ID = "key"
@@ -153,8 +154,7 @@ class KeySerializer:
         """Say whether keys that were written as ``old`` can go on; a key never migrates, because its group would change."""
         if old == self.snapshot():
             return Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
-        reason = f"the key was {_described(old)}, now it is {_described(self.snapshot())}; a key can never be changed"
-        return Compatibility(outcome=Outcome.INCOMPATIBLE, reason=reason)
+        return other_key(old, self.snapshot())
 
     def _parts(self, key: Any) -> tuple[Any, ...]:
         if len(self.fields) == 1:
@@ -191,8 +191,3 @@ def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:
             f"Expected times of the years 1 to 9999 in the key column {field.name}: {error}."
         ) from error
     return values if key_type.is_exact else [key_type.normalized(value) for value in values]
-
-
-def _described(snapshot: SerializerSnapshot) -> str:
-    fields = snapshot.config.get("fields", ())
-    return ", ".join(f"{field['name']} {field['type']}" for field in fields) or f"a {snapshot.class_id}"

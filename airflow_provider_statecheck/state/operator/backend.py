@@ -8,8 +8,9 @@ from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateHandle
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
+from airflow_provider_statecheck.state.keyed.state_values import misfit
 from airflow_provider_statecheck.state.operator.broadcast_state import BroadcastState
 from airflow_provider_statecheck.state.operator.element_serializers import ElementSerializers
 from airflow_provider_statecheck.state.operator.list_state import PartitionableListState
@@ -49,29 +50,34 @@ class DefaultOperatorStateBackend:
     in the next snapshot as they were.
 
     :param restored: The handles that the subtask was given, each with what reads all bytes of its stream.
+    :param operator_name: What users call the operator, for errors.
     :raises StorageError: if the storage fails.
     :raises CorruptStateError: if the bytes are others than those that were written.
     :raises IncompatibleCheckpointError: if a newer version wrote them, or the streams contradict each other.
     """
 
-    def __init__(self, restored: Iterable[RestoredHandle] = ()) -> None:
+    def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
+        self._operator_name = operator_name
         self._unclaimed = read_restored(restored)
         self._registered: dict[str, _Registered] = {}
         self._snapshots: WeakSet[OperatorStateSnapshot] = WeakSet()
         self._is_disposed = False
 
     @classmethod
-    def restore(cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle]) -> DefaultOperatorStateBackend:
+    def restore(
+        cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
+    ) -> DefaultOperatorStateBackend:
         """
         Return a backend with the state that handles lead to; raises as the class does.
 
         :param storage: From which it is read.
+        :param operator_name: What users call the operator, for errors.
         """
 
         def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
             return lambda: read_state(storage, handle.stream)
 
-        return cls((handle, reader(handle)) for handle in handles)
+        return cls(((handle, reader(handle)) for handle in handles), operator_name)
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
         """
@@ -166,19 +172,29 @@ class DefaultOperatorStateBackend:
         asked = ElementSerializers.of(descriptor)
         restored = self._unclaimed.get(stored_name(descriptor.name, mode))
         if restored is None:
-            return _Registered(mode, asked, asked, _new_state(mode, ()))
+            return _Registered(mode, asked, asked, self._new_state(mode, asked, ()))
         _require_mode(descriptor.name, restored.mode, mode)
         used = asked.reconfigured(restored.pieces)
         elements = [element for piece in restored.pieces for element in used.read(piece)]
-        return _Registered(mode, asked, used, _new_state(mode, elements))
+        return _Registered(mode, asked, used, self._new_state(mode, used, elements))
+
+    def _new_state(self, mode: DistributionMode, used: ElementSerializers, elements: Iterable[Any]) -> AnyState:
+        def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+            def owned(*given: Any) -> Any:
+                try:
+                    return own(*given)
+                except UnsupportedStateError as error:
+                    raise misfit(f"the operator state {used.state!r}", self._operator_name, error) from error
+
+            return owned
+
+        if mode is DistributionMode.BROADCAST:
+            return BroadcastState(elements, refusing(used.own_entry), used.copy)
+        return PartitionableListState(elements, refusing(used.own), used.copy)
 
     def _require_usable(self) -> None:
         if self._is_disposed:
             raise CoordinatorError("Expected operator state to be used while its subtask runs, found it disposed.")
-
-
-def _new_state(mode: DistributionMode, elements: Iterable[Any]) -> AnyState:
-    return BroadcastState(elements) if mode is DistributionMode.BROADCAST else PartitionableListState(elements)
 
 
 def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NoReturn, TypeVar
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
@@ -15,41 +15,54 @@ class BroadcastState(Generic[K, V]):
     """
     Entries that every subtask makes alike from what is broadcast to all of them; nothing checks that they do.
 
-    :param entries: To begin with.
+    :param entries: To begin with; nobody else changes them.
+    :param own: Checks an entry, and returns what the state keeps of it.
+    :param copy: Returns a value of its own for a reader.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_copy", "_entries", "_own")
 
-    def __init__(self, entries: Iterable[tuple[K, V]] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[tuple[K, V]] = (),
+        own: Callable[[K, V], tuple[K, V]] = lambda key, value: (key, value),
+        copy: Callable[[V], V] = lambda value: value,
+    ) -> None:
         self._entries = dict(entries)
+        self._own = own
+        self._copy = copy
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or ``None``."""
-        return self._entries.get(key)
+        """Return the value of a key, or ``None``; to change it in place changes nothing in the state."""
+        value = self._entries.get(key)
+        return None if value is None else self._copy(value)
 
     def contains(self, key: K) -> bool:
         """Tell whether there is an entry."""
         return key in self._entries
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
-        """Return the entries as they are now."""
-        return tuple(self._entries.items())
+        """Return the entries as they are now; to change a value in place changes nothing in the state."""
+        return tuple((key, self._copy(value)) for key, value in self._entries.items())
 
     def put(self, key: K, value: V) -> None:
         """
-        Set an entry.
+        Set an entry, as its value is now.
 
         :raises InvalidConfigurationError: for the key ``None``.
+        :raises UnsupportedStateError: for a key or a value of another type than the state's.
         """
-        self._entries[_required(key)] = value
+        own_key, own_value = self._own(_required(key), value)
+        self._entries[own_key] = own_value
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """
-        Set entries.
+        Set entries, as their values are now.
 
         :raises InvalidConfigurationError: for a key ``None``; nothing is changed then.
+        :raises UnsupportedStateError: for a key or a value of another type than the state's; nothing is changed then.
         """
-        self._entries |= {_required(key): value for key, value in entries.items()}
+        self._entries |= dict([self._own(_required(key), value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
         """Remove an entry; where there is none nothing happens."""
@@ -85,7 +98,7 @@ class ReadOnlyBroadcastState(Generic[K, V]):
         self._state = state
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or ``None``; it is not to be changed."""
+        """Return the value of a key, or ``None``; to change it in place changes nothing in the state."""
         return self._state.get(key)
 
     def contains(self, key: K) -> bool:

@@ -10,6 +10,8 @@ from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, M
 from airflow_provider_statecheck.state.keyed.registration import compatibility_of, compatibility_of_keys
 from airflow_provider_statecheck.state.operator.written_elements import KEY, VALUE, WrittenElements
 from airflow_provider_statecheck.state.serializers.compatibility import serializer_from_now_on
+from airflow_provider_statecheck.state.serializers.optional import is_immutable
+from airflow_provider_statecheck.state.serializers.owning import own_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -50,6 +52,26 @@ class ElementSerializers:
         keys, values = [entry[0] for entry in elements], [entry[1] for entry in elements]
         columns = {KEY: self.key.to_arrow(keys), VALUE: self.value.to_arrow(values)}
         return WrittenElements(key, value, pa.table(columns))
+
+    def own(self, value: Any) -> Any:
+        """
+        Return what the state keeps of an element, or of a value of a map.
+
+        :raises UnsupportedStateError: for one of another type.
+        """
+        return None if value is None else own_of(self.value)(value)
+
+    def own_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """
+        Return what the state keeps of an entry of a map.
+
+        :raises UnsupportedStateError: for a key or a value of another type.
+        """
+        return key if self.key is None else own_of(self.key)(key), self.own(value)
+
+    def copy(self, value: Any) -> Any:
+        """Return an element, or a value of a map, for a reader, who may change it."""
+        return value if value is None or is_immutable(self.value) else self.value.copy(value)
 
     def read(self, written: WrittenElements) -> list[Any]:
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -14,17 +14,26 @@ class PartitionableListState(Generic[T]):
     """
     Elements in the order in which they were added; each of them may go to another subtask when the parallelism changes.
 
-    :param elements: To begin with.
+    :param elements: To begin with; nobody else changes them.
+    :param own: Checks an element, and returns what the state keeps of it.
+    :param copy: Returns an element of its own for a reader.
     """
 
-    __slots__ = ("_elements",)
+    __slots__ = ("_copy", "_elements", "_own")
 
-    def __init__(self, elements: Iterable[T] = ()) -> None:
+    def __init__(
+        self,
+        elements: Iterable[T] = (),
+        own: Callable[[T], T] = lambda element: element,
+        copy: Callable[[T], T] = lambda element: element,
+    ) -> None:
         self._elements = list(elements)
+        self._own = own
+        self._copy = copy
 
     def get(self) -> Iterable[T]:
-        """Return the elements as they are now, none if there is nothing."""
-        return tuple(self._elements)
+        """Return the elements as they are now, none if there is nothing; to change one in place changes nothing in the state."""
+        return tuple(map(self._copy, self._elements))
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the elements as they are now."""
@@ -32,31 +41,37 @@ class PartitionableListState(Generic[T]):
 
     def add(self, element: T) -> None:
         """
-        Add an element at the end.
+        Add an element at the end, as it is now.
 
         :raises InvalidConfigurationError: for ``None``.
+        :raises UnsupportedStateError: for an element of another type than the state's.
         """
-        self._elements.append(_required(element))
+        self._elements.append(self._own(_required(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
-        Add elements at the end.
+        Add elements at the end, as they are now.
 
         :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
+        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
         """
-        self._elements.extend(_all_required(elements))
+        self._elements.extend(self._all_own(elements))
 
     def update(self, elements: Iterable[T]) -> None:
         """
         Replace the list.
 
         :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
+        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
         """
-        self._elements = _all_required(elements)
+        self._elements = self._all_own(elements)
 
     def clear(self) -> None:
         """Remove all elements; the state stays registered."""
         self._elements = []
+
+    def _all_own(self, elements: Iterable[T]) -> list[T]:
+        return [self._own(element) for element in _all_required(elements)]
 
 
 def _all_required(elements: Iterable[T | None] | None) -> list[T]:

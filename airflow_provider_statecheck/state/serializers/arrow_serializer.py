@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -13,6 +13,13 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.arrow_types import decode_type, encode_type
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, after_migration, incompatible
+from airflow_provider_statecheck.state.serializers.owning import (
+    Own,
+    Plain,
+    own_through_arrow,
+    plain_of_arrow,
+    quick_own,
+)
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility
 from airflow_provider_statecheck.state.serializers.widening import is_widening
 
@@ -61,6 +68,16 @@ class ArrowSerializer(AbstractSerializer[Any]):
         """Return the values of an array."""
         found: list[Any] = array.to_pylist()
         return found
+
+    @cached_property
+    def own(self) -> Own:
+        """Return what checks a value: a function, because calling a method that calls it would take as long again."""
+        return quick_own(self._arrow_type, self.plain, partial(own_through_arrow, self))
+
+    @cached_property
+    def plain(self) -> Plain | None:
+        """Return which values are known to fit at a glance."""
+        return plain_of_arrow(self._arrow_type)
 
     def config(self) -> dict[str, Any]:
         """Return the name of the Arrow type."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from airflow_provider_statecheck.state.serializers.compatibility import incompatible, require_known_version
 from airflow_provider_statecheck.state.serializers.description import describe
+from airflow_provider_statecheck.state.serializers.owning import own_through_arrow
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, SerializerSnapshot
 
 T = TypeVar("T")
@@ -52,6 +53,14 @@ class AbstractSerializer(ABC, Generic[T]):
     def copy(self, value: T) -> T:
         """Return a value that shares nothing with another that could be changed."""
         return value
+
+    def own(self, value: Any) -> Any:
+        """
+        Return a value as it comes back from a checkpoint, which shares nothing that could be changed with the one given.
+
+        :raises UnsupportedStateError: for a value of another type, naming it.
+        """
+        return own_through_arrow(self, value)
 
     def snapshot(self) -> SerializerSnapshot:
         """Return what a later version is compared with."""

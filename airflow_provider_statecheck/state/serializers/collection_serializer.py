@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import chain, pairwise
 from types import NoneType
 from typing import Any
@@ -16,6 +17,7 @@ from airflow_provider_statecheck.state.serializers.compatibility import (
     serializer_from_now_on,
     whole,
 )
+from airflow_provider_statecheck.state.serializers.freezing import Freezing
 from airflow_provider_statecheck.state.serializers.lists import (
     list_array,
     nulls_of,
@@ -24,6 +26,7 @@ from airflow_provider_statecheck.state.serializers.lists import (
     with_elements,
 )
 from airflow_provider_statecheck.state.serializers.optional import is_immutable, require_no_none, resolve_part
+from airflow_provider_statecheck.state.serializers.owning import Own, own_of, own_through_arrow, plain_of
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, TypeSerializer
 from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
 
@@ -85,6 +88,31 @@ class CollectionSerializer(AbstractSerializer[Any]):
             return value
         return self.collection(value if is_immutable(self.element) else map(self.element.copy, value))
 
+    @cached_property
+    def own(self) -> Own:
+        """
+        Return what checks a collection and makes it the state's own: a function that is quick with plain elements.
+
+        It raises ``UnsupportedStateError`` for another collection, or an element of another type.
+        """
+        plain = plain_of(self.element)
+        if plain is None:
+            return self._owned
+        kind: Any = self.collection
+        own, all_fit, is_shared = self._owned, plain.all_fit, self.is_immutable
+
+        def owned(value: Any) -> Any:
+            if type(value) is not kind or not all_fit(value):
+                return own(value)
+            return value if is_shared else kind(value)
+
+        return owned
+
+    def freezing(self) -> Freezing:
+        """Return how collections are kept: as collections that the state alone has."""
+        again = self.collection if is_immutable(self.element) else self.copy
+        return Freezing(self.own, None if self.is_immutable else again, self.from_arrow, self.to_arrow)
+
     def config(self) -> dict[str, Any]:
         """Return which collection it is and what its elements are."""
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
@@ -101,6 +129,18 @@ class CollectionSerializer(AbstractSerializer[Any]):
             lambda: CollectionSerializer(self.collection, serializer_from_now_on(element, self.element)),
             lambda array: with_elements(array, migrated(element, array.flatten())),
         )
+
+    def _owned(self, value: Any) -> Any:
+        kind: Any = self.collection
+        if type(value) is kind:
+            try:
+                return kind(map(own_of(self.element), value))
+            except UnsupportedStateError:
+                pass  # what follows says more of the value
+        return own_through_arrow(self, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"collection": self.collection, "element": self.element}
 
     @property
     def _identity(self) -> Any:

@@ -113,3 +113,24 @@ def require_known_version(old: SerializerSnapshot, version: int) -> None:
             f"Expected state of the type {old.class_id!r} in version {version} or an earlier one, found version "
             f"{old.version}; restore with the release that wrote the checkpoint, or a newer one."
         )
+
+
+def other_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
+    """Return the verdict on keyed state of another key, which never migrates, and how to go on."""
+    before, now = _key_fields(old), _key_fields(new)
+    names = ", ".join(name for name, _ in before)
+    advice = (
+        "a key never changes its type, as every value would belong to another key group; use another uid for another key"
+        if [kind for _, kind in before] != [kind for _, kind in now]
+        else f"if only the names of its columns have changed, rename the columns back to {names} in front of key_by, such as "
+        f"with .map(lambda row: tuple(row), output='...'); use another uid for another key"
+    )
+    return incompatible(f"the key was {_shown(old, before)}, now it is {_shown(new, now)}; {advice}")
+
+
+def _key_fields(key: SerializerSnapshot) -> list[tuple[str, str]]:
+    return [(field["name"], field["type"]) for field in key.config.get("fields", ())]
+
+
+def _shown(key: SerializerSnapshot, fields: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in fields) or f"a {key.class_id}"

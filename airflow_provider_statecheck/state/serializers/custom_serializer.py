@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, incompatible
+from airflow_provider_statecheck.state.serializers.freezing import Freezing
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, SerializerSnapshot
 
 T = TypeVar("T")
@@ -134,6 +135,15 @@ class SerializerAdapter(AbstractSerializer[Any]):
     def copy(self, value: Any) -> Any:
         """Return the value that comes back from its bytes."""
         return None if value is None else self.custom.deserialize(self.custom.serialize(value))
+
+    def freezing(self) -> Freezing:
+        """Return how values are kept: as their bytes."""
+        import pyarrow as pa
+
+        def write(kept: Sequence[Any]) -> Any:
+            return pa.array(kept, self.arrow_type)
+
+        return Freezing(self.custom.serialize, self.custom.deserialize, pa.Array.to_pylist, write)
 
     def config(self) -> dict[str, Any]:
         """Return what the serializer says of itself."""

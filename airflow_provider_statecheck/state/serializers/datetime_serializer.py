@@ -15,6 +15,8 @@ from airflow_provider_statecheck.state.serializers.compatibility import AS_IS
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility
 
 _MICROSECOND = timedelta(microseconds=1)
+_AS_THEY_ARE = (None, UTC)
+"""Zones that come back as the same object."""
 
 
 class DatetimeSerializer(AbstractSerializer[datetime]):
@@ -57,6 +59,10 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
             local if local is None or (zone is None and not fold) else local.replace(tzinfo=_zone_of(zone), fold=fold)
             for local, zone, fold in rows
         ]
+
+    def own(self, value: Any) -> datetime:
+        """Return a ``datetime`` as it comes back from a checkpoint."""
+        return value if type(value) is datetime and value.tzinfo in _AS_THEY_ARE else super().own(value)
 
     def config(self) -> dict[str, Any]:
         """Return nothing, as all are alike."""

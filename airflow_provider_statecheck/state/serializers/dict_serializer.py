@@ -15,6 +15,7 @@ from airflow_provider_statecheck.state.serializers.compatibility import (
     serializer_from_now_on,
     whole,
 )
+from airflow_provider_statecheck.state.serializers.freezing import Freezing
 from airflow_provider_statecheck.state.serializers.lists import (
     entries_of_array,
     map_array,
@@ -24,6 +25,7 @@ from airflow_provider_statecheck.state.serializers.lists import (
     offsets_of_array,
 )
 from airflow_provider_statecheck.state.serializers.optional import is_immutable, require_no_none, resolve_part
+from airflow_provider_statecheck.state.serializers.owning import own_of
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, TypeSerializer
 from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
 
@@ -83,6 +85,23 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
         if value is None or is_immutable(self.value):
             return value if value is None else dict(value)
         return {key: self.value.copy(item) for key, item in value.items()}
+
+    def own(self, value: Any) -> Any:
+        """
+        Return a dictionary as it comes back from a checkpoint, which shares nothing that could be changed with the one given.
+
+        :raises UnsupportedStateError: for another mapping, or a key or a value of another type.
+        """
+        if type(value) is dict and None not in value:
+            try:
+                return dict(zip(map(own_of(self.key), value), map(own_of(self.value), value.values()), strict=True))
+            except UnsupportedStateError:
+                pass  # what follows says more of the value
+        return super().own(value)
+
+    def freezing(self) -> Freezing:
+        """Return how dictionaries are kept: as dictionaries that the state alone has."""
+        return Freezing(self.own, dict if is_immutable(self.value) else self.copy, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
         """Return what keys and values are."""

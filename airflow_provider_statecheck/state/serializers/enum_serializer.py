@@ -10,6 +10,7 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, incompatible
+from airflow_provider_statecheck.state.serializers.owning import Plain
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility
 
 
@@ -100,6 +101,15 @@ class EnumSerializer(EnumNames):
         """Return the members that an array names."""
         members = self._enum.__members__
         return [None if name is None else members[name] for name in array.to_pylist()]
+
+    @property
+    def plain(self) -> Plain:
+        """Return that members are known to fit."""
+        return Plain(self._enum)
+
+    def own(self, value: Any) -> Any:
+        """Return a member of the enumeration."""
+        return value if type(value) is self._enum else super().own(value)
 
     @property
     def _identity(self) -> Any:

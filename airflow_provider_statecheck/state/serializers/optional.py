@@ -13,6 +13,7 @@ from airflow_provider_statecheck.state.serializers.compatibility import (
     reconfigured,
     require_known_version,
 )
+from airflow_provider_statecheck.state.serializers.owning import own_of
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
@@ -52,6 +53,14 @@ class OptionalSerializer:
     def from_arrow(self, array: Any) -> list[Any]:
         """Return the values of an array; each is new and may be changed."""
         return self.value.from_arrow(array)
+
+    def own(self, value: Any) -> Any:
+        """
+        Return a value as it comes back from a checkpoint; ``None`` is one too.
+
+        :raises UnsupportedStateError: for a value of another type, naming it.
+        """
+        return None if value is None else own_of(self.value)(value)
 
     def copy(self, value: Any) -> Any:
         """Return a value that shares nothing with another that could be changed."""

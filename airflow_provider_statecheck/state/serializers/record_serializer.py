@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import call, is_
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.freezing import Freezing
 from airflow_provider_statecheck.state.serializers.optional import is_immutable, require_no_none
-from airflow_provider_statecheck.state.serializers.record_shapes import RecordShape, require_records
+from airflow_provider_statecheck.state.serializers.owning import (
+    Own,
+    compiled_check,
+    own_of,
+    own_through_arrow,
+    plain_of,
+)
+from airflow_provider_statecheck.state.serializers.record_shapes import RecordShape, RowTaker, require_records
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, TypeSerializer
 from airflow_provider_statecheck.state.serializers.snapshot_json import encode_snapshot
 
@@ -81,12 +89,31 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     def copy(self, value: Any) -> Any:
         """Return a record that shares nothing with another that could be changed."""
-        return value if value is None or self.is_immutable else self.shape.changed(value, self._copies)
+        if value is None or self.is_immutable:
+            return value
+        parts = zip(self._copies.items(), self._take_copied(value), strict=True)
+        return self.shape.with_values(
+            value, {name: part if part is None else copy(part) for (name, copy), part in parts}
+        )
+
+    @cached_property
+    def own(self) -> Own:
+        """
+        Return what checks a record and makes it the state's own: a function that is quick with plain values.
+
+        It raises ``UnsupportedStateError`` for another record, or a field of another type.
+        """
+        if not self.is_immutable:
+            return self._owned
+        plain_row, own = self._plain_row, self._owned
+        return lambda value: own(value) if plain_row(value) is None else value
 
     def freezing(self) -> Freezing:
         """Return how records are kept: as rows of values that nobody can change, where a record is no more than that."""
-        make = None if self._copies else self.shape.row_maker(self.names)
-        return Freezing(self.from_arrow, self.copy) if make is None else Freezing(self._rows, make)
+        make = self.shape.row_maker(self.names) if self.shape.can_be_changed and not self._copies else None
+        if make is None:
+            return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
+        return Freezing(self._frozen_row, make, self._rows, self._from_rows)
 
     def config(self) -> dict[str, Any]:
         """Return the fields."""
@@ -103,6 +130,38 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     def _records(self, array: Any) -> list[Any]:
         return self.shape.build(dict(zip(self.names, self._values(array), strict=True)))
+
+    def _owned(self, value: Any) -> Any:
+        row = self._own_row(value)
+        if row is None:
+            return own_through_arrow(self, value)
+        if not self.shape.can_be_changed and all(map(is_, row, self._take(value))):
+            return value
+        return self.shape.with_values(value, dict(zip(self.names, row, strict=True)))
+
+    def _own_row(self, value: Any) -> tuple[Any, ...] | None:
+        """Return the values of a record as state keeps them, ``None`` for what takes a closer look."""
+        try:
+            row = self._take(value) if type(value) is self.shape.type else ()
+            return tuple(map(call, self._owns, row)) if len(row) == len(self.fields) else None
+        except (AttributeError, LookupError, UnsupportedStateError):
+            return None
+
+    def _frozen_row(self, value: Any) -> tuple[Any, ...]:
+        row = self._plain_row(value) or self._own_row(value)
+        if row is not None:
+            return row
+        made: tuple[Any, ...] = self._rows(self.to_arrow([value]))[0]
+        return made
+
+    def _from_rows(self, rows: Sequence[Any]) -> Any:
+        import pyarrow as pa
+
+        present = [row for row in rows if row is not None]
+        columns = zip(*present, strict=True) if present else ((),) * len(self.fields)
+        arrays = [self._column(field, column) for field, column in zip(self.fields, columns, strict=True)]
+        array = pa.StructArray.from_arrays(arrays, fields=list(self.arrow_type))
+        return array if len(present) == len(rows) else array.take(_places(rows))
 
     def _rows(self, array: Any) -> list[Any]:
         return _with_nulls(array, lambda present: list(zip(*self._values(present), strict=True)))
@@ -122,6 +181,38 @@ class RecordSerializer(AbstractSerializer[Any]):
             raise UnsupportedStateError(f"In {place}: {error}") from error
         require_no_none(field.serializer, column, 0, place)
         return column
+
+    @cached_property
+    def _take(self) -> RowTaker:
+        return self.shape.row_taker(self.names)
+
+    @cached_property
+    def _take_copied(self) -> RowTaker:
+        return self.shape.row_taker(tuple(self._copies))
+
+    @cached_property
+    def _plain_row(self) -> Callable[[Any], tuple[Any, ...] | None]:
+        """Return what gives the values of a record of which each is known to fit at a glance, ``None`` for other records."""
+        plain = [plain_of(field.serializer) for field in self.fields]
+        known = [each for each in plain if each is not None]
+        if len(known) < len(plain):
+            return lambda _: None
+        kind, take, fits = self.shape.type, self._take, compiled_check(known)
+
+        def plain_row(value: Any) -> tuple[Any, ...] | None:
+            if type(value) is not kind:
+                return None
+            try:
+                row = take(value)
+            except (AttributeError, LookupError):
+                return None
+            return row if fits(row) else None
+
+        return plain_row
+
+    @cached_property
+    def _owns(self) -> tuple[Own, ...]:
+        return tuple(own_of(field.serializer) for field in self.fields)
 
     @cached_property
     def _copies(self) -> dict[str, Callable[[Any], Any]]:

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 
+RowTaker = Callable[[Any], tuple[Any, ...]]
+"""Takes values from a record; raises ``AttributeError`` or ``LookupError`` for one that has not the fields."""
+
 
 class RecordShape(Protocol):
     """One kind of record."""
@@ -43,8 +46,12 @@ class RecordShape(Protocol):
         """Return records from the values of their fields."""
         ...
 
-    def changed(self, record: Any, copies: Mapping[str, Callable[[Any], Any]]) -> Any:
-        """Return another record with copies of some fields."""
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return another record with other values of some fields."""
+        ...
+
+    def row_taker(self, names: Sequence[str]) -> RowTaker:
+        """Return what takes the values of some fields from a record."""
         ...
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
@@ -90,13 +97,16 @@ class DataclassShape:
                 object.__setattr__(record, name, value)
         return records
 
-    def changed(self, record: Any, copies: Mapping[str, Callable[[Any], Any]]) -> Any:
-        """Return another record with copies of some fields."""
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return another record with other values of some fields."""
         other = self._copied(record)
-        for name, copied in copies.items():
-            value = getattr(record, name)
-            object.__setattr__(other, name, None if value is None else copied(value))
+        for name, value in values.items():
+            object.__setattr__(other, name, value)
         return other
+
+    def row_taker(self, names: Sequence[str]) -> RowTaker:
+        """Return what takes the values of some fields from a record."""
+        return _taker(attrgetter, names)
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
         """Return the constructor, if these are its arguments and it does nothing but set them."""
@@ -144,10 +154,13 @@ class NamedTupleShape:
         make: Callable[[Any], Any] = partial(tuple.__new__, self.type)
         return list(map(make, zip(*(columns[name] for name in self._names), strict=True)))
 
-    def changed(self, record: Any, copies: Mapping[str, Callable[[Any], Any]]) -> Any:
-        """Return another record with copies of some fields."""
-        values = {name: getattr(record, name) for name in copies}
-        return record._replace(**{n: None if v is None else copies[n](v) for n, v in values.items()})
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return another record with other values of some fields."""
+        return record._replace(**values)
+
+    def row_taker(self, names: Sequence[str]) -> RowTaker:
+        """Return what takes the values of some fields from a record."""
+        return _taker(attrgetter, names)
 
     def row_maker(self, names: Sequence[str]) -> None:
         """Return nothing: what can be changed of it is not the record itself."""
@@ -181,12 +194,13 @@ class TupleShape:
         """Return records from the values of their fields."""
         return list(zip(*(columns[name] for name in self.names), strict=True))
 
-    def changed(self, record: Any, copies: Mapping[str, Callable[[Any], Any]]) -> Any:
-        """Return another record with copies of some fields."""
-        return tuple(
-            copies[name](value) if name in copies and value is not None else value
-            for name, value in zip(self.names, record, strict=True)
-        )
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return another record with other values of some fields."""
+        return tuple(values.get(name, value) for name, value in zip(self.names, record, strict=True))
+
+    def row_taker(self, names: Sequence[str]) -> RowTaker:
+        """Return what takes some items from a tuple; all of them are the tuple itself, whatever its length."""
+        return tuple if tuple(names) == self.names else _taker(itemgetter, [*map(self.names.index, names)])
 
     def row_maker(self, names: Sequence[str]) -> None:
         """Return nothing: what can be changed of it is not the record itself."""
@@ -205,6 +219,7 @@ class DictShape:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
+        self._known = frozenset(names)
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
@@ -221,13 +236,28 @@ class DictShape:
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
-    def changed(self, record: Any, copies: Mapping[str, Callable[[Any], Any]]) -> Any:
-        """Return another record with copies of some fields."""
-        return {n: copies[n](v) if n in copies and v is not None else v for n, v in record.items()}
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return another record with other values of some fields."""
+        return {**record, **values}
+
+    def row_taker(self, names: Sequence[str]) -> RowTaker:
+        """Return what takes some values from a dictionary, ``None`` where one is left out."""
+
+        def take(record: Any) -> tuple[Any, ...]:
+            if not self._known >= record.keys():
+                raise LookupError(*(record.keys() - self._known))
+            return tuple(map(record.get, names))
+
+        return take
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
         """Return what makes a dictionary."""
         return lambda row: dict(zip(names, row, strict=True))
+
+
+def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) -> RowTaker:
+    take: Callable[[Any], Any] = getter(*names) if names else lambda _: ()
+    return take if len(names) != 1 else lambda record: (take(record),)
 
 
 def require_records(shape: RecordShape, values: Sequence[Any]) -> bool:

@@ -65,11 +65,7 @@ class TtlSerializer:
 
         :raises UnsupportedStateError: for a value of another type.
         """
-        import pyarrow as pa
-
-        inner = self.inner.to_arrow([None if value is None else value[0] for value in values])
-        times = pa.array([None if value is None else value[1] for value in values], pa.int64())
-        return _structs(inner, times, nulls_of(values))
+        return self._structs_of(values, self.inner.to_arrow)
 
     def from_arrow(self, array: Any) -> list[TtlValue | None]:
         """Return the values of an array; each is new and may be changed."""
@@ -83,10 +79,13 @@ class TtlSerializer:
 
     def freezing(self) -> Freezing:
         """Return how values are kept: as those without times are."""
-        freeze, thaw = freezing_of(self.inner)
-        if thaw is None:
-            return Freezing(self.from_arrow, None)
-        return Freezing(lambda array: self._with_times(freeze(array.field(0)), array), partial(_thawed, thaw))
+        inner = freezing_of(self.inner)
+        return Freezing(
+            lambda value: TtlValue(inner.freeze(value.value), value.last_access_ms),
+            None if inner.thaw is None else lambda kept: TtlValue(inner.thawed(kept.value), kept.last_access_ms),
+            lambda array: self._with_times(inner.read(array.field(0)), array),
+            lambda kept: self._structs_of(kept, inner.write),
+        )
 
     def snapshot(self) -> SerializerSnapshot:
         """Return what a later version is compared with."""
@@ -100,6 +99,13 @@ class TtlSerializer:
         require_known_version(old, _VERSION)
         return _keeping_times(self.inner.resolve_compatibility(decode_snapshot(old.config["value"])))
 
+    def _structs_of(self, values: Sequence[Any], write: Callable[[Sequence[Any]], Any]) -> Any:
+        import pyarrow as pa
+
+        inner = write([None if value is None else value[0] for value in values])
+        times = pa.array([None if value is None else value[1] for value in values], pa.int64())
+        return _structs(inner, times, nulls_of(values))
+
     def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
         found: list[TtlValue | None] = list(map(_make, zip(values, array.field(1).to_pylist(), strict=True)))
         if array.null_count:
@@ -111,10 +117,6 @@ class TtlSerializer:
 
     def __hash__(self) -> int:
         return hash((CLASS_ID, self.inner))
-
-
-def _thawed(thaw: Callable[[Any], Any], kept: TtlValue) -> TtlValue:
-    return kept if kept.value is None else TtlValue(thaw(kept.value), kept.last_access_ms)
 
 
 def _keeping_times(inner: Compatibility) -> Compatibility:

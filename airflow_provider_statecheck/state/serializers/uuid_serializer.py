@@ -10,6 +10,7 @@ from uuid import UUID
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
 from airflow_provider_statecheck.state.serializers.compatibility import AS_IS
+from airflow_provider_statecheck.state.serializers.owning import Plain
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility
 
 
@@ -40,6 +41,12 @@ class UuidSerializer(AbstractSerializer[UUID]):
     def from_arrow(self, array: Any) -> list[UUID | None]:
         """Return the values of an array."""
         return [None if value is None else UUID(bytes=value) for value in array.to_pylist()]
+
+    plain = Plain(UUID)
+
+    def own(self, value: Any) -> UUID:
+        """Return a UUID."""
+        return value if type(value) is UUID else super().own(value)
 
     def config(self) -> dict[str, Any]:
         """Return nothing, as all are alike."""

@@ -81,6 +81,29 @@ class FailingOnce(RunningBalance):
         yield from super().process_element(value, context)
 
 
+class Visits(KeyedProcessFunction[str, Any, Any]):
+    """
+    Adds each place to a list in state, and gives the list.
+
+    :param updates: Whether the list is put back whenever it was changed in place, and not the first time only.
+    """
+
+    def __init__(self, *, updates: bool) -> None:
+        self.updates = updates
+
+    @override
+    def open(self, runtime_context: Any) -> None:
+        self.places = runtime_context.get_state(ValueStateDescriptor[Any]("places", list[str], []))
+
+    @override
+    def process_element(self, value: Any, context: Any) -> Iterable[Any]:
+        places = self.places.value()
+        places.append(value.place)
+        if self.updates or len(places) == 1:
+            self.places.update(places)
+        yield value.person, " ".join(self.places.value())
+
+
 class RunningBalanceOfTables(KeyedProcessFunction[str, Any, Any]):
     """Adds up payments on whole tables."""
 

@@ -30,6 +30,7 @@ from tests.spark.stages.functions import (
     RunningBalanceOfTables,
     StatefulMapFunction,
     TimeOfElement,
+    Visits,
 )
 from tests.spark.stages.stage_tries import StageTries
 
@@ -111,6 +112,45 @@ def test_output_of_increments_without_a_completed_checkpoint_is_not_seen(tries: 
         tries.run(stage, StageSettings(checkpoint_interval="1 h"))
     assert tries.rows() == []
     assert tries.completed() == []
+
+
+@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize("backend", ["arrow", "filesystem"])
+def test_value_that_is_changed_in_place_is_kept_by_an_update_alone(
+    tries: StageTries, backend: str, updates: bool
+) -> None:
+    tries.write_input(*[{"person": ["ann"] * 2, "place": places} for places in (["x1", "x2"], ["x3", "x4"])])
+    stage = from_files(tries, state_backend=backend).key_by("person", order_by="place")
+    stage = stage.process(Visits(updates=updates), output="person string, places string")
+    assert tries.run(stage.sink(ParquetSink(str(tries.output)))).increments == 2
+    expected = ["x1", "x1 x2", "x1 x2 x3", "x1 x2 x3 x4"] if updates else ["x1"] * 4
+    assert sorted(row["places"] for row in tries.rows()) == expected
+
+
+def test_value_that_does_not_fit_its_state_fails_the_stage_naming_state_key_and_operator(tries: StageTries) -> None:
+    tries.write_input({"person": ["ann"], "place": [None]})
+    stage = (
+        from_files(tries).key_by("person").process(Visits(updates=True), uid="trips", output="person string, p string")
+    )
+    with pytest.raises(Exception, match="'places' of the operator 'stage/trips' for the key 'ann'"):
+        tries.run(stage.sink(ParquetSink(str(tries.output))))
+
+
+def test_key_whose_column_was_renamed_goes_on_under_its_old_name(tries: StageTries) -> None:
+    parts = payments()
+    tries.write_input(*parts)
+    failing = FailingOnce(tries.folder / "failed", number=2 * PAYMENTS + 7)
+    with pytest.raises(Exception, match="planned"):
+        tries.run(running_stage(tries, failing))
+
+    def stage(key: str, columns: str) -> Stage:
+        renamed = from_files(tries).map(lambda row: tuple(row), output=columns).key_by(key, order_by="number")
+        return renamed.process(failing, uid="balance", output=RUNNING).sink(ParquetSink(str(tries.output)))
+
+    with pytest.raises(StateMigrationError, match="rename the columns back to account in front of key_by"):
+        tries.run(stage("client", "client string, number bigint, amount bigint, purpose string"))
+    tries.run(stage("account", "account string, number bigint, amount bigint, purpose string"))
+    assert tries.rows() == running(parts)
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 7])

@@ -168,6 +168,7 @@ class OperatorRun:
             now_ms=lambda: place.now_ms,
             epoch=place.epoch,
             schemas=self.task.schemas,
+            operator_name=self.task.uid,
         )
 
     @property

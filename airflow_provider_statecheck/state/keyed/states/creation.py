@@ -14,6 +14,7 @@ from airflow_provider_statecheck.state.descriptors import (
     StateKind,
     ValueStateDescriptor,
 )
+from airflow_provider_statecheck.state.keyed.state_values import StateValues
 from airflow_provider_statecheck.state.keyed.states.aggregating_state import AggregatingState
 from airflow_provider_statecheck.state.keyed.states.folding_state import FoldingState
 from airflow_provider_statecheck.state.keyed.states.list_state import ListState
@@ -39,33 +40,49 @@ def create_state(
     context: KeyContext,
     namespace: str,
     now_ms: Callable[[], int],
+    operator: str,
 ) -> State:
-    """Return a state over its table, with all that the descriptor wants of it."""
+    """
+    Return a state over its table, with all that the descriptor wants of it.
+
+    :param operator: What users call the operator, for errors.
+    """
+    values = StateValues(registered, operator)
     ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
     if registered.kind is StateKind.MAP:
-        return _map_state(registered, cast("MapTable", table), context, namespace, ttl)
+        return _map_state(registered, cast("MapTable", table), context, namespace, values, ttl)
     cells = cast("StateTable", table)
     if registered.kind is StateKind.LIST:
-        return ListState(cells, context, namespace) if ttl is None else TtlListState(cells, context, namespace, ttl)
-    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace)
+        if ttl is None:
+            return ListState(cells, context, namespace, values)
+        return TtlListState(cells, context, namespace, values, ttl)
+    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace, values)
 
 
 def _map_state(
-    registered: RegisteredState, table: MapTable, context: KeyContext, namespace: str, ttl: TimeToLive | None
+    registered: RegisteredState,
+    table: MapTable,
+    context: KeyContext,
+    namespace: str,
+    values: StateValues,
+    ttl: TimeToLive | None,
 ) -> State:
     assert registered.key_serializer is not None  # noqa: S101 - for the type checker
     check = partial(registered.key_serializer.to_arrow, [None])
-    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, check)
+    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, values, check)
 
 
-def _single_state(descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str) -> State:
+def _single_state(
+    descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str, values: StateValues
+) -> State:
+    common = (table, context, namespace, values)
     if isinstance(descriptor, ReducingStateDescriptor):
-        return ReducingState(table, context, namespace, descriptor.reduce_function)
+        return ReducingState(*common, descriptor.reduce_function)
     if isinstance(descriptor, AggregatingStateDescriptor):
-        return AggregatingState(table, context, namespace, descriptor.aggregate_function)
+        return AggregatingState(*common, descriptor.aggregate_function)
     if isinstance(descriptor, FoldingStateDescriptor):
         initial = partial(getattr, descriptor, "initial")
-        return FoldingState(table, context, namespace, initial, descriptor.fold_function)
+        return FoldingState(*common, initial, descriptor.fold_function)
     if isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None:
-        return DefaultedValueState(table, context, namespace, partial(getattr, descriptor, "default"))
-    return ValueState(table, context, namespace)
+        return DefaultedValueState(*common, partial(getattr, descriptor, "default"))
+    return ValueState(*common)

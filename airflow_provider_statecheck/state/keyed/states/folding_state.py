@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from airflow_provider_statecheck.state.keyed.key_context import KeyContext
+from airflow_provider_statecheck.state.keyed.state_values import StateValues
 from airflow_provider_statecheck.state.keyed.states.cell_state import CellState
 from airflow_provider_statecheck.state.keyed.tables import StateTable
 
@@ -28,32 +29,34 @@ class FoldingState(CellState, Generic[T, Acc]):
         table: StateTable,
         context: KeyContext,
         namespace: str,
+        values: StateValues,
         initial: Callable[[], Acc],
         fold: Callable[[Acc, T], Acc],
     ) -> None:
-        super().__init__(table, context, namespace)
+        super().__init__(table, context, namespace, values)
         self._initial = initial
         self._fold = fold
 
     def get(self) -> Acc | None:
         """
-        Return the accumulator, ``None`` if nothing was added.
+        Return the accumulator, ``None`` if nothing was added; to change it in place changes nothing in the state.
 
         :raises CoordinatorError: if there is no current key.
         """
-        value: Acc | None = self._cell()
+        value: Acc | None = self._value()
         return value
 
     def add(self, value: T | None) -> None:
         """
         Fold a value into the accumulator; ``None`` clears the state.
 
+        :raises UnsupportedStateError: if the new accumulator is of another type than the state's.
         :raises CoordinatorError: if there is no current key.
         """
         if value is None:
             self.clear()
             return
-        accumulator = self._cell()
+        accumulator = self._value()
         if accumulator is None:
             accumulator = self._initial()
-        self._set_cell(self._fold(accumulator, value))
+        self._set_value(self._fold(accumulator, value))

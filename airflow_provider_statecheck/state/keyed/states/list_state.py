@@ -18,11 +18,11 @@ class ListState(CellState, Generic[T]):
 
     def get(self) -> Iterable[T]:
         """
-        Return the elements, none if there is nothing.
+        Return the elements, none if there is nothing; to change one in place changes nothing in the state.
 
         :raises CoordinatorError: if there is no current key.
         """
-        return tuple(self._cell() or ())
+        return self._given(self._cell() or ())
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the elements."""
@@ -30,18 +30,20 @@ class ListState(CellState, Generic[T]):
 
     def add(self, element: T) -> None:
         """
-        Add an element at the end.
+        Add an element at the end, as it is now.
 
         :raises InvalidConfigurationError: for ``None``; the list is unchanged then.
+        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
         :raises CoordinatorError: if there is no current key.
         """
         self._append([_required(element)])
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
-        Add elements at the end.
+        Add elements at the end, as they are now.
 
         :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
+        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
         :raises CoordinatorError: if there is no current key.
         """
         self._append(_all_required(elements))
@@ -51,6 +53,7 @@ class ListState(CellState, Generic[T]):
         Replace the list; no elements clear it.
 
         :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
+        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
         :raises CoordinatorError: if there is no current key.
         """
         self._replace(self._stored(_all_required(elements)))
@@ -69,7 +72,10 @@ class ListState(CellState, Generic[T]):
             self._set_cell(stored)
 
     def _stored(self, elements: list[T]) -> list[Any]:
-        return elements
+        return list(map(self._frozen, elements))
+
+    def _given(self, kept: Iterable[Any]) -> tuple[T, ...]:
+        return tuple(kept if self._thaw is None else map(self._thaw, kept))
 
     def _replace(self, stored: list[Any]) -> None:
         if stored:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.keyed.key_context import KeyContext, no_key
+from airflow_provider_statecheck.state.keyed.state_values import StateValues
 from airflow_provider_statecheck.state.keyed.states.map_entry import MapEntry
 from airflow_provider_statecheck.state.keyed.states.map_iterator import MapIterator
 from airflow_provider_statecheck.state.keyed.tables import MapTable
@@ -23,22 +24,32 @@ class MapState(Generic[K, V]):
     :param table: Where the state is.
     :param context: The current key.
     :param namespace: In which this state is.
+    :param values: How values become cells and come back.
     :param check_null_key: Refuses ``None`` as a user key if the serializer of the keys cannot write it.
     """
 
-    __slots__ = ("_check_null_key", "_context", "_get", "_namespace", "_put", "_table")
+    __slots__ = ("_check_null_key", "_context", "_get", "_namespace", "_put", "_table", "_thaw", "_values")
 
-    def __init__(self, table: MapTable, context: KeyContext, namespace: str, check_null_key: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        table: MapTable,
+        context: KeyContext,
+        namespace: str,
+        values: StateValues,
+        check_null_key: Callable[[], Any],
+    ) -> None:
         self._table = table
         self._context = context
         self._namespace = namespace
+        self._values = values
+        self._thaw = values.thaw
         self._check_null_key = check_null_key
         self._get = table.get
         self._put = table.put
 
     def get(self, user_key: K) -> V | None:
         """
-        Return the value of a user key, or ``None``.
+        Return the value of a user key, or ``None``; to change it in place changes nothing in the state.
 
         :raises CoordinatorError: if there is no current key.
         """
@@ -46,7 +57,8 @@ class MapState(Generic[K, V]):
         if context.key_group < 0:
             raise no_key()
         value: V | None = self._get(context.key, context.key_group, self._namespace, user_key)
-        return value
+        thaw = self._thaw
+        return value if thaw is None or value is None else thaw(value)
 
     def contains(self, user_key: K) -> bool:
         """
@@ -58,31 +70,29 @@ class MapState(Generic[K, V]):
 
     def put(self, user_key: K, value: V | None) -> None:
         """
-        Set an entry.
+        Set an entry, as its value is now.
 
-        :raises UnsupportedStateError: for a null user key that the serializer of the keys cannot write.
+        :raises UnsupportedStateError: for a user key or a value of another type than the state's.
         :raises CoordinatorError: if there is no current key.
         """
         context = self._context
         if context.key_group < 0:
             raise no_key()
-        if user_key is None:
-            self._check_null_key()
-        self._put(context.key, context.key_group, self._namespace, user_key, value)
+        self._put(context.key, context.key_group, self._namespace, *self._kept(context.key, user_key, value))
 
     def put_all(self, entries: Mapping[K, V | None]) -> None:
         """
-        Set several entries.
+        Set several entries, as their values are now.
 
         :raises InvalidConfigurationError: for ``None`` in place of a mapping.
-        :raises UnsupportedStateError: for a null user key that the serializer of the keys cannot write.
+        :raises UnsupportedStateError: for a user key or a value of another type than the state's; nothing is changed then.
         :raises CoordinatorError: if there is no current key.
         """
-        self._place()
+        place = self._place()
         if entries is None:
             raise InvalidConfigurationError("Expected a mapping of entries, found None; use clear() for no entries.")
-        for user_key, value in entries.items():
-            self.put(user_key, value)
+        for kept in [self._kept(place[0], user_key, value) for user_key, value in entries.items()]:
+            self._put(*place, *kept)
 
     def remove(self, user_key: K) -> None:
         """
@@ -141,11 +151,22 @@ class MapState(Generic[K, V]):
         table = self._table
 
         def put(user_key: K, value: V) -> None:
-            table.put(*place, user_key, value)
+            table.put(*place, *self._kept(place[0], user_key, value))
 
         found: Iterator[tuple[Any, Any]] = table.entries(*place)
-        entries = (MapEntry(user_key, value, put) for user_key, value in found)
+        entries = (MapEntry(user_key, self._values.thawed(kept), put) for user_key, kept in found)
         return MapIterator(entries, view, lambda user_key: table.remove(*place, user_key))
+
+    def _kept(self, key: Any, user_key: Any, value: Any) -> tuple[Any, Any]:
+        values = self._values
+        try:
+            if user_key is None:
+                self._check_null_key()
+            elif values.own_user_key is not None:
+                user_key = values.own_user_key(user_key)
+            return user_key, None if value is None else values.freeze(value)
+        except UnsupportedStateError as error:
+            raise values.misfit(key, error) from error
 
     def _place(self) -> tuple[Any, int, str]:
         context = self._context

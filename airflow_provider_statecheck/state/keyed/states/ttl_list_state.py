@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from airflow_provider_statecheck.state.keyed.key_context import KeyContext
+from airflow_provider_statecheck.state.keyed.state_values import StateValues
 from airflow_provider_statecheck.state.keyed.states.list_state import ListState
 from airflow_provider_statecheck.state.keyed.tables import StateTable
 from airflow_provider_statecheck.state.keyed.time_to_live import TimeToLive
@@ -22,8 +23,10 @@ class TtlListState(ListState[T]):
 
     __slots__ = ("_ttl",)
 
-    def __init__(self, table: StateTable, context: KeyContext, namespace: str, time_to_live: TimeToLive) -> None:
-        super().__init__(table, context, namespace)
+    def __init__(
+        self, table: StateTable, context: KeyContext, namespace: str, values: StateValues, time_to_live: TimeToLive
+    ) -> None:
+        super().__init__(table, context, namespace, values)
         self._ttl = time_to_live
 
     def get(self) -> Iterable[T]:
@@ -38,7 +41,7 @@ class TtlListState(ListState[T]):
         kept = self._ttl.after_read(cell)
         if kept is not cell:
             self._replace(kept)
-        return tuple(element.value for element in (cell if self._ttl.shows_expired else kept))
+        return self._given(element.value for element in (cell if self._ttl.shows_expired else kept))
 
     def _stored(self, elements: list[T]) -> list[Any]:
-        return [self._ttl.stamped(element) for element in elements]
+        return [self._ttl.stamped(kept) for kept in super()._stored(elements)]

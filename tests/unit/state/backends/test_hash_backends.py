@@ -14,7 +14,6 @@ from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
     StorageError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
 from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
@@ -143,29 +142,6 @@ def test_snapshot_in_which_all_is_expired_is_empty() -> None:
     fill_expiring(backend, "a")
     keyed.now_ms += 100
     assert keyed.save(backend) == ()
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_user_key_that_can_be_changed_is_refused(is_first: bool) -> None:
-    keyed = harness(MemoryStateBackend())
-    backend: Any = keyed.open()
-    backend.set_current_key("a")
-    state: Any = backend.store.get_map_state(MapStateDescriptor("m", list[int], int))
-    if not is_first:
-        state.put((1,), 1)
-    with pytest.raises(UnsupportedStateError, match="cannot be changed"):
-        state.put([1], 1)
-    assert backend.num_entries() == (0 if is_first else 1)
-
-
-def test_value_of_another_type_is_refused_when_it_is_written() -> None:
-    keyed = harness(MemoryStateBackend())
-    backend: Any = keyed.open()
-    backend.set_current_key("a")
-    state: Any = backend.store.get_state(ValueStateDescriptor("v", int))
-    state.update("text")
-    with pytest.raises(UnsupportedStateError):
-        keyed.save(backend)
 
 
 def test_snapshots_of_several_versions_are_carried_on_side_by_side() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
 from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
+from airflow_provider_statecheck.state.functions.initialization_context import FunctionInitializationContext
 from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
 from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
 from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+from airflow_provider_statecheck.state.functions.snapshot_context import FunctionSnapshotContext
 from airflow_provider_statecheck.testing.function_harness import FunctionHarness
 
 
@@ -92,3 +98,73 @@ def test_the_function_is_closed_at_the_end() -> None:
     with FunctionHarness(function, key=str):
         assert not function.is_closed
     assert function.is_closed
+
+
+class Pairs(FlatMapFunction[int, tuple[int, ...]], CheckpointedFunction):
+    """Holds every other element back, as operator state."""
+
+    def initialize_state(self, context: FunctionInitializationContext) -> None:
+        self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("held", int))
+        self.held = list(self.state.get())
+
+    def snapshot_state(self, context: FunctionSnapshotContext) -> None:
+        self.state.update(self.held)
+
+    def flat_map(self, value: int) -> Iterable[tuple[int, ...]]:
+        self.held.append(value)
+        if len(self.held) == 2:
+            yield tuple(self.held)
+            self.held = []
+
+
+class Visits(KeyedProcessFunction[str, str, list[str]]):
+    """Changes a value of state in place, and puts it back each time or the first time only."""
+
+    def __init__(self, *, updates: bool) -> None:
+        self.updates = updates
+        self.calls = 0
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self.visits: Any = runtime_context.get_state(ValueStateDescriptor[Any]("visits", list[str], []))
+
+    def process_element(self, value: str, context: KeyedContext[str]) -> Iterable[list[str]]:
+        self.calls += 1
+        found = self.visits.value()
+        found.append(value)
+        if self.updates or len(found) == 1:
+            self.visits.update(found)
+        yield self.visits.value()
+
+
+@pytest.mark.parametrize("state_backend", [None, "arrow", "filesystem", "memory", ArrowStateBackend()])
+@pytest.mark.parametrize("snapshot_between_calls", [False, True])
+def test_a_value_changed_in_place_is_kept_only_by_an_update(state_backend: Any, snapshot_between_calls: bool) -> None:
+    for updates, expected in ((True, ["x1", "x2", "x3", "x4"]), (False, ["x1"])):
+        with FunctionHarness(
+            Visits(updates=updates),
+            key=str,
+            state_backend=state_backend,
+            snapshot_between_calls=snapshot_between_calls,
+        ) as harness:
+            emitted = [harness.process(f"x{number}", key="a") for number in range(1, 5)]
+        assert emitted[-1] == [expected]
+
+
+def test_what_is_not_state_is_lost_between_calls_where_each_is_an_increment() -> None:
+    function = Visits(updates=True)
+    with FunctionHarness(function, key=str, snapshot_between_calls=True) as harness:
+        harness.process("x", key="a")
+        harness.process("y", key="b")
+    assert function.calls == 0
+
+
+def test_operator_state_goes_on_between_calls_where_each_is_an_increment() -> None:
+    with FunctionHarness(Pairs(), snapshot_between_calls=True) as harness:
+        assert [harness.process(number) for number in range(4)] == [[], [(0, 1)], [], [(2, 3)]]
+
+
+def test_the_harness_has_the_backend_of_a_stage() -> None:
+    with FunctionHarness(Sum(), key=str) as harness:
+        harness.process(1, key="a")
+        (keyed,) = harness.snapshot().managed_keyed
+    assert type(keyed) is IncrementalKeyedStateHandle

@@ -213,3 +213,14 @@ def test_another_key_is_incompatible_and_never_migrated(fields: tuple[KeyField, 
     verdict = KeySerializer(fields).resolve_compatibility(PAIR.snapshot())
     assert verdict.outcome is Outcome.INCOMPATIBLE
     assert "the key was customer bigint, country string, now it is" in verdict.reason
+
+
+def test_key_whose_columns_were_renamed_is_told_how_to_go_on() -> None:
+    renamed = KeySerializer((KeyField("client", pa.int64()), KeyField("country", pa.string())))
+    reason = renamed.resolve_compatibility(PAIR.snapshot()).reason
+    assert "rename the columns back to customer, country in front of key_by, such as with .map(" in reason
+
+
+def test_key_of_another_type_is_told_that_it_needs_another_uid() -> None:
+    other = KeySerializer((KeyField("customer", pa.string()), KeyField("country", pa.string())))
+    assert "use another uid" in other.resolve_compatibility(PAIR.snapshot()).reason

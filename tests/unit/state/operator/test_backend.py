@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.state.descriptors import StateKind, ValueStateDescriptor
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateKind,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.operator_state_store import OperatorStateStore
 from airflow_provider_statecheck.state.ttl import StateTtlConfig
@@ -120,3 +125,42 @@ def test_schemas_name_each_state(backend: DefaultOperatorStateBackend) -> None:
     assert found[("a", StateKind.LIST)].value == numbers().serializer.snapshot()
     assert found[("a", StateKind.MAP)].key == rates().key_serializer.snapshot()
     assert len(found) == 2
+
+
+def test_changing_an_element_in_place_changes_no_state() -> None:
+    state = DefaultOperatorStateBackend().get_list_state(ListStateDescriptor("held", list[int]))
+    given = [1]
+    state.add(given)
+    given.append(2)
+    next(iter(state.get())).append(3)
+    assert list(state) == [[1]]
+
+
+def test_changing_a_value_of_a_broadcast_map_in_place_changes_no_state() -> None:
+    state = DefaultOperatorStateBackend().get_broadcast_state(MapStateDescriptor("rules", str, list[int]))
+    given = [1]
+    state.put("a", given)
+    state.put_all({"b": given})
+    given.append(2)
+    for found in (state.get("a"), state.read_only().get("a"), next(iter(state.immutable_entries()))[1]):
+        assert found is not None
+        found.append(3)
+    assert dict(state) == {"a": [1], "b": [1]}
+
+
+def test_element_that_does_not_fit_is_refused_when_it_is_put() -> None:
+    backend = DefaultOperatorStateBackend(operator_name="pairs")
+    held: Any = backend.get_list_state(ListStateDescriptor("held", int))
+    rules: Any = backend.get_broadcast_state(MapStateDescriptor("rules", str, int))
+    for put in (
+        lambda: held.add("text"),
+        lambda: held.add_all([1, "text"]),
+        lambda: held.update(["text"]),
+        lambda: rules.put(1, 1),
+        lambda: rules.put("a", "text"),
+        lambda: rules.put_all({"a": 1, "b": "text"}),
+    ):
+        with pytest.raises(UnsupportedStateError, match=r"operator state '(held|rules)' of the operator 'pairs'"):
+            put()
+    assert list(held) == []
+    assert dict(rules) == {}

@@ -12,7 +12,6 @@ from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     SnapshotCancelledError,
     StorageError,
-    UnsupportedStateError,
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.snapshot import OperatorStateSnapshot
@@ -144,14 +143,6 @@ def test_snapshots_that_run_at_once_have_their_own_versions(
     assert later is not None
     assert list(restored(storage, [earlier]).get_list_state(numbers())) == [1, 2]
     assert list(restored(storage, [later]).get_list_state(numbers())) == [1, 2, 3]
-
-
-def test_an_element_of_another_type_fails_in_the_synchronous_part(
-    backend: Backend, streams: FsCheckpointStreamFactory
-) -> None:
-    backend.get_list_state(numbers()).add("text")
-    with pytest.raises(UnsupportedStateError):
-        backend.snapshot(1, 0, streams)
 
 
 class Watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,32 +79,47 @@ VALUES: dict[str, tuple[Any, Any]] = {
 def test_each_reader_gets_a_value_of_its_own(kind: Any, value: Any, expires: bool) -> None:
     serializer: Any = TtlSerializer(serializer_of(kind)) if expires else serializer_of(kind)
     stored = TtlValue(value, 7) if expires else value
-    freeze, thaw = freezing_of(serializer)
+    form = freezing_of(serializer)
     array = serializer.to_arrow([None, stored])
     expected = serializer.from_arrow(array)[1]
-    nothing, kept = freeze(array)
+    nothing, kept = form.read(array)
     assert nothing is None
-    first, second = (kept, kept) if thaw is None else (thaw(kept), thaw(kept))
+    first, second = form.thawed(kept), form.thawed(kept)
     assert first == second == expected
     assert type(first) is type(expected)
     _change(first.value if expires else first)
     assert second == expected
-    assert thaw is None or thaw(kept) == expected
+    assert form.thawed(kept) == expected
+
+
+@pytest.mark.parametrize("expires", [False, True], ids=["for good", "for a time"])
+@pytest.mark.parametrize(("kind", "value"), VALUES.values(), ids=VALUES)
+def test_what_is_kept_of_a_value_stays_when_the_value_is_changed(kind: Any, value: Any, expires: bool) -> None:
+    serializer: Any = TtlSerializer(serializer_of(kind)) if expires else serializer_of(kind)
+    given = deepcopy(value)
+    form = freezing_of(serializer)
+    kept = form.freeze(TtlValue(given, 7) if expires else given)
+    before = serializer.to_arrow([TtlValue(value, 7) if expires else value, None])
+    _change(given)
+    assert form.write([kept, None]).equals(before)
 
 
 def test_fields_in_another_order_than_the_arguments_are_not_mixed_up() -> None:
     serializer: Any = serializer_of(Plain)
     turned = serializer.with_fields(serializer.fields[::-1])
-    freeze, thaw = freezing_of(turned)
-    assert thaw is not None
-    assert thaw(freeze(turned.to_arrow([Plain(1, "x")]))[0]) == Plain(1, "x")
+    form = freezing_of(turned)
+    array = turned.to_arrow([Plain(1, "x")])
+    assert form.thawed(form.read(array)[0]) == form.thawed(form.freeze(Plain(1, "x"))) == Plain(1, "x")
+    assert form.write([form.freeze(Plain(1, "x"))]).equals(array)
 
 
 def test_entry_without_a_value_keeps_its_time() -> None:
     serializer: Any = TtlSerializer(serializer_of(Plain))
-    freeze, thaw = freezing_of(serializer)
-    assert thaw is not None
-    assert thaw(freeze(serializer.to_arrow([TtlValue(None, 7)]))[0]) == TtlValue(None, 7)
+    form = freezing_of(serializer)
+    array = serializer.to_arrow([TtlValue(None, 7)])
+    (kept,) = form.read(array)
+    assert form.thawed(kept) == TtlValue(None, 7)
+    assert form.write([kept]).equals(array)
 
 
 def _change(value: Any) -> None:

@@ -1,0 +1,267 @@
+"""
+Whose an object is that goes into state or comes out of it, for any state backend; part of ``StateBackendContract``.
+
+A value that was put belongs to the state as it was at that moment, and a value that was read belongs to its reader: a change in
+place never reaches the state. What does not fit a state is refused at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.testing.keyed_batch_contract import batch_of
+from airflow_provider_statecheck.testing.keyed_harness import OPERATOR, KeyedHarness
+
+
+@dataclass
+class Basket:
+    """A value that can be changed, with a part that can be changed."""
+
+    owner: str = "ann"
+    items: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Total:
+    """A value that can be changed, of which no part can be."""
+
+    owner: str = "ann"
+    amount: int = 0
+
+
+class TextSerializer:
+    """Makes a ``bytearray`` to bytes: a serializer of the user's own."""
+
+    class_id = "text"
+    version = 1
+
+    def serialize(self, value: bytearray) -> bytes:
+        return bytes(value)
+
+    def deserialize(self, data: bytes) -> bytearray:
+        return bytearray(data)
+
+
+def _sold(total: Total) -> None:
+    total.amount += 1
+
+
+_Change = Callable[[Any], Any]
+CHANGEABLE: dict[str, tuple[Any, Callable[[], Any], _Change]] = {
+    "list": (list[str], lambda: ["x1"], lambda value: value.append("y")),
+    "list of lists": (list[list[int]], lambda: [[1]], lambda value: value[0].append(2)),
+    "dict": (dict[str, int], lambda: {"a": 1}, lambda value: value.update(b=2)),
+    "set": (set[int], lambda: {1}, lambda value: value.add(2)),
+    "record": (Total, Total, _sold),
+    "record with a list": (Basket, Basket, lambda value: value.items.append("tea")),
+    "tuple with a list": (tuple[str, list[int]], lambda: ("a", [1]), lambda value: value[1].append(2)),
+    "own serializer": (TextSerializer(), lambda: bytearray(b"x"), lambda value: value.extend(b"y")),
+}
+TIMES: dict[str, Any] = {"for good": None, "for a time": StateTtlConfig(timedelta(days=1))}
+MISFITS: dict[str, tuple[Any, Any]] = {
+    "text for a number": (int, "text"),
+    "number of too many bits": (int, 2**63),
+    "truth value for a number": (int, True),
+    "fraction for a number": (int, 1.5),
+    "half of a surrogate pair": (str, "\ud800"),
+    "tuple for a list": (list[int], (1,)),
+    "element": (list[int], ["text"]),
+    "no element": (list[int], [None]),
+    "entry": (dict[str, int], {"a": "text"}),
+    "field": (Total, Total(amount="text")),  # type: ignore[arg-type]
+    "no field": (Total, Total(amount=None)),  # type: ignore[arg-type]
+    "tuple of another length": (tuple[int, int], (1,)),
+}
+
+
+class _Pick:
+    """Keeps what was added last, as it was given."""
+
+    def create_accumulator(self) -> Any:
+        return None
+
+    def add(self, value: Any, accumulator: Any) -> Any:
+        return value
+
+    def get_result(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def merge(self, a: Any, b: Any) -> Any:
+        return b
+
+
+def _access(name: str, kind: Any, ttl: Any) -> tuple[Any, Callable[[Any, Any], None], Callable[[Any], Any]]:
+    """Return a descriptor, what puts a value, and what reads it, for each sort of state."""
+    found: dict[str, tuple[Any, Callable[[Any, Any], None], Callable[[Any], Any]]] = {
+        "value": (ValueStateDescriptor("v", kind, ttl=ttl), lambda s, v: s.update(v), lambda s: s.value()),
+        "list": (ListStateDescriptor("l", kind, ttl=ttl), lambda s, v: s.update([v]), lambda s: next(iter(s.get()))),
+        "added": (ListStateDescriptor("l", kind, ttl=ttl), lambda s, v: s.add(v), lambda s: next(iter(s.get()))),
+        "map": (MapStateDescriptor("m", str, kind, ttl=ttl), lambda s, v: s.put("k", v), lambda s: s.get("k")),
+        "entries": (
+            MapStateDescriptor("m", str, kind, ttl=ttl),
+            lambda s, v: s.put_all({"k": v}),
+            lambda s: next(iter(s.entries())).value,
+        ),
+        "values": (
+            MapStateDescriptor("m", str, kind, ttl=ttl),
+            lambda s, v: s.put("k", v),
+            lambda s: next(iter(s.values())),
+        ),
+        "reducing": (
+            ReducingStateDescriptor("r", lambda _, value: value, kind, ttl=ttl),
+            lambda s, v: s.add(v),
+            lambda s: s.get(),
+        ),
+        "aggregating": (
+            AggregatingStateDescriptor("a", _Pick(), kind, ttl=ttl),
+            lambda s, v: s.add(v),
+            lambda s: s.get(),
+        ),
+    }
+    return found[name]
+
+
+ACCESSES = ("value", "list", "added", "map", "entries", "values", "reducing", "aggregating")
+
+
+class KeyedOwnershipContract:
+    """Changes in place, and values of another type."""
+
+    @pytest.fixture
+    def backend(self, keyed: KeyedHarness) -> AbstractKeyedStateBackend:
+        """Return a backend whose current key is ``a``."""
+        opened = keyed.open()
+        opened.set_current_key("a")
+        return opened
+
+    @pytest.mark.parametrize("ttl", TIMES.values(), ids=TIMES)
+    @pytest.mark.parametrize("access", ACCESSES)
+    @pytest.mark.parametrize(("kind", "make", "change"), CHANGEABLE.values(), ids=CHANGEABLE)
+    def test_changing_a_value_in_place_changes_no_state(
+        self, keyed: KeyedHarness, kind: Any, make: Callable[[], Any], change: _Change, access: str, ttl: Any
+    ) -> None:
+        descriptor, put, read = _access(access, kind, ttl)
+        backend: Any = keyed.open()
+        backend.set_current_key("a")
+        state = backend.get_partitioned_state(descriptor)
+        given = make()
+        put(state, given)
+        change(given)
+        for _ in range(2):
+            for _ in range(2):
+                found = read(state)
+                assert found == make()
+                change(found)
+            backend = keyed.reopened(backend)
+            backend.set_current_key("a")
+            state = backend.get_partitioned_state(descriptor)
+        assert read(state) == make()
+
+    def test_value_that_is_changed_and_put_back_is_kept_through_each_increment(self, keyed: KeyedHarness) -> None:
+        descriptor: Any = ValueStateDescriptor("v", list[str], [])
+        backend: Any = keyed.open()
+        for number in range(1, 5):
+            backend.set_current_key("a")
+            state = backend.get_partitioned_state(descriptor)
+            value = state.value()
+            value.append(f"x{number}")
+            state.update(value)
+            backend = keyed.reopened(backend)
+        backend.set_current_key("a")
+        assert backend.get_partitioned_state(descriptor).value() == ["x1", "x2", "x3", "x4"]
+
+    def test_entry_that_is_written_through_stays_the_writers(self, backend: Any) -> None:
+        state = backend.store.get_map_state(MapStateDescriptor("m", str, list[int]))
+        state.put("k", [1])
+        entry = next(iter(state.entries()))
+        given = [2]
+        entry.set_value(given)
+        given.append(3)
+        entry.value.append(4)
+        assert state.get("k") == [2]
+
+    def test_accumulators_may_be_changed_in_place_by_their_function(self, backend: Any) -> None:
+        def fold(accumulator: list[str], value: str) -> list[str]:
+            accumulator.append(value)
+            return accumulator
+
+        def reduce(a: list[str], b: list[str]) -> list[str]:
+            a.extend(b)
+            return a
+
+        nothing: list[str] = []
+        folding = backend.store.get_folding_state(FoldingStateDescriptor("f", nothing, fold, list[str]))
+        reducing = backend.store.get_reducing_state(ReducingStateDescriptor("r", reduce, list[str]))
+        for value in ("x", "y", "z"):
+            folding.add(value)
+            reducing.add([value])
+        folding.get().append("not kept")
+        reducing.get().append("not kept")
+        assert folding.get() == reducing.get() == ["x", "y", "z"]
+
+    def test_values_that_were_put_key_by_key_are_read_at_once(self, keyed: KeyedHarness) -> None:
+        backend: Any = keyed.open()
+        _, keys = batch_of(keyed, ["a"])
+        descriptor: Any = ValueStateDescriptor("v", Total)
+        backend.set_current_key("a")
+        backend.store.get_state(descriptor).update(Total("bob", 2))
+        batch = backend.batch_state(descriptor)
+        assert batch.get(keys).to_pylist() == [{"owner": "bob", "amount": 2}]
+        batch.put(keys, batch.get(keys))
+        assert backend.store.get_state(descriptor).value() == Total("bob", 2)
+
+    @pytest.mark.parametrize("access", ACCESSES)
+    @pytest.mark.parametrize(("kind", "value"), MISFITS.values(), ids=MISFITS)
+    def test_value_that_does_not_fit_is_refused_when_it_is_put(
+        self, backend: Any, kind: Any, value: Any, access: str
+    ) -> None:
+        descriptor, put, _ = _access(access, kind, None)
+        state = backend.get_partitioned_state(descriptor)
+        with pytest.raises(UnsupportedStateError) as refused:
+            put(state, value)
+        message = str(refused.value)
+        assert all(repr(name) in message for name in (descriptor.name, "a", OPERATOR))
+        assert backend.num_entries() == 0
+
+    def test_user_key_that_does_not_fit_is_refused_when_it_is_put(self, backend: Any) -> None:
+        state = backend.store.get_map_state(MapStateDescriptor("m", str, int))
+        for entries in ({1: 1}, {"x": 1, 2: 2}):
+            with pytest.raises(UnsupportedStateError, match=f"'m' of the operator '{OPERATOR}' for the key 'a'"):
+                state.put_all(entries)
+        with pytest.raises(UnsupportedStateError, match="'m'"):
+            state.put(1, 1)
+        assert state.is_empty()
+
+    def test_user_key_that_can_be_changed_is_refused(self, backend: Any) -> None:
+        state = backend.store.get_map_state(MapStateDescriptor("m", list[int], int))
+        with pytest.raises(UnsupportedStateError, match="cannot be changed"):
+            state.put([1], 1)
+        assert backend.num_entries() == 0
+
+    def test_values_at_once_that_do_not_fit_are_refused_naming_the_state(self, keyed: KeyedHarness) -> None:
+        import pyarrow as pa
+
+        _, keys = batch_of(keyed, ["a"])
+        with pytest.raises(UnsupportedStateError, match=f"'n' of the operator '{OPERATOR}'"):
+            keyed.open().batch_state(ValueStateDescriptor("n", int)).put(keys, pa.array(["text"]))
+
+    def test_number_that_a_wider_type_holds_is_read_as_it_will_be_restored(self, backend: Any) -> None:
+        state = backend.store.get_state(ValueStateDescriptor("v", float))
+        state.update(1)
+        assert type(state.value()) is float
