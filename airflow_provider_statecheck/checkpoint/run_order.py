@@ -14,13 +14,15 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 def is_earlier(run_key: str, other: str) -> bool:
     """Tell whether a run is known to come before another: both have a logical date, and its own is the earlier one."""
-    mine, theirs = _logical_date(run_key), _logical_date(other)
+    mine, theirs = logical_date_of(run_key), logical_date_of(other)
     return mine is not None and theirs is not None and mine < theirs
 
 
 def is_same(run_key: str, other: str) -> bool:
     """Tell whether two names are of one run: the same text, or the same moment in another form."""
-    return run_key == other or (_logical_date(run_key) is not None and _logical_date(run_key) == _logical_date(other))
+    return run_key == other or (
+        logical_date_of(run_key) is not None and logical_date_of(run_key) == logical_date_of(other)
+    )
 
 
 def taken_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
@@ -63,7 +65,8 @@ def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[Checkpoint
     return (next(taken) for _, taken in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
 
 
-def _logical_date(run_key: str) -> datetime | None:
+def logical_date_of(run_key: str) -> datetime | None:
+    """Return the logical date that is the name of a run; ``None`` for a run with another name."""
     # A run id may be anything; only what begins like a date is one, not a number that could be read as such.
     if _DATE.match(run_key) is None:
         return None

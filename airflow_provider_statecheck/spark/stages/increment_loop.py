@@ -240,6 +240,9 @@ class IncrementLoop:
 
     def _small_values(self, checkpoint_id: int) -> dict[str, Any]:
         # A savepoint is a copy with an id of its own, and what it copies is known by this one.
-        date = self._tasks.logical_date
-        now = {} if date is None else {"now_ms": int(date.timestamp() * 1000)}
-        return {"checkpoint": checkpoint_id, "run": self._run_key, "cost_seconds": self._cost_seconds or None} | now
+        return {
+            "checkpoint": checkpoint_id,
+            "run": self._run_key,
+            "now_ms": self._tasks.now_ms,
+            "cost_seconds": self._cost_seconds or None,
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -43,6 +43,8 @@ class IncrementTasks:
     data_inline_threshold: int
     """In bytes; with many subtasks it is less, because what is inline travels with every task of the next increment."""
     logical_date: datetime | None
+    now_ms: int
+    """By which state expires, the same in each try of a run."""
     combining: Combining
     """Whether aggregates are combined in the JVM before the shuffle."""
 
@@ -56,7 +58,6 @@ class IncrementTasks:
 
     def _task(self, number: int, vertex: PlannedVertex, moment: SnapshotMoment, *, is_woken: bool) -> VertexTask:
         is_last = number == len(self.vertices) - 1
-        date = self.logical_date or datetime.fromtimestamp(moment.timestamp / 1000, UTC)
         return VertexTask(
             vertex=number,
             operators=tuple(self._operator(operator) for operator in vertex.operators),
@@ -73,7 +74,7 @@ class IncrementTasks:
             parallelism=self.states.parallelism,
             max_parallelism=self.states.max_parallelism,
             epoch=self.attempt.epoch,
-            now_ms=int(date.timestamp() * 1000),
+            now_ms=self.now_ms,
             logical_date=self.logical_date,
             state_backend=self.state_backend,
         )

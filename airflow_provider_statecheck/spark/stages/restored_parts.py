@@ -64,6 +64,12 @@ class RestoredParts:
         return run
 
     @property
+    def now_ms(self) -> int | None:
+        """Return the time by which state expired in that run, in milliseconds."""
+        now_ms = self._small_values.get("now_ms")
+        return None if now_ms is None else int(now_ms)
+
+    @property
     def cost_seconds(self) -> tuple[float, ...]:
         """Return what a checkpoint cost at that time, as far as it was known."""
         cost = self._small_values.get("cost_seconds")

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.layout import shared_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
@@ -122,7 +124,7 @@ class StageRun:
             self._open_sink(restored, planned[-1].output_schema)
             closing.push(self._close_sink)
             _commit_restored(restored, commits)
-            tasks = self._tasks(planned, states, schemas)
+            tasks = self._tasks(planned, states, schemas, self._now_ms(restored))
             loop = IncrementLoop(
                 self._attempt,
                 enumerator,
@@ -228,6 +230,7 @@ class StageRun:
         planned: Sequence[PlannedVertex],
         states: StageStates,
         schemas: dict[str, Any],
+        now_ms: int,
     ) -> IncrementTasks:
         attempt = self._attempt.grant.attempt
         return IncrementTasks(
@@ -241,6 +244,7 @@ class StageRun:
             state_backend=self._state_backend(),
             data_inline_threshold=self._settings.data_inline_threshold,
             logical_date=self._settings.logical_date,
+            now_ms=now_ms,
             combining=Combining(self._settings.combines),
         )
 
@@ -263,6 +267,18 @@ class StageRun:
         return StageProgress(
             self._uid, total_of(enumerator), kept=finished_of(enumerator), monotonic=self._settings.monotonic
         )
+
+    def _now_ms(self, restored: RestoredParts) -> int:
+        """Return the time by which state expires: one for all tries of the run, so that each finds the same values alive."""
+        date = self._settings.logical_date or logical_date_of(self._run_key())
+        if date is None and restored.run == self._run_key() and restored.now_ms is not None:
+            return restored.now_ms
+        return int((date or self._first_registration()).timestamp() * 1000)
+
+    def _first_registration(self) -> datetime:
+        operator_id, run = self._attempt.grant.attempt.operator_id, self._run_key()
+        attempts = self._attempt.job_view().attempts
+        return min(a.registered_at for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run))
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key

@@ -16,7 +16,8 @@ class StageSettings:
     """What an operator or a script decides."""
 
     logical_date: datetime | None = None
-    """By which state expires; without it the time at which the attempt was registered."""
+    """By which state expires; without it the date that the run is named by, else the time at which its first try was
+    registered."""
     checkpoint_interval: timedelta | str | int | None = None
     """How much time lies between two checkpoints; ``None`` takes one after each increment, ``auto`` finds it by what
     checkpoints cost and how often the job failed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import intersection_of
@@ -150,11 +151,11 @@ class CheckpointStates:
         )
 
     def taken_at_ms(self) -> int:
-        """Return the time of the stage when the checkpoint was taken: its logical date where it had one."""
+        """Return the time by which state expired when the checkpoint was taken; older checkpoints do not say it."""
         values = self.stage_values()
         if "now_ms" in values:
             return int(values["now_ms"])
-        moment = _moment(values.get("run")) or datetime.fromisoformat(self.document.created_at)
+        moment = logical_date_of(values.get("run", "")) or datetime.fromisoformat(self.document.created_at)
         return int(moment.timestamp() * 1000)
 
     def values(self) -> dict[str, Any]:
@@ -224,12 +225,3 @@ def _cut(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateH
         yield replace(kept, key_group_range=kept.key_group_range.intersection(owned))
     elif kept is not None:
         yield kept
-
-
-def _moment(run: Any) -> datetime | None:
-    """Return the logical date that is the key of a run, ``None`` for another key."""
-    try:
-        moment = datetime.fromisoformat(run)
-    except (TypeError, ValueError):
-        return None
-    return moment if moment.tzinfo is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from airflow_provider_statecheck.state.descriptors import (
 from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
 from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
 from airflow_provider_statecheck.state.functions.map_function import RichMapFunction
+from airflow_provider_statecheck.state.ttl import StateTtlConfig
 
 
 class RunningBalance(KeyedProcessFunction[str, Any, Any]):
@@ -79,6 +81,22 @@ class FailingOnce(RunningBalance):
             self.marker.touch()
             raise RuntimeError("planned")
         yield from super().process_element(value, context)
+
+
+class RecentPayments(FailingOnce):
+    """Counts the payments of an account in state that expires after two seconds."""
+
+    @override
+    def open(self, runtime_context: Any) -> None:
+        super().open(runtime_context)
+        ttl = StateTtlConfig(timedelta(seconds=2))
+        self.recent = runtime_context.get_list_state(ListStateDescriptor("recent", int, ttl=ttl))
+
+    @override
+    def process_element(self, value: Any, context: Any) -> Iterable[Any]:
+        for account, number, _ in super().process_element(value, context):
+            self.recent.add(number)
+            yield account, number, len(list(self.recent.get()))
 
 
 class Visits(KeyedProcessFunction[str, Any, Any]):

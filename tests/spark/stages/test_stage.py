@@ -19,13 +19,17 @@ from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSour
 from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Min, Sum
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.storage.document_uris import state_uris
 from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import make_owner
 from tests.spark.stages.functions import (
     BalanceInText,
     FailingOnce,
     FinalBalance,
     Numbering,
+    RecentPayments,
     RunningBalance,
     RunningBalanceOfTables,
     StatefulMapFunction,
@@ -112,6 +116,40 @@ def test_output_of_increments_without_a_completed_checkpoint_is_not_seen(tries: 
         tries.run(stage, StageSettings(checkpoint_interval="1 h"))
     assert tries.rows() == []
     assert tries.completed() == []
+
+
+class TickingClock(ManualClock):
+    """A clock that goes on by a second whenever it is read."""
+
+    def now(self) -> datetime:
+        self.advance(1)
+        return super().now()
+
+
+@pytest.mark.parametrize("failing_file", [0, 2], ids=["before a checkpoint", "after checkpoints"])
+def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
+    spark: Any, tmp_path: Any, failing_file: int
+) -> None:
+    tries = StageTries(spark, tmp_path, TickingClock())
+    parts = payments()
+    tries.write_input(*parts)
+    stage = running_stage(tries, RecentPayments(tries.folder / "failed", number=failing_file * PAYMENTS + 7))
+    owner = make_owner(run_key="manual__1", run_id="manual__1")
+    with pytest.raises(Exception, match="planned"):
+        tries.run(stage, owner=owner)
+    tries.run(stage, owner=owner)
+    seen: Counter[str] = Counter()
+    expected = []
+    for row in by_row(parts):
+        seen[row["account"]] += 1
+        expected.append({"account": row["account"], "number": row["number"], "balance": seen[row["account"]]})
+    assert tries.rows() == sorted(expected, key=repr)
+    (registered, *_) = tries.view().attempts
+    states = CheckpointStates.load(tries.completed()[-1].location)
+    assert states.taken_at_ms() == int(registered.registered_at.timestamp() * 1000)
+    tries.run(stage, owner=make_owner(run_key="manual__1", run_id="manual__1", clear_marker="cleared"))
+    assert tries.rows() == sorted(expected, key=repr)
+    assert CheckpointStates.load(tries.completed()[-1].location).taken_at_ms() == states.taken_at_ms()
 
 
 @pytest.mark.parametrize("updates", [True, False])

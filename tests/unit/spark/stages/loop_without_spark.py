@@ -96,7 +96,7 @@ class JobsWithoutSpark:
 
 class _Tasks:
     combining = Combining(None)
-    logical_date = None
+    now_ms = 0
 
     def of(self, moment: SnapshotMoment, *, is_woken: bool = False) -> SnapshotMoment:
         return moment

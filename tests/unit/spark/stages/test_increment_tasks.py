@@ -28,6 +28,7 @@ def _tasks(parallelism: int, threshold: int) -> IncrementTasks:
         state_backend=load_state_backend(None, {}),
         data_inline_threshold=threshold,
         logical_date=None,
+        now_ms=0,
         combining=Combining(None),
     )
 
