@@ -70,7 +70,14 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
             return super().execute_callable()  # type: ignore[no-untyped-call]
         except Exception as error:
             # Spark's operator stops the session at the end. Where the driver is lost that fails too, and hides why.
-            lost = error.__context__
-            if isinstance(lost, DriverLostError):
+            lost = _lost_driver(error)
+            if lost is not None:
                 raise lost from lost.__cause__
             raise
+
+
+def _lost_driver(error: BaseException) -> DriverLostError | None:
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, DriverLostError):
+        link = link.__context__
+    return link
