@@ -291,6 +291,23 @@ class TestStages:
         assert stage.run(fails=False) == 9900
         assert stage.computed == ["two"]
 
+    def test_a_changed_page_is_told_and_computed_anew(self, stage, storage, options):
+        import fsspec
+
+        with pytest.raises(RuntimeError, match="the end is broken"):
+            stage.run(fails=True)
+        filesystem = fsspec.filesystem("s3", **options)
+        path = max(f for f in filesystem.find(storage.base_uri) if f.endswith(".parquet") and "/two-" in f)
+        content = bytearray(filesystem.cat_file(path))
+        chunk = pq.read_metadata(io.BytesIO(content)).row_group(0).column(0)
+        content[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] ^= 1
+        filesystem.pipe_file(path, bytes(content))
+        with pytest.raises(Exception, match="CRC checksum verification failed"):
+            stage.run(fails=False)
+        assert stage.computed == []
+        assert stage.run(fails=False) == 9900
+        assert stage.computed == ["two"]
+
 
 RETRIED = """
 import json, os
