@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    LocationNotAllowedError,
+    StateCheckError,
+    StorageError,
+)
 from airflow_provider_statecheck.spark.sources.changes import Changes
 from airflow_provider_statecheck.spark.sources.item import Item
 from airflow_provider_statecheck.spark.sources.places import Place
@@ -68,8 +73,19 @@ class FileListing:
         )
 
     def root_of(self, uri: str) -> str:
-        """Return the place by which a file was found, as far as it has no wildcards."""
+        """
+        Return the place by which a file was found, as far as it has no wildcards.
+
+        :raises LocationNotAllowedError: if it lies elsewhere, as one may that the state of a foreign savepoint names.
+        """
         roots = [place.root for place in self.places if f"{uri}/".startswith(f"{place.root}/")]
+        if not roots or ".." in uri.split("/"):
+            known = ", ".join(redact(place.root) for place in self.places)
+            raise LocationNotAllowedError(
+                f"Expected the files of the source below {known}, found {redact(uri)!r} in the restored state, which was not "
+                f"opened; give the source the path that it had, or begin without the state.",
+                uri=redact(uri),
+            )
         return max(roots, key=len)
 
     def _again(self, item: Item) -> Item | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import fsspec
 import pytest
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.spark.sources import listing as module
 from airflow_provider_statecheck.spark.sources.listing import FileListing
 from airflow_provider_statecheck.spark.sources.places import places_of
@@ -95,6 +96,17 @@ def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
     listing = FileListing(places_of(tmp_path), {})
 
     assert not listing.changes(listing.files())
+
+
+@pytest.mark.parametrize("name", ["../secret", "part/../../secret", "..", ""])
+def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, name):
+    write("part/a", "part/b")
+    listing = FileListing(places_of([f"{tmp_path}/part"]), {})
+    [item, _] = listing.files()
+    foreign = replace(item, name=f"file://{tmp_path}/part/{name}" if name else f"file://{tmp_path}/secret")
+
+    with pytest.raises(LocationNotAllowedError, match="not opened"):
+        listing.changes([foreign])
 
 
 def test_the_files_of_an_object_store_keep_their_versions(object_store):
