@@ -44,6 +44,7 @@ from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.storage.stored_states import StoredStates
+from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.executors import InlineExecutor
 from airflow_provider_statecheck.testing.messages import make_owner
@@ -179,7 +180,8 @@ class AlignedJob:
         self.jobs = jobs
         self.new_rows = new_rows
         self.new_counter = new_counter
-        self.storage = storage
+        # Savepoints lie beside the checkpoints, and the completed store reads them too.
+        self.storage = storage if savepoint_dir is None else storage.allowing(normalise_base(savepoint_dir))
         self.clock = clock
         self.job_id = job_id
         self.tasks = tasks or (AlignedTask("source"), AlignedTask("sink"))
