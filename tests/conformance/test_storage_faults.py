@@ -241,6 +241,7 @@ class TestPermanentFaults:
 
     def test_a_missing_bucket_is_not_a_missing_file(self, storage: CheckpointStorage, pauses: list[float]) -> None:
         uri = f"s3://no-such-bucket-here/ck/{'a' * 32}/chk-1"
+        storage = storage.allowing(uri)
         for call in (
             storage.read_bytes,
             storage.exists,
