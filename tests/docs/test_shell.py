@@ -18,9 +18,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from airflow_provider_statecheck.api.app import health_router
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
+from airflow_provider_statecheck.checkpoint.flink_keys import refuse_useless, state_backend_settings
+from airflow_provider_statecheck.configuration import SECTION
 from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
+from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
 
 LANGUAGES = ("bash", "console", "sh")
@@ -86,10 +88,13 @@ def check_option(section: str, option: str) -> None:
     from airflow.configuration import conf
 
     ours = get_provider_info()["config"].get(section, {}).get("options", {})
-    is_flinks = section in get_provider_info()["config"] and any(
-        o.key_in({option: "x"}) for o in CheckpointConfig.options()
-    )
-    assert is_flinks or option in ours or (section, option) in _declared(conf), f"[{section}] {option} is no option"
+    assert option in ours or (section, option) in _declared(conf), f"[{section}] {option} is no option"
+
+
+def check_flinks_keys(settings: dict[str, str]) -> None:
+    """Let pass the keys that act, those of the state backend with values that it takes."""
+    refuse_useless(settings)
+    backend_of_stage(None, state_backend_settings(settings))
 
 
 def _declared(conf: object) -> set[tuple[str, str]]:
@@ -168,5 +173,8 @@ def test_the_options_of_ini_blocks_exist() -> None:
         parser.read_string(block.code)
         assert parser.sections(), block.name
         for section in parser.sections():
-            for option in parser[section]:
+            options = dict(parser[section])
+            if section == SECTION:
+                check_flinks_keys({key: options.pop(key) for key in list(options) if "." in key})
+            for option in options:
                 check_option(section, option)
