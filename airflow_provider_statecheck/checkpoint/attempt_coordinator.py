@@ -305,16 +305,17 @@ class AttemptCoordinator:
             log.warning("Old rows of job %s were not removed: %s", ended.job_id, error)
 
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
-        dead: AttemptRecord | None = None
+        dead: list[AttemptRecord] = []
         while True:
             try:
                 with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
                     return registration.register(tx, request, dead)
             except registration.RivalError as found:
-                dead = found.rival
+                rival = found.rival
             # Asked between two transactions: nothing foreign may run while a row is locked.
-            if self._liveness.is_running(dead.owner):
-                raise _overlap(dead.owner, request)
+            if self._liveness.is_running(rival.owner):
+                raise _overlap(rival.owner, request)
+            dead.append(rival)
 
 
 def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:

@@ -16,6 +16,7 @@ from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGN
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of, task_uids_of
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, OperatorRecord
+from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 
@@ -24,7 +25,8 @@ def operator_of(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord 
     """
     Return the operator that a registration means: the one of its uid, or the one that it takes over from a former uid.
 
-    The operator keeps the uid under which it began, and with it its epoch, its checkpoints and the ledgers of its sink.
+    The operator keeps the uid under which it began, and with it its epoch, its checkpoints and the ledgers of its sink. An
+    operator that ever completed a checkpoint is never replaced by one of a former uid.
 
     :return: ``None`` for a new operator.
     :raises IncompatibleCheckpointError: if it is new while another one, which has completed checkpoints, is gone.
@@ -32,7 +34,7 @@ def operator_of(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord 
     own = tx.operator(operator_id_of(request.uid))
     former = _former_operator(tx, request)
     # A first try may have registered the new uid before the user said what its former one was.
-    if former is not None and (own is None or not tx.has_completed(own.operator_id, own.generation)):
+    if former is not None and (own is None or not _has_had_state(tx, own)):
         return former
     if own is None and not request.allow_non_restored_state:
         _refuse_beside_gone(tx, request)
@@ -68,6 +70,12 @@ def _former_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRe
     free = (uid for uid in request.former_uids if not _has_other_task(request, uid))
     found = (tx.operator(operator_id_of(uid)) for uid in free)
     return next((operator for operator in found if operator is not None), None)
+
+
+def _has_had_state(tx: JobTransaction, operator: OperatorRecord) -> bool:
+    # In any generation, or a retry after a clear would switch operators. Rows are forgotten, and statistics are lost with the
+    # database that a recovery replaces, so either is enough.
+    return tx.has_completed(operator.operator_id) or recording.load(tx, operator.operator_id).has_had_state
 
 
 def _has_other_task(request: RegisterAttempt, uid: str) -> bool:

@@ -9,12 +9,13 @@ again goes on from where the state stood before it, in the same generation; what
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint import operator_uids, restored_snapshots, run_order, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fence import require_running
-from airflow_provider_statecheck.checkpoint.ids import is_test_job, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -42,11 +43,11 @@ class RivalError(Exception):
         self.rival = rival
 
 
-def register(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None = None) -> AttemptGrant:
+def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord] = ()) -> AttemptGrant:
     """
     Give the next epoch to an attempt, settle what its predecessors left, and choose what to restore.
 
-    :param dead: An attempt whose task is known not to run any more, whatever its row says.
+    :param dead: Attempts whose tasks are known not to run any more, whatever their rows say.
     :raises StaleAttemptError: if this very attempt was registered before and has been replaced since.
     :raises RunSupersededError: if the state stands at a later run.
     :raises RivalError: if another one's attempt is open; nobody was asked yet whether its task runs.
@@ -77,14 +78,17 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
     )
 
 
-def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: AttemptRecord | None) -> AttemptRecord:
+def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> AttemptRecord:
     operator = operator_uids.operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _refuse_superseded(tx, operator, request)
     _refuse_rival(previous, request, dead)
-    _fence(tx, operator, previous)
-    _fence_replaced(tx, operator, request)
+    replaced = _replaced(tx, operator, request)
+    _refuse_rival(replaced, request, dead)
+    _fence(tx, operator.operator_id, previous)
+    if replaced is not None:
+        _fence(tx, replaced.operator_id, replaced)
     start = _decide(tx, operator, previous, request)
     operator = replace(operator, epoch=operator.epoch + 1)
     if not start.goes_on:
@@ -118,8 +122,10 @@ def _refuse_superseded(tx: JobTransaction, operator: OperatorRecord, request: Re
     )
 
 
-def _refuse_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: AttemptRecord | None) -> None:
-    if previous is None or previous.status is not AttemptStatus.RUNNING or _is_same_attempt(previous, dead):
+def _refuse_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> None:
+    if previous is None or previous.status is not AttemptStatus.RUNNING:
+        return
+    if any(_is_same_attempt(previous, each) for each in dead):
         return
     theirs, mine = previous.owner, request.owner
     # Of a test that was killed, Airflow says for ever that it runs.
@@ -128,9 +134,10 @@ def _refuse_rival(previous: AttemptRecord | None, request: RegisterAttempt, dead
         raise RivalError(previous)
 
 
-def _is_same_attempt(attempt: AttemptRecord, other: AttemptRecord | None) -> bool:
-    # Its owner too: another task may have adopted it since somebody looked.
-    return other is not None and (attempt.epoch, attempt.owner) == (other.epoch, other.owner)
+def _is_same_attempt(attempt: AttemptRecord, other: AttemptRecord) -> bool:
+    # Its owner too: another task may have adopted it since its liveness was checked.
+    mine, theirs = (attempt.operator_id, attempt.epoch), (other.operator_id, other.epoch)
+    return mine == theirs and attempt.owner == other.owner
 
 
 def _new_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord:
@@ -143,18 +150,17 @@ def _new_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecor
     )
 
 
-def _fence(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> None:
+def _fence(tx: JobTransaction, operator_id: OperatorId, previous: AttemptRecord | None) -> None:
     # A pending checkpoint is never fully acknowledged: acknowledging and completing are one transaction.
-    transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
+    transitions.abort_pending(tx, operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     if previous is not None and previous.status is AttemptStatus.RUNNING:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
 
 
-def _fence_replaced(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> None:
+def _replaced(tx: JobTransaction, operator: OperatorRecord, request: RegisterAttempt) -> AttemptRecord | None:
     # The task may have run under its own uid before it took over the operator of a former one.
     own = tx.operator(operator_id_of(request.uid)) if operator.uid != request.uid else None
-    if own is not None:
-        _fence(tx, own, tx.attempt(own.operator_id, own.epoch))
+    return None if own is None else tx.attempt(own.operator_id, own.epoch)
 
 
 def _decide(

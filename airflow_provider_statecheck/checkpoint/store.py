@@ -109,8 +109,12 @@ class JobTransaction(Protocol):
         """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
         ...
 
-    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
-        """Tell whether a generation ever completed a checkpoint, retained or not."""
+    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
+        """
+        Tell whether there is a row of a checkpoint that an operator completed, retained or not.
+
+        :param generation: The generation that completed it; ``None`` for any.
+        """
         ...
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:

@@ -158,10 +158,12 @@ class SqlJobTransaction:
         """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
         return self._found(statements.discarded_checkpoints(wanted, limit))
 
-    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
-        """Tell whether a generation ever completed a checkpoint."""
-        values = keys(job_id=self._job.job_id, operator_id=operator_id, generation=generation)
-        return bool(self._connection.scalar(statements.HAS_COMPLETED, values))
+    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
+        """Tell whether there is a row of a checkpoint that an operator completed, in a generation or in any."""
+        values = keys(job_id=self._job.job_id, operator_id=operator_id)
+        if generation is None:
+            return bool(self._connection.scalar(statements.HAS_EVER_COMPLETED, values))
+        return bool(self._connection.scalar(statements.HAS_COMPLETED, values | keys(generation=generation)))
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""

@@ -101,14 +101,11 @@ CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job
 OPEN_CHECKPOINTS = select(*CHECKPOINTS.columns).where(
     given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.discarded_at.is_(None)
 )
-HAS_COMPLETED = select(
-    exists().where(
-        given(_checkpoint.job_id),
-        given(_checkpoint.operator_id),
-        given(_checkpoint.generation),
-        _checkpoint.completed_at.is_not(None),
-    )
+_completed = exists().where(
+    given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.completed_at.is_not(None)
 )
+HAS_EVER_COMPLETED = select(_completed)
+HAS_COMPLETED = select(_completed.where(given(_checkpoint.generation)))
 _is_own = or_(
     _checkpoint.properties["snapshot_type"].as_string().in_([t.value for t in CheckpointType if not t.is_savepoint]),
     _checkpoint.properties["unclaimed"].as_boolean(),

@@ -169,11 +169,11 @@ class InMemoryJobTransaction:
         discarded = (c for _, c in sorted(self._rows.checkpoints.items()) if c.discarded_at is not None)
         return tuple(c.checkpoint_id for c in islice(filter(wanted.includes, discarded), limit))
 
-    def has_completed(self, operator_id: OperatorId, generation: int) -> bool:
-        """Tell whether a generation ever completed a checkpoint."""
+    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
+        """Tell whether there is a row of a checkpoint that an operator completed, in a generation or in any."""
         rows = self._rows.checkpoints.values()
-        key = (operator_id, generation)
-        return any((c.operator_id, c.generation) == key and c.completed_at is not None for c in rows)
+        completed = (c for c in rows if c.operator_id == operator_id and c.completed_at is not None)
+        return any(generation in (None, c.generation) for c in completed)
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
-from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
-from airflow_provider_statecheck.testing.runs_of_a_job import JOB, rows_of
+from airflow_provider_statecheck.testing.running_tasks import RunningTasks
+from airflow_provider_statecheck.testing.runs_of_a_job import AGAIN, JOB, rows_of
 
 
 def owner_of_task(task_id: str, *, dag_id: str = "orders", map_key: str = "") -> AttemptOwner:
@@ -34,6 +36,17 @@ def registration(task_id: str, *dag: str, **changes: Any) -> RegisterAttempt:
         "allow_non_restored_state": False,
     }
     return make_registration(**values | changes)
+
+
+def of_next_run(task_id: str, **changes: Any) -> RegisterAttempt:
+    """Return the registration of a task in the run after that of :func:`owner_of_task`."""
+    owner = replace(owner_of_task(task_id), run_id="day 2", run_key="2026-01-02")
+    return registration(task_id, owner=owner, **changes)
+
+
+def of_cleared(task_id: str, **changes: Any) -> RegisterAttempt:
+    """Return the registration of a task that was cleared."""
+    return registration(task_id, owner=replace(owner_of_task(task_id), clear_marker=AGAIN), **changes)
 
 
 def of_script(uid: str, **changes: Any) -> RegisterAttempt:
@@ -148,6 +161,38 @@ class OperatorUidsContract:
         self.ran(gateway, registration("totals"))
         self.ran(gateway, registration("sums", allow_non_restored_state=True))
         assert gateway.register(registration("sums", former_uids=("totals",))).uid == "sums"
+
+    def test_operator_that_began_again_is_not_swapped_for_that_of_a_former_uid(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        self.ran(gateway, registration("totals"))
+        self.ran(gateway, registration("sums", allow_non_restored_state=True), checkpoints=2)
+        first = gateway.register(of_cleared("sums", former_uids=("totals",)))
+        gateway.finish(FinishAttempt(attempt=first.attempt, status=AttemptStatus.FAILED))
+        retry = gateway.register(of_cleared("sums", former_uids=("totals",)))
+        assert [(grant.uid, grant.is_restore) for grant in (first, retry)] == [("sums", False)] * 2
+
+    def test_another_run_that_works_under_the_new_uid_is_refused_and_changes_nothing(
+        self, gateway: CheckpointCoordinatorGateway, liveness: RunningTasks
+    ) -> None:
+        self.ran(gateway, registration("totals"))
+        gateway.register(registration("sums", allow_non_restored_state=True))
+        liveness.let_run("day 1")
+        before = rows_of(gateway.describe(JOB))
+        with pytest.raises(ConcurrentAttemptError, match="on_overlap='wait'"):
+            gateway.register(of_next_run("sums", former_uids=("totals",)))
+        assert rows_of(gateway.describe(JOB)) == before
+
+    def test_dead_attempts_under_the_former_and_the_new_uid_are_both_fenced(
+        self, gateway: CheckpointCoordinatorGateway, liveness: RunningTasks
+    ) -> None:
+        complete_checkpoint(gateway, gateway.register(registration("totals")).attempt)
+        gateway.register(registration("sums", allow_non_restored_state=True))
+        liveness.let_run("day 2")
+        grant = gateway.register(of_next_run("sums", former_uids=("totals",)))
+        assert (grant.uid, grant.is_restore) == ("totals", True)
+        running = [a for a in gateway.describe(JOB).attempts if a.status is AttemptStatus.RUNNING]
+        assert [(a.operator_id, a.epoch) for a in running] == [(grant.attempt.operator_id, grant.attempt.epoch)]
 
     # --- scripts
 

@@ -56,7 +56,7 @@ class FolderLiveness:
         self._file = folder / RUNNING_FILE
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        return self._file.exists() and owner.run_id in self._file.read_text().split()
+        return self._file.exists() and owner.run_id in self._file.read_text().splitlines()
 
 
 class TrustingTasks:

@@ -60,7 +60,7 @@ class FolderTasks(RunningTasks):
 
     def let_run(self, *run_ids: str) -> None:
         super().let_run(*run_ids)
-        self._file.write_text(" ".join(run_ids))
+        self._file.write_text("\n".join(run_ids))
 
 
 class ClaimedTask:

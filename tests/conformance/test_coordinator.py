@@ -15,6 +15,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.operator_uids_contract import of_cleared, registration
 from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.databases import OnPostgres, OnSqlite
 
@@ -41,6 +42,21 @@ class SqlContract(CoordinatorContract):
     def lose_completed_checkpoints(self, gateway) -> None:
         with self.database.begin() as connection:
             connection.execute(text("UPDATE statecheck_checkpoint SET status = 'subsumed'"))
+
+    @pytest.mark.parametrize(
+        "lose",
+        ["DELETE FROM statecheck_checkpoint", "DELETE FROM statecheck_statistics"],
+        ids=["forgotten rows", "lost statistics"],
+    )
+    def test_rows_or_statistics_alone_keep_an_operator_from_being_swapped_for_a_former_one(
+        self, gateway: AttemptCoordinator, lose: str
+    ) -> None:
+        self.ran(gateway, registration("totals"))
+        self.ran(gateway, registration("sums", allow_non_restored_state=True))
+        self.ran(gateway, of_cleared("sums"), checkpoints=0)
+        with self.database.begin() as connection:
+            connection.execute(text(lose))
+        assert gateway.register(of_cleared("sums", former_uids=("totals",))).uid == "sums"
 
 
 class TestSqlite(OnSqlite, SqlContract): ...

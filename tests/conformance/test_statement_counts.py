@@ -147,7 +147,9 @@ class StatementContract:
         [attempt] = stage.coordinator.describe(stage.attempt.job_id).attempts
         assert attempt.status is AttemptStatus.FAILED
 
-    @pytest.mark.parametrize("name", ["has_completed", "undiscarded", "open", "requests", "forgettable"])
+    @pytest.mark.parametrize(
+        "name", ["has_completed", "has_ever_completed", "undiscarded", "open", "requests", "forgettable"]
+    )
     def test_what_a_checkpoint_reads_has_an_index(self, engine: Engine, name: str) -> None:
         stage = Stage(engine)
         stage.checkpoint()
@@ -174,6 +176,7 @@ INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]
         keys(generation=7),
         "idx_statecheck_checkpoint_completed",
     ),
+    "has_ever_completed": (lambda _: statements.HAS_EVER_COMPLETED, {}, "idx_statecheck_checkpoint_"),
     "undiscarded": (lambda _: statements.UNDISCARDED_CHECKPOINTS, {}, "idx_statecheck_checkpoint_undiscarded"),
     # SQLite may as well take the index of all rows, in which those that are not discarded lie side by side.
     "open": (lambda _: statements.OPEN_CHECKPOINTS, {}, "idx_statecheck_checkpoint_"),

@@ -82,6 +82,11 @@ class OperatorStatistics:
         """Return the statistics with one more checkpoint that failed before it had an id."""
         return replace(self, rejected=self.rejected + 1, failures=_one_more(self.failures, reason))
 
+    @property
+    def has_had_state(self) -> bool:
+        """Whether the operator ever completed or restored a snapshot."""
+        return any(counts.completed or counts.restored for counts in (self.checkpoints, self.savepoints))
+
     def has_counted(self, checkpoint_id: int) -> bool:
         """Tell whether a checkpoint that ended not long ago was counted."""
         return checkpoint_id in self.counted_ids
