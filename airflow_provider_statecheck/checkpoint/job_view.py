@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
@@ -83,6 +84,12 @@ class JobView:
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""
         return tuple(c for c in self.checkpoints if c.operator_id == operator_id)
+
+    def directories_of(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the directories that may hold what the checkpoints of an operator name, as the job's rows say."""
+        rows = (c.location for c in self.of_operator(operator_id) if c.discarded_at is None)
+        bases = (job_uri(a.storage_base, a.job_id) for a in self.attempts if a.operator_id == operator_id)
+        return tuple(dict.fromkeys((*rows, *bases)))
 
     def current_attempt(self, operator: OperatorRecord) -> AttemptRecord | None:
         """Return the attempt that holds the operator's epoch."""

@@ -109,6 +109,8 @@ class AttemptGrant:
     """What the user should know before the stage starts; empty if all is well."""
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of snapshots that earlier attempts could not read; they are to be computed anew."""
+    storage_bases: tuple[str, ...] = ()
+    """Checkpoint directories of the operator's attempts; a checkpoint may name a snapshot that an earlier attempt wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,4 +267,5 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         uid=request.uid if operator is None else operator.uid,
         gone_uids=operator_uids.gone_for_sinks(tx, request),
         damaged_snapshots=operator.damaged_snapshots if operator else (),
+        storage_bases=tx.storage_bases(attempt.operator_id),
     )

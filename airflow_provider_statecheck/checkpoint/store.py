@@ -85,6 +85,10 @@ class JobTransaction(Protocol):
         """Return the newest attempt that a run made of an operator."""
         ...
 
+    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
+        ...
+
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
         """Return the epochs of ended attempts, oldest first, at most so many."""
         ...

@@ -115,7 +115,8 @@ def _take(
         source = _newest(view, operator, begun.generation)
         if request.target is None and directory is None:
             raise _no_place()
-        written = _write(open_storage(attempt.storage_base if attempt else base), source, begun)
+        storage = open_storage(attempt.storage_base if attempt else base)
+        written = _write(storage.allowing(*view.directories_of(operator.operator_id)), source, begun)
     except StateCheckError as error:
         gateway.end(EndSavepoint(job_id=begun.job_id, checkpoint_id=begun.checkpoint_id, failure=str(error)))
         return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=str(error))
@@ -147,7 +148,7 @@ def _write(storage: CheckpointStorage, source: CheckpointRecord, begun: Checkpoi
     from airflow_provider_statecheck.storage.savepoints import write_savepoint
 
     return write_savepoint(
-        storage.allowing(source.location),
+        storage,
         load_document(storage, source),
         directory=begun.location,
         checkpoint_id=begun.checkpoint_id,

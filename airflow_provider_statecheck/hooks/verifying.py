@@ -11,6 +11,7 @@ from airflow_provider_statecheck.hooks.collecting import OpenStorage, base_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_statecheck.checkpoint.ids import OperatorId
     from airflow_provider_statecheck.checkpoint.job_view import JobView
     from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
@@ -37,10 +38,12 @@ def verify_job(
     :raises CheckpointNotFoundError: if that one is not retained.
     :raises StorageError: if the storage does not answer; what was found before it has been given by then.
     """
-    verifiers: dict[str, CheckpointVerifier] = {}
+    verifiers: dict[tuple[str, OperatorId], CheckpointVerifier] = {}
     for checkpoint in _wanted(view, checkpoint_id, with_savepoints=with_savepoints):
-        verifier = _verifier(verifiers, base_of(checkpoint), open_storage, is_deep=is_deep)
-        verification = verifier.verify(checkpoint)
+        kind = base_of(checkpoint), checkpoint.operator_id
+        if kind not in verifiers:
+            verifiers[kind] = _verifier(view, checkpoint, open_storage, is_deep=is_deep)
+        verification = verifiers[kind].verify(checkpoint)
         # A stage that runs may have taken it away while it was read.
         if verification.is_restorable or _is_retained(gateway, checkpoint):
             yield verification
@@ -61,13 +64,13 @@ def _wanted(view: JobView, checkpoint_id: int | None, *, with_savepoints: bool) 
 
 
 def _verifier(
-    verifiers: dict[str, CheckpointVerifier], base: str, open_storage: OpenStorage, *, is_deep: bool
+    view: JobView, checkpoint: CheckpointRecord, open_storage: OpenStorage, *, is_deep: bool
 ) -> CheckpointVerifier:
     from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 
-    if base not in verifiers:
-        verifiers[base] = CheckpointVerifier(open_storage(base), is_deep=is_deep)
-    return verifiers[base]
+    # It may name files in a savepoint that the operator claimed, or in an earlier checkpoint directory.
+    storage = open_storage(base_of(checkpoint)).allowing(*view.directories_of(checkpoint.operator_id))
+    return CheckpointVerifier(storage, is_deep=is_deep)
 
 
 def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> bool:

@@ -129,6 +129,10 @@ class SqlJobTransaction:
         row = self._connection.execute(statements.LAST_ATTEMPT_OF_RUN, values).one_or_none()
         return None if row is None else ATTEMPTS.read(row)
 
+    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
+        return tuple(sorted(self._found(statements.storage_bases(operator_id))))
+
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
         """Return the epochs of ended attempts, oldest first, at most so many."""
         return self._found(statements.ended_attempts(wanted, limit))

@@ -206,6 +206,12 @@ def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select
     return select(_checkpoint.checkpoint_id).where(*conditions).limit(limit)
 
 
+def storage_bases(operator_id: OperatorId) -> Select[Any]:
+    """Return the statement that finds the checkpoint directories of the attempts of an operator."""
+    mine = (given(_attempt.job_id), _attempt.operator_id == operator_id)
+    return select(_attempt.storage_base).where(*mine).distinct()
+
+
 def ended_attempts(wanted: EndedAttempts, limit: int | None) -> Select[Any]:
     """Return the statement that finds the epochs of ended attempts, oldest first."""
     conditions = [

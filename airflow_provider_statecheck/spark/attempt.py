@@ -21,7 +21,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, job_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -452,6 +452,8 @@ def _places_named(registration: RegisterAttempt, grant: AttemptGrant) -> Iterato
     # Rows may lie in the directory of an earlier configuration, or be a savepoint that was claimed.
     rows = (*grant.candidates, *grant.effects.retained, *grant.effects.discards)
     yield from dict.fromkeys(row.location for row in rows)
+    # A checkpoint in the present directory may name snapshots in an earlier one, whose own checkpoints are all gone.
+    yield from (job_uri(base, grant.attempt.job_id) for base in grant.storage_bases)
     source = registration.restore_from
     # That of a fork whose checkpoint is gone is what the user wrote, such as run:<run>.
     if source is not None and "://" in source.pointer:

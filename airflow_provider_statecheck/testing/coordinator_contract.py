@@ -584,6 +584,16 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
         fresh = gateway.register(make_registration(on_clear=OnClear.RESTART, owner=make_owner(clear_marker="cleared")))
         assert (fresh.is_restore, fresh.damaged_snapshots) == (False, ())
 
+    def test_the_grant_tells_each_checkpoint_directory_of_the_operator_once(
+        self, gateway: CheckpointCoordinatorGateway
+    ) -> None:
+        gateway.register(make_registration(uid="other", storage_base="memory://of-another"))
+        for base in ("memory://old", "memory://new", "memory://old"):
+            _finish(gateway, gateway.register(make_registration(storage_base=base)), AttemptStatus.FAILED)
+        registration = make_registration(storage_base="memory://new")
+        assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
+        assert gateway.register(registration).storage_bases == ("memory://new", "memory://old")
+
     def test_only_the_latest_damaged_snapshots_are_kept(self, gateway: CheckpointCoordinatorGateway) -> None:
         uris = tuple(f"file:///a/{number}" for number in range(150))
         grant = gateway.register(make_registration())

@@ -140,6 +140,10 @@ class InMemoryJobTransaction:
         newest_first = (a for (o, _), a in sorted(self._rows.attempts.items(), reverse=True) if o == operator_id)
         return next((a for a in newest_first if a.owner.run_key == run_key), None)
 
+    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
+        return tuple(sorted({a.storage_base for (o, _), a in self._rows.attempts.items() if o == operator_id}))
+
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
         """Return the epochs of ended attempts, oldest first, at most so many."""
         mine = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)

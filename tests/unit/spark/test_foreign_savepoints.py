@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -21,6 +23,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import LocationNotAllowedError
+from airflow_provider_statecheck.hooks.savepointing import serve_idle
+from airflow_provider_statecheck.hooks.verifying import verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
 from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
@@ -28,7 +32,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_storage import TaskS
 from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.storage.document import CheckpointDocument
+from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import encode_metadata
 from airflow_provider_statecheck.storage.restore_sources import find_source
@@ -80,7 +84,7 @@ def foreign(stage: WrittenStage, tmp_path: Path, **changes: Any) -> str:
     return uri.removesuffix("/_metadata")
 
 
-def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
+def source_of(stage: WrittenStage, pointer: str) -> RestoreSource:
     source = find_source(
         stage.storage,
         pointer,
@@ -89,7 +93,12 @@ def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | 
         renamed_uids={},
         allow_non_restored_state=False,
     )
-    return stage.attempt("mine", restore_from=source, **changes).restore()
+    assert source is not None
+    return source
+
+
+def begin(stage: WrittenStage, pointer: str, **changes: Any) -> RestoredStage | None:
+    return stage.attempt("mine", restore_from=source_of(stage, pointer), **changes).restore()
 
 
 def naming(stage: WrittenStage, uri: str, what: str) -> dict[str, Any]:
@@ -175,6 +184,85 @@ def test_the_own_checkpoints_go_on_in_a_directory_of_an_earlier_configuration(
     restored = stage.attempt("mine").restore()
     assert restored is not None
     assert restored.document.snapshots[0].uri.startswith(f"file://{tmp_path}/checkpoints/")
+
+
+def moved_on(stage: WrittenStage, tmp_path: Path) -> SnapshotHandle:
+    """Let a checkpoint in a new directory name a snapshot in the old one, whose only checkpoint is discarded."""
+    attempt = stage.attempt("mine")
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FAILED)
+    stage.storage = CheckpointStorage.open(f"{tmp_path}/new")
+    attempt = stage.attempt("mine")
+    restored = attempt.restore()
+    assert restored is not None
+    handles = restored.document.snapshots
+    attempt.take_checkpoint(handles, {}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.finish(AttemptStatus.FAILED)
+    assert stage.statuses("mine") == {1: "subsumed", 2: "completed"}
+    return handles[0]
+
+
+def test_a_snapshot_in_an_earlier_directory_outlives_the_checkpoints_there(stage: WrittenStage, tmp_path: Path) -> None:
+    handle = moved_on(stage, tmp_path)
+    restored = stage.attempt("mine").restore()
+    assert restored is not None
+    assert restored.document.snapshots == (handle,)
+
+
+def test_an_earlier_directory_is_allowed_for_the_own_job_alone(stage: WrittenStage, tmp_path: Path) -> None:
+    moved_on(stage, tmp_path)
+    storage = stage.attempt("mine").storage
+    with pytest.raises(LocationNotAllowedError):
+        storage.read_bytes(f"file://{tmp_path}/checkpoints/{job_id_of('theirs')}/chk-1/_metadata")
+
+
+def claimed(stage: WrittenStage, tmp_path: Path) -> None:
+    """Let a checkpoint name what lies in a claimed savepoint beside the configured directories."""
+    attempt = stage.attempt("theirs")
+    taken = stage.take(attempt, stage.snapshot(attempt, "orders"), state=["x" * 50_000])
+    directory = f"{tmp_path.as_uri()}/downloads/savepoint-012345-0123456789ab"
+    write_savepoint(
+        stage.storage.allowing(directory),
+        attempt._documents.load(taken),
+        directory=directory,
+        checkpoint_id=9,
+        properties=CheckpointProperties.for_savepoint(),
+    )
+    attempt.finish(AttemptStatus.FAILED)
+    source = replace(source_of(stage, directory), mode=RestoreMode.CLAIM)
+    heir = stage.attempt("mine", restore_from=source)
+    restored = heir.restore()
+    assert restored is not None
+    stage.take(heir, *restored.document.snapshots)
+    heir.finish(AttemptStatus.FAILED)
+
+
+@pytest.mark.parametrize("make", [moved_on, claimed])
+def test_verify_reads_where_the_rows_of_the_operator_lie(
+    stage: WrittenStage, tmp_path: Path, make: Callable[[WrittenStage, Path], object]
+) -> None:
+    make(stage, tmp_path)
+    view = stage.coordinator.describe(job_id_of("mine"))
+    found = list(verify_job(stage.maintenance, view, CheckpointStorage.open))
+    assert found
+    assert [each.problems for each in found] == [()] * len(found)
+
+
+@pytest.mark.parametrize("make", [moved_on, claimed])
+def test_a_savepoint_of_an_idle_operator_reads_where_its_rows_lie(
+    stage: WrittenStage, tmp_path: Path, make: Callable[[WrittenStage, Path], object]
+) -> None:
+    make(stage, tmp_path)
+    (operator,) = stage.coordinator.describe(job_id_of("mine")).operators
+    target = f"{tmp_path.as_uri()}/savepoints"
+    stage.savepoints.request(
+        RequestSavepoint(job_id=operator.job_id, operator_id=operator.operator_id, request_key=new_key(), target=target)
+    )
+    view = stage.coordinator.describe(operator.job_id)
+    (taken,) = serve_idle(stage.savepoints, view, CheckpointStorage.open, None)
+    assert taken.problem is None
+    assert taken.pointer is not None
+    assert CheckpointVerifier(CheckpointStorage.open(target)).verify_pointer(taken.pointer).is_restorable
 
 
 def test_commands_and_readers_of_state_open_nothing_else_either(
