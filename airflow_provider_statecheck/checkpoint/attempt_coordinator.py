@@ -256,9 +256,7 @@ class AttemptCoordinator:
                 _require_committed(tx, attempt, request)
                 transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
                 _record_damage(tx, attempt, request.damaged_snapshots)
-                tx.save_attempt(
-                    replace(attempt, status=request.status, ended_at=tx.now, message=request.message[:2000])
-                )
+                tx.save_attempt(replace(attempt, status=request.status, ended_at=tx.now, message=request.message))
             effects = transitions.effects_of(tx, attempt.operator_id)
         self._forget_old_rows(attempt)
         return effects

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -194,6 +195,10 @@ class MaintenanceGateway(Protocol):
         ...
 
 
+class _NothingIsChanged(Exception):
+    """Gives up a transaction that only read."""
+
+
 class JobMaintenance:
     """
     A ``MaintenanceGateway`` on the rows themselves.
@@ -302,11 +307,17 @@ class JobMaintenance:
         age = _age(request.age_seconds)
         operators = [o.operator_id for o in self._store.describe(request.job_id).operators]
         if request.dry_run:
-            with self._store.transaction(request.job_id) as tx:
-                found = (forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators)
-                return sum(found, ForgettableRows())
+            return self._forgettable(request.job_id, operators, age)
         batches = (rows for each in operators for rows in self._forget_batches(request.job_id, each, age))
         return sum(batches, ForgettableRows())
+
+    def _forgettable(self, job_id: JobId, operators: list[OperatorId], age: timedelta) -> ForgettableRows:
+        rows = ForgettableRows()
+        with suppress(_NothingIsChanged), self._store.transaction(job_id) as tx:
+            rows = sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
+            # A commit would note the time of this look as that of the job's last transition.
+            raise _NothingIsChanged
+        return rows
 
     def refusal(self, request: RetireJob) -> Removal:
         """Say whether :meth:`retire` would be done, and change nothing."""

@@ -14,6 +14,18 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentio
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
 
+LONGEST_TEXT = 2000
+"""How many characters of an error's text a message carries."""
+
+
+def told(text: str) -> str:
+    """
+    Return the text of an error as a row can keep it.
+
+    It may quote data: databases keep no U+0000 and no half of a surrogate pair, and the API takes messages of limited size.
+    """
+    return text[:LONGEST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRef:
@@ -129,6 +141,9 @@ class SkippedCheckpoint:
     checkpoint_id: int
     reason: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", told(self.reason))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmRestore:
@@ -223,6 +238,9 @@ class DeclineCheckpoint:
     increment_seconds: float = 0.0
     """How long the increment took for which the id was drawn ahead."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", told(self.message))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmDiscards:
@@ -252,6 +270,9 @@ class FinishAttempt:
     message: str = ""
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of snapshots that the attempt restored and found to be damaged when it read them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", told(self.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +318,9 @@ class EndSavepoint:
     counts: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
     """Why it cannot be; ``None`` if it is written."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "failure", None if self.failure is None else told(self.failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,15 +66,17 @@ def register(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[Attemp
 
 def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
     newest, following = request.newest_on_storage, tx.job.next_checkpoint_id
-    if newest < following:
+    # The message may come twice; then the first one has moved the ids already.
+    if newest == 0 or newest + 1 < following or tx.checkpoint(newest) is not None:
         return ""
-    tx.set_next_checkpoint_id(newest + 1)
-    log.warning("Job %s: its storage holds checkpoint %s, its rows end before %s", tx.job.name, newest, following)
+    if newest >= following:
+        tx.set_next_checkpoint_id(newest + 1)
+        log.warning("Job %s: its storage holds checkpoint %s, its rows end before %s", tx.job.name, newest, following)
     return (
-        f"The storage of job {tx.job.name!r} holds checkpoint {newest}, but its rows end at checkpoint {following - 1}, as after "
-        f"a backup of the database was restored. The new checkpoints begin at {newest + 1}, and nothing that the rows do not "
-        f"know is deleted. To begin from checkpoint {newest} instead, run the task in another job with from_savepoint= and that "
-        f"checkpoint's directory."
+        f"The storage of job {tx.job.name!r} holds checkpoint {newest}, which its rows do not know, as after a backup of the "
+        f"database was restored. The new checkpoints begin at {newest + 1}, and no checkpoint that the rows do not know is "
+        f"deleted. To begin from checkpoint {newest} instead, run the task now in another job with from_savepoint= and that "
+        f"checkpoint's directory: what it shares with checkpoints of the rows goes with those."
     )
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.documents import DocumentCache
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
+_IDS_PER_MESSAGE = 10_000
+"""The API takes messages of a limited size."""
 _IN_A_JOB = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
 
 OpenStorage = Callable[[str], "CheckpointStorage"]
@@ -215,14 +217,19 @@ class _Work:
             return
         discards = EffectDiscards(self.storage, self.documents)
         gone = discards.discard(effects, carried)
-        if gone and not self.dry_run:
-            self.gateway.confirm_discards(ConfirmDiscards(job_id=self.view.job.job_id, checkpoint_ids=gone))
+        if not self.dry_run:
+            self._confirm(gone)
         left = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in {*gone, *discards.in_use}]
         self.report.problems += [f"checkpoint {i} of operator {operator.uid!r} could not be deleted" for i in left]
         waiting = sorted(discards.in_use)
         self.report.kept += [
             f"checkpoint {i} of operator {operator.uid!r}: others use what lies in it" for i in waiting
         ]
+
+    def _confirm(self, gone: tuple[int, ...]) -> None:
+        for begin in range(0, len(gone), _IDS_PER_MESSAGE):
+            ids = gone[begin : begin + _IDS_PER_MESSAGE]
+            self.gateway.confirm_discards(ConfirmDiscards(job_id=self.view.job.job_id, checkpoint_ids=ids))
 
 
 def _effects_below(view: JobView, operator: OperatorRecord, base_uri: str) -> OpenEffects:

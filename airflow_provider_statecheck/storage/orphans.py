@@ -243,21 +243,21 @@ class OrphanSearch:
 
 def checkpoint_ids(storage: CheckpointStorage, job_id: JobId) -> tuple[int, ...]:
     """
-    Return the ids of the checkpoints that a job has a directory of, complete or not.
+    Return the ids of the checkpoints that a job has a directory of, complete or not; no other number counts as an id.
 
     :raises StorageError: if the storage fails.
     """
     found = map(checkpoint_id_of, storage.list_directories(job_uri(storage.base_uri, job_id)))
-    return tuple(i for i in found if i is not None)
+    return tuple(i for i in found if i is not None and 0 < i <= HIGHEST_ID)
 
 
 def newest_checkpoint_id(storage: CheckpointStorage, job_id: JobId) -> int:
     """
-    Return the highest of these ids, 0 where there are none; a number that no coordinator draws does not count.
+    Return the highest of these ids, 0 where there are none.
 
     :raises StorageError: if the storage fails.
     """
-    return max((i for i in checkpoint_ids(storage, job_id) if i <= HIGHEST_ID), default=0)
+    return max(checkpoint_ids(storage, job_id), default=0)
 
 
 def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:

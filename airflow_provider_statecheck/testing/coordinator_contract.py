@@ -222,7 +222,7 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
     ) -> None:
         """Rows that came from a backup know less than the storage."""
         grant = gateway.register(make_registration(newest_on_storage=7))
-        assert "holds checkpoint 7, but its rows end at checkpoint 0" in grant.warning
+        assert "holds checkpoint 7, which its rows do not know" in grant.warning
         trigger = TriggerCheckpoint(attempt=grant.attempt, request_key=new_key())
         assert gateway.trigger(trigger).checkpoint_id == 8
         again = gateway.register(make_registration(newest_on_storage=8))
@@ -555,6 +555,14 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
         attempt = gateway.describe(JOB).attempts[0]
         assert (attempt.status, attempt.message) == (AttemptStatus.FAILED, "boom")
         assert _statuses(gateway) == {1: CheckpointStatus.ABORTED}
+
+    def test_an_error_whose_text_no_database_keeps_ends_an_attempt(self, gateway: CheckpointCoordinatorGateway) -> None:
+        """It may quote data, and be longer than a message may be."""
+        attempt = gateway.register(make_registration()).attempt
+        text = "row \0 \udcff of " + "x" * 2_000_000
+        gateway.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message=text))
+        [row] = gateway.describe(JOB).attempts
+        assert (row.status, row.message[:8], len(row.message)) == (AttemptStatus.FAILED, "row \ufffd ? ", 2000)
 
     def test_an_attempt_cannot_end_as_running(self, gateway: CheckpointCoordinatorGateway) -> None:
         grant = gateway.register(make_registration())

@@ -255,6 +255,16 @@ class MaintenanceContract:
         assert [(c.awaits_discard, c.is_restorable) for c in rows] == [(goes, not goes)] * 2
         assert maintenance.settle_run(job_id) == ()
 
+    def test_a_dry_run_of_forgetting_writes_nothing(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        """The time of a job's last transition tells when somebody last worked on it."""
+        job_id = self.complete_by_run(coordinator).job_id
+        before = maintenance.describe(job_id).job
+        clock.advance(40 * 24 * 3600)
+        maintenance.forget(ForgetRows(job_id=job_id, age_seconds=24 * 3600, dry_run=True))
+        assert maintenance.describe(job_id).job == before
+
     def test_what_stays_after_a_failure_is_found_when_the_run_is_cleared(
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns
     ) -> None:

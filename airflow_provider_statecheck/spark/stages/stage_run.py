@@ -110,7 +110,8 @@ class StageRun:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._parts_of_users())
             if first is None:
-                self._confirm(found, restored)
+                # Without rows no function is planned, so nothing tells whether the state of a savepoint fits.
+                self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
                 self._open_sink(restored, None)
                 closing.push(self._close_sink)
                 _commit_restored(restored, commits)
@@ -278,7 +279,12 @@ class StageRun:
     def _first_registration(self) -> datetime:
         operator_id, run = self._attempt.grant.attempt.operator_id, self._run_key()
         attempts = self._attempt.job_view().attempts
-        return min(a.registered_at for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run))
+        mine = [a for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run)]
+        if not self._attempt.registration.owner.airflow:
+            # A script that starts again after its end begins another run, although it gives it the same name.
+            ended = max((a.epoch for a in mine if a.status is AttemptStatus.FINISHED), default=0)
+            mine = [a for a in mine if a.epoch > ended]
+        return min(a.registered_at for a in mine)
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key

@@ -84,7 +84,7 @@ class StageTries:
         [taken] = serve_idle(savepoints, self.view(), CheckpointStorage.open, f"file://{self.folder}/savepoints")
         assert taken.pointer is not None
         source = find_source(
-            self.storage,
+            self.storage.allowing(taken.pointer),
             taken.pointer,
             uid="stage",
             mode=RestoreMode.CLAIM,

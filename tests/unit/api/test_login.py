@@ -143,7 +143,7 @@ def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: T
                 continue
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("examples")
             example = next(iter(body.values()))["value"] if body else None
-            place = path.format(job_id="0" * 32, operator_id="0" * 32)
+            place = path.format(job_id="0" * 32, operator_id="0" * 32, checkpoint_id=1)
             reply = airflow.request(verb, f"/statecheck{place}", json=example)
             assert reply.status_code in (401, 403), f"{verb} {path}: {reply.text}"
             assert operation["description"]

@@ -103,6 +103,36 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(stage):
     assert told.deleted == collect(stage).deleted
 
 
+def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
+    """The API takes messages of a limited size."""
+    monkeypatch.setattr("airflow_provider_statecheck.hooks.collecting._IDS_PER_MESSAGE", 1)
+    stage.run()
+    told = []
+    monkeypatch.setattr(stage.maintenance, "confirm_discards", _noting(stage.maintenance.confirm_discards, told))
+    collect(stage)
+    assert (told, stage.statuses()) == ([(1,), (2,)], CLEAN)
+
+
+def _noting(confirm: Any, told: list[Any]) -> Any:
+    def noted(request: Any) -> None:
+        told.append(request.checkpoint_ids)
+        confirm(request)
+
+    return noted
+
+
+@pytest.mark.parametrize("name", ["chk-0", f"chk-{'9' * 20}"])
+def test_a_directory_whose_number_is_no_id_is_no_checkpoint(stage, name):
+    stray = f"{stage.storage.base_uri}/{job_id_of(JOB)}/{name}/_metadata"
+    stage.run()
+    stage.storage.write_bytes(stray, b"stray")
+    attempt = stage.attempt()
+    assert (attempt.grant.warning, attempt.restore() is None) == ("", False)
+    attempt.finish(AttemptStatus.FINISHED)
+    assert collect(stage).problems == []
+    assert stage.storage.exists(stray)
+
+
 def test_a_second_collection_finds_nothing(stage):
     stage.run()
     collect(stage)
