@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 from typing import NewType
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -52,6 +53,18 @@ def uid_with_key(uid: str, map_key: str | None) -> str:
 def task_uids_of(uid: str) -> tuple[str, ...]:
     """Return the uids of which a task may have one whose operator has this uid: itself, and what stands before a map key."""
     return (uid, *(uid[:place] for place, sign in enumerate(uid) if sign == "["))
+
+
+def uids_before(uid: str, renamed_uids: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    Return the uids that an operator had before, the newest first, however often it was renamed.
+
+    :param renamed_uids: New uids by old ones.
+    """
+    found = [uid]
+    for name in found:
+        found += [old for old, new in renamed_uids.items() if new == name and old not in found]
+    return tuple(found[1:])
 
 
 def is_test_job(name: str) -> bool:

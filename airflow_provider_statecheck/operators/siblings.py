@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from airflow_provider_statecheck.checkpoint.ids import uid_with_key
+from airflow_provider_statecheck.checkpoint.ids import uid_with_key, uids_before
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
@@ -50,8 +50,8 @@ def former_uids(uid: str, renamed_uids: Mapping[str, str], map_key: str | None =
     :param renamed_uids: New uids by old ones.
     :param map_key: What tells the instances of a mapped task apart.
     """
-    of_task = tuple(uid_with_key(old, map_key) for old, new in renamed_uids.items() if new == uid)
-    of_instance = tuple(old for old, new in renamed_uids.items() if map_key and new == uid_with_key(uid, map_key))
+    of_task = tuple(uid_with_key(old, map_key) for old in uids_before(uid, renamed_uids))
+    of_instance = uids_before(uid_with_key(uid, map_key), renamed_uids) if map_key else ()
     return (*of_task, *of_instance)
 
 

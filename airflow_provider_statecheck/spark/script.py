@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key, uids_before
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
@@ -92,7 +92,7 @@ def open_attempt(
         retained_runs=retained_runs,
         checkpoint_timeout_seconds=checkpoint_timeout_seconds,
         restore_from=source,
-        former_uids=tuple(old for old, new in renamed_uids.items() if new == uid),
+        former_uids=uids_before(uid, renamed_uids),
         allow_non_restored_state=allow_non_restored_state,
     )
     return StageAttempt(

@@ -92,7 +92,7 @@ class StageTries:
             allow_non_restored_state=False,
         )
         assert source is not None
-        return source, self.storage.list_files(taken.pointer)
+        return source, self.storage.allowing(taken.pointer).list_files(taken.pointer)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what a reader of the output sees, in a fixed order."""

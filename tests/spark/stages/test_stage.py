@@ -134,10 +134,10 @@ def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
     parts = payments()
     tries.write_input(*parts)
     stage = running_stage(tries, RecentPayments(tries.folder / "failed", number=failing_file * PAYMENTS + 7))
-    owner = make_owner(run_key="manual__1", run_id="manual__1")
+    run = {"run_key": "manual__1", "run_id": "manual__1", "airflow": (("dag_id", "nightly"), ("run_id", "manual__1"))}
     with pytest.raises(Exception, match="planned"):
-        tries.run(stage, owner=owner)
-    tries.run(stage, owner=owner)
+        tries.run(stage, owner=make_owner(**run))
+    tries.run(stage, owner=make_owner(**run))
     seen: Counter[str] = Counter()
     expected = []
     for row in by_row(parts):
@@ -147,9 +147,20 @@ def test_state_expires_by_one_time_in_all_tries_of_a_run_without_a_date(
     (registered, *_) = tries.view().attempts
     states = CheckpointStates.load(tries.completed()[-1].location)
     assert states.taken_at_ms() == int(registered.registered_at.timestamp() * 1000)
-    tries.run(stage, owner=make_owner(run_key="manual__1", run_id="manual__1", clear_marker="cleared"))
+    tries.run(stage, owner=make_owner(**run, clear_marker="cleared"))
     assert tries.rows() == sorted(expected, key=repr)
     assert CheckpointStates.load(tries.completed()[-1].location).taken_at_ms() == states.taken_at_ms()
+
+
+def test_script_that_starts_again_after_its_end_lets_state_expire_by_a_new_time(spark: Any, tmp_path: Any) -> None:
+    tries = StageTries(spark, tmp_path, TickingClock())
+    tries.write_input(*payments())
+    stage = running_stage(tries, RecentPayments(tries.folder / "failed", number=-1))
+    for start in ("first", "second"):
+        tries.run(stage, owner=make_owner(run_key="script", run_id="script", clear_marker=start))
+    newest = tries.view().attempts[-1].registered_at
+    taken_at = CheckpointStates.load(tries.completed()[-1].location).taken_at_ms()
+    assert (len(tries.view().attempts), taken_at) == (2, int(newest.timestamp() * 1000))
 
 
 @pytest.mark.parametrize("updates", [True, False])
@@ -362,7 +373,7 @@ def test_claimed_savepoint_whose_state_is_refused_is_left_to_its_owner(tries: St
     with pytest.raises(StateMigrationError, match="balance"):
         tries.run(running_stage(tries, BalanceInText()), job_name="heir", restore_from=source)
     assert not tries.attempt(job_name="heir").grant.is_restore
-    assert tries.storage.list_files(source.pointer) == files
+    assert tries.storage.allowing(source.pointer).list_files(source.pointer) == files
     fitting = from_files(tries).key_by("account", order_by="number")
     fitting = fitting.process(RunningBalance(), uid="balance", output=RUNNING)
     sink = ParquetSink(str(tries.folder / "elsewhere"))

@@ -107,7 +107,7 @@ def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
     """The API takes messages of a limited size."""
     monkeypatch.setattr("airflow_provider_statecheck.hooks.collecting._IDS_PER_MESSAGE", 1)
     stage.run()
-    told = []
+    told: list[Any] = []
     monkeypatch.setattr(stage.maintenance, "confirm_discards", _noting(stage.maintenance.confirm_discards, told))
     collect(stage)
     assert (told, stage.statuses()) == ([(1,), (2,)], CLEAN)

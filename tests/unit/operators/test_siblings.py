@@ -90,6 +90,9 @@ def test_mapped_tasks_of_any_kind_are_known_by_their_uid_without_a_key() -> None
         ({"old": "new"}, "x", ("old[x]",)),
         ({"old[y]": "new[x]"}, "x", ("old[y]",)),
         ({"a": "b"}, "x", ()),
+        ({"first": "old", "old": "new"}, None, ("old", "first")),
+        ({"first": "old", "old": "new"}, "x", ("old[x]", "first[x]")),
+        ({"new": "old", "old": "new"}, None, ("old",)),
     ],
 )
 def test_an_instance_of_a_renamed_task_keeps_its_key(
