@@ -77,9 +77,9 @@ def test_no_job_and_no_checkpoint_are_waited_for(in_worker: ServedJobs, pauses) 
 def test_an_operator_that_the_job_does_not_have_is_told_once(in_worker: ServedJobs, pauses, capfd) -> None:
     in_worker.complete(uid="aggregate")
     in_worker.complete(uid="report")
-    pauses(lambda: None, lambda: in_worker.complete(uid="agregate"))
-    assert make_sensor(uid="agregate", deferrable=False).execute(CONTEXT)["checkpoint_id"] == 3
-    said = "Job 'sales' has no operator 'agregate' so far; it has 'aggregate', 'report'."
+    pauses(lambda: None, lambda: in_worker.complete(uid="aggregated"))
+    assert make_sensor(uid="aggregated", deferrable=False).execute(CONTEXT)["checkpoint_id"] == 3
+    said = "Job 'sales' has no operator 'aggregated' so far; it has 'aggregate', 'report'."
     assert capfd.readouterr().out.count(said) == 1
 
 

@@ -90,9 +90,9 @@ def test_a_job_that_has_not_begun_is_waited_for(served: ServedJobs, event_after)
 
 def test_an_operator_that_the_job_does_not_have_is_told_once(served: ServedJobs, event_after, capfd) -> None:
     served.complete(uid="aggregate")
-    trigger = _trigger(served, uid="agregate")
-    assert _found(event_after(trigger, lambda: None, lambda: served.complete(uid="agregate")))["checkpoint_id"] == 2
-    said = "Job 'sales' has no operator 'agregate' so far; it has 'aggregate'."
+    trigger = _trigger(served, uid="aggregated")
+    assert _found(event_after(trigger, lambda: None, lambda: served.complete(uid="aggregated")))["checkpoint_id"] == 2
+    said = "Job 'sales' has no operator 'aggregated' so far; it has 'aggregate'."
     assert capfd.readouterr().out.count(said) == 1
 
 
