@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.object_store import ObjectStore
     from tests.standalone_cluster import StandaloneCluster
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _FIXTURE_MARKS = {"postgres_url": "db", "airflow_db": "airflow"}
 
