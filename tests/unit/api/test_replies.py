@@ -116,7 +116,7 @@ class TestMalformedMessages:
         acknowledged = acknowledgement(stage.attempt, stage.pending)
         messages = {
             "acknowledge": [acknowledged | {"metadata_uri": value}, acknowledged | {"counts": {"items": value}}],
-            "finish": [{"attempt": stage.attempt.ref, "status": "failed", "message": value}],
+            "finish": [{"attempt": stage.attempt.ref, "status": value}],
             "confirm-discards": [
                 {"attempt": stage.attempt.ref, "job_id": stage.attempt.job_id, "checkpoint_ids": [1, value]}
             ],
