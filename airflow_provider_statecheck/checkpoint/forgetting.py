@@ -129,7 +129,7 @@ def _checkpoint_ids(
         running_epoch=None if attempt is None else attempt.epoch,
         witness_generation=None if has_restorable else operator.generation,
     )
-    # Snapshots that belong to somebody else are never discarded; their rows go when they have ended.
+    # Snapshots of another owner are never discarded; their rows go when they have ended.
     undiscarded = [c.checkpoint_id for c in tx.open_checkpoints(operator.operator_id) if ended.includes(c)]
     return tuple(sorted((*undiscarded, *tx.discarded_checkpoints(ended, limit))))
 
@@ -163,6 +163,6 @@ def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord
 
 
 def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
-    # A snapshot whose bytes stay, because they are somebody else's, is over when it ends.
+    # A snapshot whose bytes stay, because they have another owner, is over when it ends.
     gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
     return checkpoint.has_ended and gone_at is not None and gone_at < before

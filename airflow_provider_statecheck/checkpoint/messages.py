@@ -73,7 +73,7 @@ class RegisterAttempt:
     restore_from: RestoreSource | None = None
     """Where a fresh start begins, instead of from nothing."""
     newest_on_storage: int = 0
-    """The highest id among the job's checkpoints on storage, whoever wrote them; 0 where there are none."""
+    """The highest id among the job's checkpoints on storage, those of other coordinators included; 0 where there are none."""
     former_uids: tuple[str, ...] = ()
     """Uids that the operator had before; it takes over the operator of the first one that no other task has."""
     dag_uids: dict[str, tuple[str, ...]] | None = None

@@ -89,7 +89,7 @@ def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument 
 
 
 def _job_of(document: CheckpointDocument | None) -> JobId:
-    # Without metadata the job is unknown; that somebody claimed the directory is known all the same.
+    # Without metadata the job is unknown; a claim of the directory is found all the same.
     return _NO_JOB if document is None else JobId(document.job_id)
 
 

@@ -80,7 +80,7 @@ def _raise_unless_missing(error: OSError) -> None:
 def remove_empty_directories(directory: Path) -> None:
     """Remove a directory and those below it, as far as they hold no file."""
     for parent, _, _ in os.walk(directory, topdown=False):
-        # One that holds something cannot be removed, whoever put it there in the meantime.
+        # The filesystem refuses to remove a directory that a writer has filled in the meantime.
         with suppress(OSError):
             Path(parent).rmdir()
 

@@ -145,7 +145,7 @@ class OrphanSearch:
         yield from (self._uri(i) for i in lost if self._is_abandoned(self._uri(i)) and not self._is_used(i))
 
     def _is_abandoned(self, directory: str) -> bool:
-        # With metadata it is complete, whoever wrote it, and without a row it is not known to be over.
+        # A directory with metadata is complete, and without a row nothing says that it is over.
         names = self._storage.list_files(directory)
         return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
 

@@ -14,7 +14,7 @@ class CellState:
     """
     Reads and writes the cell of the current key.
 
-    A cell holds what is kept of a value, which nobody can change.
+    A cell holds the frozen form of a value.
 
     The methods of the table are kept, because looking them up at each access would cost as much as the access.
 
