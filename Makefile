@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CODE := airflow_provider_statecheck tests dags scripts benchmarks
+CODE := airflow_provider_statecheck tests dags scripts benchmarks docker
 
-.PHONY: help demo test soak check fmt docs bench bench-quick clean
+.PHONY: help demo up status logs down test soak check fmt docs bench bench-quick clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,18 +23,34 @@ demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
 	@sh scripts/preflight $(BIN)/python
 	@$(BIN)/python scripts/demo.py
 
+up: $(READY) ## Start Airflow, Spark, PostgreSQL and a store as plain processes
+	@sh scripts/preflight $(BIN)/python
+	@$(BIN)/python -m scripts.stack up
+
+status: $(READY) ## Show how those processes are
+	@$(BIN)/python -m scripts.stack status
+
+logs: $(READY) ## Show the end of their logs; SERVICE=scheduler for one, LINES=100 for more
+	@$(BIN)/python -m scripts.stack logs $(if $(SERVICE),--service $(SERVICE)) $(if $(LINES),--lines $(LINES))
+
+down: $(READY) ## End them and remove what they wrote
+	@$(BIN)/python -m scripts.stack down
+
 test: $(READY) ## Run the tests
 	@sh scripts/run_tests $(BIN)/python $(ARGS)
 
 soak: $(READY) ## Run the long tests
 	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
 
-check: $(READY) ## Lint, format, types, layers, spelling
+check: $(READY) ## Lint, format, types, layers, spelling, docker/
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/codespell
+	@$(BIN)/hadolint docker/Dockerfile
+	@$(BIN)/shellcheck docker/make_secrets scripts/preflight scripts/run_tests
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
 fmt: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(CODE) || true

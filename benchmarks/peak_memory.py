@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 _PAUSE_SECONDS = 0.1
 _MB = 1024 * 1024

@@ -144,7 +144,7 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 
 def is_alive(pid: int) -> bool:
     """Tell whether a process runs; one that ended and that nobody waits for does not."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -1,0 +1,21 @@
+"""Give Airflow's user the password of the secrets, and become the api-server."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def main() -> None:
+    """Write the file that Airflow reads passwords from, which it wants to be able to write to itself."""
+    passwords = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
+    passwords.parent.mkdir(parents=True, exist_ok=True)
+    passwords.touch(mode=0o600)
+    password = Path(os.environ["AIRFLOW_PASSWORD_FILE"]).read_text().strip()
+    passwords.write_text(json.dumps({os.environ["AIRFLOW_USER"]: password}))
+    os.execvp("airflow", ["airflow", "api-server"])
+
+
+if __name__ == "__main__":
+    main()

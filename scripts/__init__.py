@@ -1,0 +1,1 @@
+"""Programs of this repository, for people and for the Makefile."""

