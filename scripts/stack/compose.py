@@ -61,7 +61,7 @@ def read_services(folder: Path, variables: Mapping[str, str]) -> list[Service]:
 
     :param folder: Where the processes live.
     :param variables: What Compose would put in for ``${NAME}``.
-    :raises KeyError: for a variable that has no value.
+    :raises ValueError: for a variable that has no value, and for what plain processes cannot do as Compose does.
     """
     document = _interpolated(yaml.safe_load((DOCKER / "compose.yaml").read_text()), variables)
     services = document["services"]
@@ -79,12 +79,22 @@ def links(folder: Path) -> dict[Path, Path]:
 
 def _interpolated(value: Any, variables: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return Template(value).substitute(variables)
+        return _substituted(value, variables)
     if isinstance(value, list):
         return [_interpolated(item, variables) for item in value]
     if isinstance(value, dict):
         return {name: _interpolated(item, variables) for name, item in value.items()}
     return value
+
+
+def _substituted(text: str, variables: Mapping[str, str]) -> str:
+    try:
+        return Template(text).substitute(variables)
+    except KeyError as missing:
+        name = missing.args[0]
+        raise ValueError(f"expected a value of ${{{name}}}, found none; add it to docker/.env") from None
+    except ValueError as error:
+        raise ValueError(f"expected ${{NAME}} or $$ in {text!r}, found another form") from error
 
 
 class _Place:
@@ -95,7 +105,7 @@ class _Place:
         self._paths = {path: os.path.normpath(folder / there) for path, there in process["paths"].items()}
         self._path = re.compile("|".join(rf"{re.escape(path)}(?![\w.-])" for path in self._paths))
         self._names = names
-        self._host = re.compile(rf"(?<=[/@])(?:{'|'.join(names)})(?=:\d)")
+        self._host = re.compile(rf"(?<=[/@])(?:{'|'.join(map(re.escape, names))})(?=:\d)")
         self._everywhere = process["environment"]
 
     def service(self, name: str, service: Mapping[str, Any]) -> Service:
