@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt scripts/preflight
 
 demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
 	@sh scripts/preflight $(BIN)/python
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m scripts.demo
 
 up: $(READY) ## Start Airflow, Spark, PostgreSQL and a store as plain processes
 	@sh scripts/preflight $(BIN)/python

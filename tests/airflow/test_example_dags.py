@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from tests.airflow.example_data import deliver, flights, hour_of
+from scripts.example_data import deliver
+from tests.airflow.example_data import few_flights, hour_of
 from tests.airflow.examples import Examples
 
 pytestmark = pytest.mark.airflow
@@ -33,7 +34,7 @@ def examples(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def by_aircraft() -> dict[str, list[dict[str, str]]]:
     """Return the flights of each aircraft in their order."""
     legs: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for flight in flights():
+    for flight in few_flights():
         legs[flight["tailnum"]].append(flight)
     return legs
 
@@ -106,18 +107,20 @@ def in_sqlite(flight: dict[str, str]) -> str:
 
 def test_deduplication_lets_each_flight_through_once_and_reads_each_file_once(examples: Examples) -> None:
     deliveries = examples.data / "deliveries"
-    deliver(deliveries, "1.csv", flights()[:300])
+    deliver(deliveries, "1.csv", few_flights()[:300])
     assert examples.run("example_deduplication", "2013-01-10") == SUCCESS, examples.log
-    deliver(deliveries, "2.csv", flights()[250:500])
+    deliver(deliveries, "2.csv", few_flights()[250:500])
     assert examples.run("example_deduplication", "2013-01-20") == SUCCESS, examples.log
-    assert as_set(examples.rows("flights_once")) == {delivered(flight) for flight in flights()[:500]}
+    assert as_set(examples.rows("flights_once")) == {delivered(flight) for flight in few_flights()[:500]}
     assert "'rows': 250" in examples.log
 
-    deliver(deliveries, "3.csv", flights()[280:320])
+    deliver(deliveries, "3.csv", few_flights()[280:320])
     assert examples.run("example_deduplication", "2013-03-15") == SUCCESS, examples.log
     # What came with the first run is forgotten after sixty days, what came with the second not yet.
     twice = Counter(tuple(row.values()) for row in examples.rows("flights_once"))
-    assert {row for row, count in twice.items() if count > 1} == {delivered(flight) for flight in flights()[280:300]}
+    assert {row for row, count in twice.items() if count > 1} == {
+        delivered(flight) for flight in few_flights()[280:300]
+    }
 
 
 def delivered(flight: dict[str, str]) -> tuple[Any, ...]:
@@ -197,7 +200,7 @@ def test_mapped_stages_have_a_state_and_an_output_each(examples: Examples) -> No
 
 def expected_routes(airport: str) -> Iterator[tuple[Any, ...]]:
     delays: dict[str, list[float | None]] = defaultdict(list)
-    for flight in flights():
+    for flight in few_flights():
         if flight["origin"] == airport:
             delays[flight["dest"]].append(number(flight["arr_delay"]))
     for dest, of_dest in delays.items():
@@ -237,4 +240,4 @@ def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Exa
         month = file.parent.name.removeprefix("month=").lstrip("0")
         for row in map(json.loads, file.read_text().splitlines()):
             reported[month, row["origin"], row["dest"], row["carrier"]] += row["flights"]
-    assert reported == Counter((leg["month"], leg["origin"], leg["dest"], leg["carrier"]) for leg in flights())
+    assert reported == Counter((leg["month"], leg["origin"], leg["dest"], leg["carrier"]) for leg in few_flights())

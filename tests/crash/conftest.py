@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from scripts.example_data import make_lines
 from tests.shared_spark import gateway_environment
 
 
@@ -18,17 +17,10 @@ def driver_jvm() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def lineitem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five files with the 60000 lines of TPC-H's orders at a hundredth of its size."""
-    return _lineitem(tmp_path_factory.mktemp("tpch"), "0.01", 5)
+    return make_lines(tmp_path_factory.mktemp("tpch"), scale="0.01", parts=5)
 
 
 @pytest.fixture(scope="session")
 def few_lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files with a tenth as many."""
-    return _lineitem(tmp_path_factory.mktemp("tpch-small"), "0.001", 2)
-
-
-def _lineitem(target: Path, scale: str, parts: int) -> Path:
-    tool = str(Path(sys.executable).parent / "tpchgen-cli")
-    command = [tool, "parquet", "-s", scale, "--tables=lineitem", f"--parts={parts}", f"--output-dir={target}"]
-    subprocess.run(command, check=True, capture_output=True)
-    return target / "lineitem"
+    return make_lines(tmp_path_factory.mktemp("tpch-small"), scale="0.001", parts=2)
