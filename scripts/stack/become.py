@@ -1,4 +1,4 @@
-"""Become a service: ``become.py FOLDER NAME``, as supervisord starts it."""
+"""Become a service: ``become.py NAME`` in the folder of the services, as supervisord starts it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 
-def main(folder: str, name: str) -> None:
+def main(name: str) -> None:
     """Take a service's environment and run its command in the place of this process."""
-    service = json.loads(Path(folder, "services.json").read_text())[name]
-    os.chdir(folder)
+    service = json.loads(Path("services.json").read_text())[name]
     os.environ["PATH"] = service["environment"]["PATH"]
     os.execvpe(service["command"][0], service["command"], service["environment"])
 

@@ -20,8 +20,6 @@ from scripts.stack.postgres import postgres_bin
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 LOOPBACK = "127.0.0.1"
-MARK = "STATECHECK_STACK"
-"""The variable by which every process of a folder is known, its children's children too."""
 
 # What a process needs of the shell that starts it; a container has these of its image.
 _KEPT = ("HOME", "JAVA_HOME", "LANG", "TZ")
@@ -40,7 +38,7 @@ class Service:
     """The services it waits for, and Compose's condition for each."""
     restarts: bool
     stop_signal: str
-    port: int | None
+    port: str | None
     """Where its pages are."""
 
     @property
@@ -101,7 +99,6 @@ class _Place:
     """Puts this machine's paths and addresses in the place of a container's."""
 
     def __init__(self, folder: Path, process: Mapping[str, Any], names: tuple[str, ...]) -> None:
-        self._folder = folder
         self._paths = {path: os.path.normpath(folder / there) for path, there in process["paths"].items()}
         self._path = re.compile("|".join(rf"{re.escape(path)}(?![\w.-])" for path in self._paths))
         self._names = names
@@ -120,13 +117,13 @@ class _Place:
             needs={other: how["condition"] for other, how in service.get("depends_on", {}).items()},
             restarts=process.get("restart", service.get("restart", "no")) != "no",
             stop_signal=service.get("stop_signal", "SIGTERM").removeprefix("SIG"),
-            port=int(ports[0].rsplit(":", 1)[1]) if ports else None,
+            port=ports[0].rsplit(":", 1)[1] if ports else None,
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         given = {name: self._here(value) for name, value in {**environment, **self._everywhere}.items()}
-        return {**kept, **given, "PATH": _path(), MARK: str(self._folder)}
+        return {**kept, **given, "PATH": _path(), "PYTHONUNBUFFERED": "1"}
 
     def _command(self, parts: list[str]) -> tuple[str, ...]:
         named = {i for i, part in enumerate(parts) if i and parts[i - 1] == "--host" and part in self._names}

@@ -7,23 +7,34 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from pathlib import Path
+from shlex import quote
 from typing import Any
-from xmlrpc.client import Fault, ServerProxy
+from xmlrpc.client import Fault, ProtocolError, ServerProxy
 
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
-from scripts.stack.compose import MARK, Service
+from scripts.stack.compose import Service
+
+MARK = "STATECHECK_STACK"
+"""The variable by which every process of a folder is known, its children's children too."""
 
 HERE = Path(__file__).parent
-_LONGEST_SOCKET = 100
+SERVICES = "services.json"
+_LONGEST_SOCKET = 99  # of 107 that a socket's address holds: supervisord binds another name first, with its process id
+_UNQUOTED = "\"'`$\\;\n"
 _SETTLED_SECONDS = 2
 _GRACE_SECONDS = 20
 _POLL_SECONDS = 0.1
+
+
+class StackError(Exception):
+    """What a user of the commands can mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +44,6 @@ class Process:
     state: str
     """RUNNING, STOPPED, EXITED, BACKOFF, FATAL, …, as supervisord names them."""
     pid: int
-    seconds: int
-    """How long it has been running."""
     status: int
     """With what it ended, if it did."""
     told: str
@@ -51,11 +60,25 @@ class Supervisor:
         self._folder = folder
         self._socket = folder / "supervisor.sock"
 
+    def check_folder(self) -> None:
+        """
+        Look whether processes can live in a folder of this name.
+
+        :raises StackError: for a path that is too long for a socket, or that no configuration or shell takes as it is.
+        """
+        if len(os.fsencode(self._socket)) > _LONGEST_SOCKET:
+            raise StackError(
+                f"expected a path of at most {_LONGEST_SOCKET} bytes for a socket, found {self._socket}; "
+                "choose a shorter folder: --folder"
+            )
+        if set(_UNQUOTED) & set(str(self._folder)):
+            raise StackError(f"expected a folder with none of {_UNQUOTED!r} in its path, found {self._folder}")
+
     def is_running(self) -> bool:
         """Tell whether supervisord answers."""
         try:
-            self._server.getState()
-        except (OSError, Fault):
+            self._ask("getState")
+        except (StackError, Fault):
             return False
         return True
 
@@ -63,53 +86,51 @@ class Supervisor:
         """
         Start supervisord, and no service yet.
 
-        :raises ValueError: where the folder's path is too long for a socket.
+        :raises StackError: where it does not come up.
         """
-        if len(str(self._socket)) > _LONGEST_SOCKET:
-            raise ValueError(
-                f"expected a path of at most {_LONGEST_SOCKET} characters for a socket, found {self._socket}"
-            )
         self.log("supervisord").parent.mkdir(exist_ok=True)
-        commands = {service.name: asdict(service) for service in services}
-        _write_privately(self._folder / "services.json", json.dumps(commands, indent=1))
-        configuration = self._folder / "supervisord.conf"
-        configuration.write_text("\n".join(self._sections(services)))
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)]
-        subprocess.run(command, check=True, env={**os.environ, MARK: str(self._folder)})
-        while not self.is_running():
-            time.sleep(_POLL_SECONDS)
+        marked = {s.name: {**asdict(s), "environment": {**s.environment, **self._marks}} for s in services}
+        _write_privately(self._folder / SERVICES, json.dumps(marked, indent=1))
+        (self._folder / "supervisord.conf").write_text("\n".join(_sections(services)))
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisord.conf"]
+        subprocess.run(command, cwd=self._folder, check=True, env={**os.environ, **self._marks})
+        if not _comes_true(self.is_running):
+            raise StackError(f"expected supervisord to answer, found silence; {self.log('supervisord')} may tell why")
 
     def start(self, name: str) -> None:
         """Start a service, without waiting for its health."""
-        self._server.startProcess(name, False)
+        self._ask("startProcess", name, False)
 
     def stop(self, name: str) -> None:
         """End a service, if it runs, and wait until it has ended."""
-        with suppress(Fault):
-            self._server.stopProcess(name, True)
+        with suppress(StackError, Fault):
+            self._ask("stopProcess", name, True)
 
     def process(self, name: str) -> Process:
-        """Return what became of a service."""
-        found = self._server.getProcessInfo(name)
-        seconds = found["now"] - found["start"] if found["pid"] else 0
-        return Process(found["statename"], found["pid"], seconds, found["exitstatus"], found["description"])
+        """
+        Return what became of a service.
+
+        :raises StackError: where supervisord is gone.
+        """
+        found = self._ask("getProcessInfo", name)
+        return Process(found["statename"], found["pid"], found["exitstatus"], found["description"])
 
     def log(self, name: str) -> Path:
         """Return the file of what a service says."""
         return self._folder / "logs" / f"{name}.log"
 
     def end(self) -> None:
-        """End supervisord and whatever is left of the folder's processes, also where supervisord itself is gone."""
-        with suppress(OSError, Fault):
-            self._server.shutdown()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while self.is_running() and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        left = list(self.left())
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
+        """
+        End supervisord and whatever is left of the folder's processes, also where supervisord itself is gone.
+
+        :raises StackError: for processes that do not end.
+        """
+        with suppress(StackError, Fault):
+            self._ask("shutdown")
+        _comes_true(lambda: not self.is_running())
+        if not _comes_true(self._kill_what_is_left):
+            pids = [process.pid for process in self.left()]
+            raise StackError(f"expected that the processes of {self._folder} end, found {pids} alive; kill them")
 
     def left(self) -> Iterator[psutil.Process]:
         """Find every process that was started for the folder, by a variable that all of them inherit."""
@@ -118,37 +139,64 @@ class Supervisor:
                 if process.pid != os.getpid() and process.environ().get(MARK) == str(self._folder):
                     yield process
 
+    def _kill_what_is_left(self) -> bool:
+        """Tell whether nothing was left: what a process starts while it is being killed is found the next time."""
+        left = list(self.left())
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
+        return not left
+
     @property
-    def _server(self) -> Any:
-        # One for each call: a connection that was refused once is of no use afterwards.
+    def _marks(self) -> dict[str, str]:
+        # Airflow's processes write a title over their environment, unless the second one forbids it.
+        return {MARK: str(self._folder), "SPT_NOENV": "1"}
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        # One connection for each call: one that was refused once is of no use afterwards.
         transport = SupervisorTransport(None, None, f"unix://{self._socket}")
-        return ServerProxy("http://localhost", transport=transport).supervisor
-
-    def _sections(self, services: list[Service]) -> Iterator[str]:
-        folder = _escaped(self._folder)
-        yield f"[supervisord]\ndirectory={folder}\nlogfile={folder}/logs/supervisord.log\nsilent=true"
-        yield f"pidfile={folder}/supervisord.pid\nchildlogdir={folder}/logs"
-        if os.geteuid() == 0:
-            yield "user=root"  # as which it was started; without this it warns
-        yield f"[unix_http_server]\nfile={folder}/supervisor.sock\nchmod=0700"
-        yield "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface"
-        yield f"[eventlistener:deaths]\ncommand={_escaped(sys.executable)} {_escaped(HERE / 'deaths.py')} {folder}"
-        yield f"events=PROCESS_STATE_EXITED,PROCESS_STATE_FATAL\nstderr_logfile={folder}/logs/deaths.log"
-        for service in services:
-            yield self._program(service)
-
-    def _program(self, service: Service) -> str:
-        run = f"{_escaped(sys.executable)} {_escaped(HERE / 'become.py')} {_escaped(self._folder)} {service.name}"
-        settled = 0 if service.is_job else _SETTLED_SECONDS
-        return (
-            f"[program:{service.name}]\ncommand={run}\nautostart=false\nautorestart={str(service.restarts).lower()}\n"
-            f"startsecs={settled}\nexitcodes=0\nstopsignal={service.stop_signal}\nstopwaitsecs={_GRACE_SECONDS}\n"
-            f"killasgroup=true\nredirect_stderr=true\nstdout_logfile={_escaped(self.log(service.name))}"
-        )
+        server = ServerProxy("http://localhost", transport=transport).supervisor
+        try:
+            return getattr(server, method)(*arguments)
+        except (OSError, HTTPException, ProtocolError) as error:
+            raise StackError(
+                f"expected supervisord of {self._folder} to answer, found none: {error}; make down ends what is left"
+            ) from error
 
 
-def _escaped(value: object) -> str:
-    return str(value).replace("%", "%%")
+def _sections(services: list[Service]) -> Iterator[str]:
+    # Every path but those of our programs is relative to the folder, in which supervisord starts.
+    yield "[supervisord]\nlogfile=logs/supervisord.log\npidfile=supervisord.pid\nchildlogdir=logs\nsilent=true"
+    if os.geteuid() == 0:
+        yield "user=root"  # as which it was started; without this it warns
+    yield "[unix_http_server]\nfile=supervisor.sock\nchmod=0700"
+    yield "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface"
+    yield f"[eventlistener:deaths]\ncommand={_command(HERE / 'deaths.py')}"
+    yield "events=PROCESS_STATE_EXITED,PROCESS_STATE_FATAL\nstderr_logfile=logs/deaths.log"
+    for service in services:
+        yield _program(service)
+
+
+def _program(service: Service) -> str:
+    settled = 0 if service.is_job else _SETTLED_SECONDS
+    return (
+        f"[program:{service.name}]\ncommand={_command(HERE / 'become.py', service.name)}\nautostart=false\n"
+        f"autorestart={str(service.restarts).lower()}\nstartsecs={settled}\nexitcodes=0\n"
+        f"stopsignal={service.stop_signal}\nstopwaitsecs={_GRACE_SECONDS}\nkillasgroup=true\n"
+        f"redirect_stderr=true\nstdout_logfile=logs/{service.name}.log"
+    )
+
+
+def _command(*arguments: object) -> str:
+    return " ".join(quote(str(part)) for part in (sys.executable, *arguments)).replace("%", "%%")
+
+
+def _comes_true(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while not (true := condition()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return true
 
 
 def _write_privately(file: Path, text: str) -> None:

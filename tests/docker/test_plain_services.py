@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from scripts.stack import compose
-from scripts.stack.compose import MARK, Service, links, read_services, settings
+from scripts.stack.compose import Service, links, read_services, settings
 from tests.docker.description import AS_WRITTEN, CHOICES, DOCKER, HOME, NAMES, SERVICES, in_container, with_choices
 
 FOLDER = Path("/somewhere/else")
@@ -31,8 +31,8 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "restart": "no",
     },
 }
-# What the machine that runs the processes adds to each environment.
-OF_THE_MACHINE = {"PATH", "HOME", "JAVA_HOME", "LANG", "TZ", MARK}
+# What a container has of its image.
+OF_THE_MACHINE = {"PATH", "PYTHONUNBUFFERED", "HOME", "JAVA_HOME", "LANG", "TZ"}
 
 TAKEN_OVER = {"command", "environment", "healthcheck", "depends_on", "restart", "stop_signal", "ports", "x-process"}
 OF_CONTAINERS_ALONE = {
