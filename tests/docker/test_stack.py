@@ -16,12 +16,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from scripts.stack import __main__, supervision
-from scripts.stack.compose import Service
+from scripts.stack.compose import Service, read_services
 from scripts.stack.stack import Stack, choices_of
 from scripts.stack.supervision import StackError
-from tests.docker.description import ROOT
+from tests.docker.description import CHOICES, ROOT
+from tests.standalone_cluster import free_port
 
 LASTS = "trap 'echo last words; exit 0' TERM; while :; do sleep 0.1; done"
 """Runs until it is told to end, and takes its leave."""
@@ -163,8 +166,9 @@ class TestUp:
         assert "SECRET_OF_THE_SHELL" not in told
         assert told.endswith(f"{folder}\n")
 
-    def test_others_may_pass_through_the_folder_and_see_no_command_of_it(self, stacks, folder):
-        before = os.umask(0o077)
+    @pytest.mark.parametrize("umask", [0o077, 0], ids=["strict", "none"])
+    def test_others_may_pass_through_the_folder_and_see_no_command_of_it(self, stacks, folder, umask):
+        before = os.umask(umask)
         try:
             assert stacks(job("ends", "true")).up()
         finally:
@@ -459,6 +463,24 @@ class TestCommands:
         assert (folder / "scripts" / "stack" / "postgres.py").is_file()
         assert list((folder / "dags").glob("*.py"))
         assert stat.S_IMODE((folder / "secrets").stat().st_mode) == 0o700
+
+
+def test_the_database_and_the_store_of_the_compose_file_come_up(place):
+    place.chmod(0o711)  # root runs PostgreSQL as another user
+    folder, ports = place / "real", {"POSTGRES_PORT": str(free_port()), "STORE_PORT": str(free_port())}
+    services = {s.name: s for s in read_services(folder, CHOICES | ports)}
+    stack = Stack(folder, [services["postgres"], services["store"]], ports, __main__.prepare)
+
+    try:
+        assert stack.up()
+        password = (folder / "secrets" / "postgres_password").read_text()
+        url = f"postgresql+psycopg2://airflow:{password}@127.0.0.1:{ports['POSTGRES_PORT']}/airflow"
+        with create_engine(url, poolclass=NullPool).connect() as connection:
+            assert connection.execute(text("SELECT current_user")).scalar_one() == "airflow"
+    finally:
+        stack.down()
+
+    assert not folder.exists()
 
 
 def _of_length(place: Path, length: int) -> Path:
