@@ -27,7 +27,8 @@ class SessionTarget:
         """
         Read a Spark connection as Spark's own operator does.
 
-        :param conn_id: Connection of the type ``spark`` or ``spark_connect``; ``None`` for local Spark.
+        :param conn_id: Connection of the type ``spark`` or ``spark_connect``; ``None`` leaves the master to ``config``,
+            ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf``; without any of them Spark is local.
         :param config: Settings that come before those of the connection.
         """
         connection = BaseHook.get_connection(conn_id) if conn_id else None

@@ -29,7 +29,8 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     other arguments are those of :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
     :param python_callable: The function.
-    :param conn_id: Connection of the type ``spark`` or ``spark_connect``; without it Spark runs locally. (templated)
+    :param conn_id: Connection of the type ``spark`` or ``spark_connect``. Without it Spark runs where ``config_kwargs``,
+        ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf`` says, and locally where none of them names a master. (templated)
     :param config_kwargs: Spark settings. (templated)
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import subprocess
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from airflow_provider_statecheck.api.app import health_router
@@ -28,6 +31,13 @@ from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
 LANGUAGES = ("bash", "console", "sh")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Z_][A-Z0-9_]*)=(?P<value>.*)")
 _OPTION = re.compile(r"\[(?P<section>\w+)\] (?P<option>\w+)")
+COMPOSE = ROOT / "docker" / "compose.yaml"
+STARTED_BY_SERVICES = (
+    "airflow api-server",
+    "org.apache.spark.deploy.SparkSubmit",
+    "org.apache.spark.executor.CoarseGrainedExecutorBackend",
+)
+"""Commands that the compose file does not name: what ``docker/serve.py`` becomes, a driver's JVM, an executor's."""
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -109,6 +119,78 @@ def check_installed(program: str) -> Callable[[list[str]], None]:
     return check
 
 
+def check_docker(arguments: list[str]) -> None:
+    """Let pass commands of Compose on a file that there is, for a service that it has."""
+    given = compose_parser().parse_args(arguments)
+    services = services_of(ROOT / given.file)
+    assert given.service is None or given.service in services, f"{given.file} has no service {given.service!r}"
+    if given.words:
+        assert given.words[0] in IN_CONTAINERS, f"no test knows how to check {given.words[0]!r} in a container"
+        IN_CONTAINERS[given.words[0]](given.words[1:])
+
+
+@cache
+def compose_parser() -> ArgumentParser:
+    """Return what reads the commands that the pages show; Compose itself takes more."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("compose", choices=["compose"])
+    parser.add_argument("--file", required=True)
+    commands = parser.add_subparsers(required=True)
+    parser.set_defaults(service=None, words=[])
+    up, down = commands.add_parser("up"), commands.add_parser("down")
+    for option in ("--build", "--detach", "--wait"):
+        up.add_argument(option, action="store_true")
+    down.add_argument("--volumes", action="store_true")
+    commands.add_parser("ps")
+    commands.add_parser("logs").add_argument("service")
+    execute = commands.add_parser("exec")
+    execute.add_argument("service")
+    execute.add_argument("words", nargs="...")
+    return parser
+
+
+@cache
+def services_of(file: Path) -> dict[str, Any]:
+    services: dict[str, Any] = yaml.safe_load(file.read_text())["services"]
+    return services
+
+
+def check_pkill(arguments: list[str]) -> None:
+    """Let pass what ends a service of the compose file, or what one of them starts."""
+    *options, pattern = arguments
+    assert options == ["-9", "-f"]
+    commands = [" ".join(service["command"]) for service in services_of(COMPOSE).values()]
+    found = [command for command in (*commands, *STARTED_BY_SERVICES) if re.search(pattern, command)]
+    assert found, f"nothing has {pattern!r} in its command"
+
+
+def check_kill(arguments: list[str]) -> None:
+    assert arguments[0] == "-9"
+    assert all(argument.removeprefix("-").isdigit() for argument in arguments[1:])
+
+
+def check_supervisorctl(arguments: list[str]) -> None:
+    check_installed("supervisorctl")(arguments)
+    option, server, *words, service = arguments
+    assert (option, server) == ("--serverurl", "unix://$PWD/.stack/supervisor.sock")
+    assert words == ["signal", "KILL"]
+    assert service in services_of(COMPOSE)
+
+
+def check_make_secrets(arguments: list[str]) -> None:
+    assert os.access(COMPOSE.with_name("make_secrets"), os.X_OK)
+    used = {str(Path(secret["file"]).parent) for secret in yaml.safe_load(COMPOSE.read_text())["secrets"].values()}
+    assert {str(COMPOSE.parent.relative_to(ROOT) / folder) for folder in used} == set(arguments)
+
+
+def check_python(arguments: list[str]) -> None:
+    first, *others = arguments
+    if first == "-c":
+        compile(others[0], "<command>", "exec")
+    else:
+        assert (ROOT / first).is_file()
+
+
 def check_pytest(arguments: list[str]) -> None:
     paths = [argument.partition("::")[0] for argument in arguments if "/" in argument]
     assert [path for path in paths if not (ROOT / path).exists() and not path.startswith("tests/my")] == []
@@ -125,8 +207,18 @@ PROGRAMS: dict[str, Callable[[list[str]], None]] = {
     "pip": check_pip,
     "export": check_export,
     "curl": check_curl,
+    "docker": check_docker,
+    "kill": check_kill,
+    "make_secrets": check_make_secrets,
     "pytest": check_pytest,
+    "python": check_python,
+    "supervisorctl": check_supervisorctl,
     "pre-commit": check_installed("pre-commit"),
+}
+IN_CONTAINERS: dict[str, Callable[[list[str]], None]] = {
+    "airflow": check_airflow,
+    "pkill": check_pkill,
+    "python": check_python,
 }
 
 
