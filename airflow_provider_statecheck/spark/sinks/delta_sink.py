@@ -14,8 +14,8 @@ from airflow_provider_statecheck.spark.sinks.delta.files import DeltaFiles
 from airflow_provider_statecheck.spark.sinks.delta.library import deltalake, library_options, require_safe_commits
 from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
 from airflow_provider_statecheck.spark.sinks.delta.writer import DeltaSinkWriter
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -68,8 +68,7 @@ class DeltaSink:
         )
         self._given_options = None if storage_options is None else HiddenOptions(storage_options)
         self._given_delta_options = None if delta_options is None else HiddenOptions(delta_options)
-        self._options = HiddenOptions({})
-        self._lineage: str | None = None
+        self._target: OpenedTarget | None = None
         self._generation = 0
         self._committer: DeltaCommitter | None = None
 
@@ -91,14 +90,11 @@ class DeltaSink:
         :raises CorruptStateError: Output of the restored checkpoint is gone, or what is to be replaced was rewritten.
         """
         deltalake()
-        self._options = self._given_options or HiddenOptions(context.storage_options)
-        self._lineage = lineage_of(context.job_id, context.uid)
+        self._target = target = OpenedTarget.of(self.table, context, self._given_options)
         self._generation = context.generation
-        files = self._files()
-        uri = files.storage.base_uri
-        options = self._given_delta_options or HiddenOptions(library_options(uri, self._options.reveal()))
+        options = self._given_delta_options or HiddenOptions(library_options(target.uri, target.options.reveal()))
         require_safe_commits(options.reveal())
-        committer = DeltaCommitter(DeltaTableAccess(uri, options), files, context, self._rules)
+        committer = DeltaCommitter(DeltaTableAccess(target.uri, options), self._files(), context, self._rules)
         committer.open()
         self._committer = committer
 
@@ -130,9 +126,9 @@ class DeltaSink:
             committer.close()
 
     def _files(self) -> DeltaFiles:
-        if self._lineage is None:
+        if self._target is None:
             raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
-        return DeltaFiles.open(self.table, self._lineage, self._options.reveal())
+        return self._target.files(DeltaFiles)
 
     def _opened(self) -> DeltaCommitter:
         if self._committer is None:

@@ -10,11 +10,10 @@ from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, req
 from airflow_provider_statecheck.spark.sinks.committable import Committable
 from airflow_provider_statecheck.spark.sinks.committer import ParquetCommitter
 from airflow_provider_statecheck.spark.sinks.data_file_writer import FileLayout
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.parquet_writer import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget, TargetFiles
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -58,8 +57,7 @@ class ParquetSink:
         )
         self._given_options = None if storage_options is None else HiddenOptions(storage_options)
         self._refuses_earlier_output = on_earlier_output == "refuse"
-        self._options = HiddenOptions({})
-        self._lineage: str | None = None
+        self._target: OpenedTarget | None = None
         self._committer: ParquetCommitter | None = None
 
     def __repr__(self) -> str:
@@ -78,8 +76,7 @@ class ParquetSink:
         :raises UnsupportedStateError: What is to be written does not fit what is there.
         :raises CorruptStateError: Output of the restored checkpoint is gone.
         """
-        self._options = self._given_options or HiddenOptions(context.storage_options)
-        self._lineage = lineage_of(context.job_id, context.uid)
+        self._target = OpenedTarget.of(self.path, context, self._given_options)
         files = self._files()
         require_directory(files)
         committer = ParquetCommitter(files, context, self._layout.partition_by, self._refuses_earlier_output)
@@ -114,9 +111,9 @@ class ParquetSink:
             committer.close()
 
     def _files(self) -> TargetFiles:
-        if self._lineage is None:
+        if self._target is None:
             raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
-        return TargetFiles.open(self.path, self._lineage, self._options.reveal())
+        return self._target.files(TargetFiles)
 
     def _opened(self) -> ParquetCommitter:
         if self._committer is None:

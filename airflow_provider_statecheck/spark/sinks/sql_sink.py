@@ -9,7 +9,7 @@ from typing import Any, get_args
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
 from airflow_provider_statecheck.spark.sinks.committable import Committable
-from airflow_provider_statecheck.spark.sinks.names import lineage_of, staged_epoch, staging_directory
+from airflow_provider_statecheck.spark.sinks.names import staged_epoch, staging_directory
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
 from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
@@ -17,7 +17,7 @@ from airflow_provider_statecheck.spark.sinks.sql.output_columns import require_c
 from airflow_provider_statecheck.spark.sinks.sql.row_writer import SqlSinkWriter
 from airflow_provider_statecheck.spark.sinks.sql.tables import TableName
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget, TargetFiles
 from airflow_provider_statecheck.spark.sinks.two_phase_commit.committer import TwoPhaseCommitter
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.spark.sources.sql.database import shown_address
@@ -66,8 +66,7 @@ class SqlSink:
         self._marks_rows = mark_rows
         self._given_options = None if storage_options is None else HiddenOptions(storage_options)
         self._refuses_earlier_output = on_earlier_output == "refuse"
-        self._options = HiddenOptions({})
-        self._lineage: str | None = None
+        self._target: OpenedTarget | None = None
         self._committer: TwoPhaseCommitter | None = None
         self._epoch = 0
         self._has_swept = False
@@ -77,7 +76,7 @@ class SqlSink:
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks stage rows; only the driver, which opens the sink, speaks to the database.
-        url = None if self._lineage is not None else self._url
+        url = None if self._target is not None else self._url
         return {**self.__dict__, "_committer": None, "_url": url}
 
     def open(self, context: SinkContext) -> None:
@@ -92,15 +91,14 @@ class SqlSink:
         """
         if context.schema is not None:
             require_columns(context.schema, self._keys)
-        options = self._given_options or HiddenOptions(context.storage_options)
-        lineage = lineage_of(context.job_id, context.uid)
-        files = TargetFiles.open(self._staging, lineage, options.reveal())
+        target = OpenedTarget.of(self._staging, context, self._given_options)
+        files = target.files(TargetFiles)
         require_directory(files)
         destination = self._destination(context, files)
         destination.prepare(context.schema)
         committer = self._new_committer(context, destination)
         committer.open()
-        self._options, self._lineage, self._committer = options, lineage, committer
+        self._target, self._committer = target, committer
         self._epoch, self._has_swept = context.epoch, False
 
     def writer(self, context: SinkTaskContext) -> SqlSinkWriter:
@@ -118,7 +116,8 @@ class SqlSink:
         """
         found = [Committable.from_json(document) for document in committables]
         self._opened().commit(checkpoint_id, found)
-        ours = [each for each in found if each.lineage == self._lineage]
+        lineage = self._files().lineage
+        ours = [each for each in found if each.lineage == lineage]
         self._delete([file.staged for each in ours for file in each.files])
         if not self._has_swept and any(each.epoch == self._epoch for each in ours):
             # Nothing goes on any more from what earlier attempts staged and nobody committed.
@@ -178,9 +177,9 @@ class SqlSink:
                 log.warning("The file %s stays in the staging directory %s: %s", name, files.target, error)
 
     def _files(self) -> TargetFiles:
-        if self._lineage is None:
+        if self._target is None:
             raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
-        return TargetFiles.open(self._staging, self._lineage, self._options.reveal())
+        return self._target.files(TargetFiles)
 
     def _opened(self) -> TwoPhaseCommitter:
         if self._committer is None:

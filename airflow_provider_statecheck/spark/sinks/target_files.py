@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sinks.names import lineage_directory, lineage_of_file
+from airflow_provider_statecheck.spark.sinks.names import lineage_directory, lineage_of, lineage_of_file
+from airflow_provider_statecheck.spark.sinks.sink import SinkContext
 from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions
 from airflow_provider_statecheck.storage import local_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -142,6 +143,40 @@ class TargetFiles:
 
     def _path(self, name: str) -> str:
         return str(self.storage.locate(self._uri(name))[1])
+
+
+Files = TypeVar("Files", bound=TargetFiles)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTarget:
+    """
+    Where a sink writes, as the driver settled it once: pickled copies have it, whatever directory their processes run in.
+
+    :param uri: The target as an absolute URI.
+    :param lineage: Whose files the sink may change there.
+    :param options: Options of the filesystem.
+    """
+
+    uri: str = field(repr=False)
+    lineage: str
+    options: HiddenOptions
+
+    @classmethod
+    def of(cls, target: str, context: SinkContext, given: HiddenOptions | None) -> Self:
+        """
+        Settle the target of an attempt; a relative path begins in the directory of this process.
+
+        :param given: Options of the filesystem; ``None`` for those of the stage.
+        :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+        """
+        options = given or HiddenOptions(context.storage_options)
+        uri = open_target(target, options.reveal()).base_uri
+        return cls(uri, lineage_of(context.job_id, context.uid), options)
+
+    def files(self, kind: type[Files]) -> Files:
+        """Open the files of the target in any process."""
+        return kind.open(self.uri, self.lineage, self.options.reveal())
 
 
 def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:

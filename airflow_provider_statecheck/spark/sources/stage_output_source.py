@@ -7,6 +7,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.spark.sources.changes import on_change_of
 from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
@@ -86,9 +87,11 @@ class StageOutputSource:
         :raises SourceRestartRequiredError: if they are and the stage is to begin again.
         """
         options = dict(storage_options or {}) if self._options is None else self._options.reveal()
-        commits = names_of(commits_in(self._path, options))
+        # Once for all that is read: a relative path begins in the directory of this process.
+        uri = open_target(self._path, options).base_uri
+        commits = names_of(commits_in(uri, options))
         state = self._state(Ledger(tuple(commit.item for commit in commits.values())), restored, new_run=new_run)
-        reader = StageOutputReader(spark, self._path, commits, self._columns, self._on_change, options, state.reader)
+        reader = StageOutputReader(spark, uri, commits, self._columns, self._on_change, options, state.reader)
         limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._checkpoints)
         return ItemEnumerator(state, limits, reader, lambda _: None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus
 
@@ -25,6 +26,7 @@ Address = str | Callable[[], str]
 """A URL of SQLAlchemy, ``env:NAME`` for one in an environment variable of the driver, or what returns one."""
 
 _IN_ENVIRONMENT = "env:"
+_FILE_URI = "file:"
 
 
 class Database:
@@ -111,10 +113,14 @@ def shown_address(address: Address) -> str:
 
 def resolved_url(address: Address) -> str:
     """
-    Return the URL that an address stands for.
+    Return the URL that an address stands for; a file of SQLite is below the directory of this process.
 
-    :raises InvalidConfigurationError: if there is no such variable.
+    :raises InvalidConfigurationError: if there is no such variable, or no URL in it.
     """
+    return _with_absolute_file(_named_url(address))
+
+
+def _named_url(address: Address) -> str:
     if callable(address):
         return address()
     if not str(address).startswith(_IN_ENVIRONMENT):
@@ -126,6 +132,18 @@ def resolved_url(address: Address) -> str:
             f"Expected the URL of a database in the environment variable {name} of the driver, found nothing; set it."
         )
     return found
+
+
+def _with_absolute_file(url: str) -> str:
+    # Tasks of Spark, which run elsewhere, would take a relative path for one of their own directories.
+    parsed = _parsed(url)
+    file = parsed.database or ""
+    scheme = _FILE_URI if file.startswith(_FILE_URI) and "uri" in parsed.query else ""
+    path = file.removeprefix(scheme)
+    is_file = parsed.drivername.startswith("sqlite") and path and not path.startswith(("/", ":memory:"))
+    if not is_file or parsed.query.get("mode") == "memory":
+        return url
+    return parsed.set(database=f"{scheme}{Path(path).absolute()}").render_as_string(hide_password=False)
 
 
 def _parsed(url: object) -> URL:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.spark.sinks.target_files import open_target
 from airflow_provider_statecheck.spark.sources.changes import OnChange
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
 from airflow_provider_statecheck.spark.sources.file_reader import FileFormat, FileReader
@@ -23,7 +22,7 @@ class StageOutputReader:
     """
     Reads whole checkpoints.
 
-    :param path: The directory of the sink.
+    :param uri: The directory of the sink.
     :param commits: By the names of their items.
     :param columns: Which columns to read, ``None`` for all.
     :param restored: What an earlier reader of this source gave.
@@ -32,17 +31,17 @@ class StageOutputReader:
     def __init__(
         self,
         spark: SparkSession,
-        path: str,
+        uri: str,
         commits: Mapping[str, Commit],
         columns: tuple[str, ...] | None,
         on_change: OnChange,
         options: Mapping[str, Any],
         restored: Mapping[str, Any] | None,
     ) -> None:
-        self._path = path
+        self._uri = uri
         self._commits = commits
         self._on_change = on_change
-        self._listing = FileListing(places_of(open_target(path, options).base_uri), options)
+        self._listing = FileListing(places_of(uri), options)
         self._schema_json: str | None = (restored or {}).get("schema")
         self._spark = spark
         self._columns = columns
@@ -85,5 +84,5 @@ class StageOutputReader:
     def _schema(self) -> str:
         if self._schema_json is None:
             lineages = [commit.lineage for commit in self._commits.values()]
-            self._schema_json = schema_of(self._path, lineages, self._listing.options).json()
+            self._schema_json = schema_of(self._uri, lineages, self._listing.options).json()
         return self._schema_json

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sqlite3
 import sys
 
 import pytest
 import sqlalchemy
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError, SourceError
-from airflow_provider_statecheck.spark.sources.sql.database import Database, open_database, shown_address
+from airflow_provider_statecheck.spark.sources.sql.database import Database, open_database, resolved_url, shown_address
 
 SECRET = "p@ss/w%rd"
 URL = "postgresql+psycopg2://me:p%40ss%2Fw%25rd@127.0.0.1:1/shop?sslpassword=also-secret"
@@ -104,3 +105,34 @@ def test_sqlalchemy_that_is_missing_where_tasks_run_is_named(monkeypatch):
 def test_a_database_reaches_its_tasks(tmp_path):
     with pickle.loads(pickle.dumps(Database(f"sqlite:///{tmp_path}/a.db"))).connect() as connection:
         assert connection.execute(sqlalchemy.text("select 1")).scalar() == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///data/a.db", "sqlite+pysqlite:///./data/a.db", "sqlite:///file:data/a.db?mode=rw&uri=true"]
+)
+def test_a_relative_file_is_below_the_directory_of_the_driver_for_tasks_too(tmp_path, monkeypatch, url):
+    (tmp_path / "data").mkdir()
+    sqlite3.connect(tmp_path / "data/a.db").execute("create table orders (id int)").connection.close()
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(open_database(url))
+    (tmp_path / "executor").mkdir()
+    monkeypatch.chdir(tmp_path / "executor")
+
+    with pickle.loads(pickled).connect() as connection:
+        assert connection.execute(sqlalchemy.text("select name from sqlite_master")).scalar() == "orders"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite://",
+        "sqlite:///:memory:",
+        "sqlite:////data/a.db",
+        "sqlite:///file::memory:?uri=true",
+        "sqlite:///file:a?mode=memory&uri=true",
+        "sqlite:///file:/data/a.db?uri=true",
+        "postgresql+psycopg2://me@127.0.0.1/shop?sslmode=disable",
+    ],
+)
+def test_an_address_that_is_the_same_everywhere_stays_as_it_is_written(url):
+    assert resolved_url(url) == url

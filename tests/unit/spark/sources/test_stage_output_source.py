@@ -340,3 +340,14 @@ def test_options_of_a_storage_are_not_shown():
 
     assert repr(source) == "StageOutputSource('s3://***@lake/balances')"
     assert repr(pickle.loads(pickle.dumps(source))) == repr(source)
+
+
+def test_a_relative_path_stays_that_of_the_directory_in_which_the_source_was_opened(path, tmp_path, monkeypatch):
+    Attempt(path, 1).open().add(1, 1)
+    monkeypatch.chdir(tmp_path)
+    enumerator = StageOutputSource("balances").open(None)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert read(enumerator) == [[1]]
+    assert "key" in enumerator._reader._schema()

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
 )
 from airflow_provider_statecheck.spark.sinks.ledger import Ledger
+from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget
 from tests.unit.spark.sinks.attempts import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, table_at, versions_of
 
@@ -334,7 +335,7 @@ def test_files_of_a_newer_attempt_and_those_of_old_versions_stay_at_the_end_of_a
     second = DeltaAttempt(path, 2, generation=2).open()
     second.add(1, 2)
     newer = DeltaAttempt(path, 3, generation=2)
-    newer.sink._lineage = newer.files.lineage
+    newer.sink._target = OpenedTarget.of(path, newer.context, None)
     newer.write(3)
     second.finish()
     assert len(second.files.list_files(f"statecheck-{second.files.lineage}")) == 3
