@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError
 from airflow_provider_statecheck.spark.sinks.names import staging_directory
 from airflow_provider_statecheck.spark.sinks.record import CommitRecord, PublishedFile
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, why_gone
 from airflow_provider_statecheck.spark.snapshots.manifest import footer_digest
 
 
@@ -45,7 +45,7 @@ def _digest(files: TargetFiles, file: PublishedFile) -> str:
 def _lost(files: TargetFiles, record: CommitRecord, file: PublishedFile) -> CorruptStateError:
     return CorruptStateError(
         f"Expected output of checkpoint {record.checkpoint_id} in {files.target}, either as {file.name} or staged as "
-        f"{file.staged}, found neither; somebody deleted it. Restore from an earlier checkpoint, or start over.",
+        f"{file.staged}, found neither; {why_gone(files.is_local)}",
         uri=f"{files.target}/{file.name}",
         checkpoint_id=record.checkpoint_id,
     )

@@ -191,6 +191,21 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
         raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
 
 
+def why_gone(is_local: bool) -> str:
+    """
+    Return why a file that a task has written may be missing, and what to do, as the end of an error.
+
+    :param is_local: Whether the file was to lie on a disk.
+    """
+    if not is_local:
+        return "it was deleted. Restore from an earlier checkpoint, or start over."
+    return (
+        "it was deleted, or the executors of Spark wrote it to another disk than the one that the driver sees. If they run on "
+        "other machines, choose a directory that all of them mount, or an object store, and start over; else restore from an "
+        "earlier checkpoint, or start over."
+    )
+
+
 def _rename_local(path: Path, new_path: Path) -> None:
     path.replace(new_path)
     local_files.sync(new_path.parent)

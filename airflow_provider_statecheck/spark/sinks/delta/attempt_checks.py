@@ -13,6 +13,7 @@ from airflow_provider_statecheck.spark.sinks.delta.standing import Standing
 from airflow_provider_statecheck.spark.sinks.ledger import Ledger, in_parallel
 from airflow_provider_statecheck.spark.sinks.line import Start
 from airflow_provider_statecheck.spark.sinks.record import CommitRecord
+from airflow_provider_statecheck.spark.sinks.target_files import why_gone
 
 log = logging.getLogger(__name__)
 
@@ -131,9 +132,10 @@ def require_there(files: DeltaFiles, record: CommitRecord, wanted: Sequence[Delt
     wrong = [(file, size) for file, size in zip(wanted, sizes, strict=True) if size != file.size_bytes]
     if wrong:
         file, size = wrong[0]
+        found = f"{size}; the file was changed. Restore from an earlier checkpoint, or start over."
+        if size is None:
+            found = f"no file; {why_gone(files.is_local)} VACUUM deletes what has waited for its commit for too long."
         raise CorruptStateError(
-            f"Expected {file.size_bytes} bytes of checkpoint {record.checkpoint_id} in {files.target}/{file.name}, found "
-            f"{'no file' if size is None else size}; VACUUM deletes what has waited for its commit for too long. Restore from an "
-            "earlier checkpoint, or start over.",
+            f"Expected {file.size_bytes} bytes of checkpoint {record.checkpoint_id} in {files.target}/{file.name}, found {found}",
             checkpoint_id=record.checkpoint_id,
         )

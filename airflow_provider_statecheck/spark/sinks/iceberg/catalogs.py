@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import (
@@ -14,6 +16,9 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
 from airflow_provider_statecheck.storage.options import conceal, harmless
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+_DATA_PATH = "write.data.path"
 
 
 class TableAddress:
@@ -102,9 +107,18 @@ class OpenTable:
 
 
 def portable_metadata(table: Any) -> str:
-    """Return as JSON what tasks need to know of a table: all but what it was before, which may be long."""
+    """Return as JSON what tasks need to know of a table: its places absolute, and without its history."""
     history: dict[str, Any] = {"snapshots": [], "refs": {}, "snapshot_log": [], "metadata_log": []}
-    return str(table.metadata.model_copy(update={**history, "current_snapshot_id": None}).model_dump_json())
+    properties = dict(table.metadata.properties)
+    if _DATA_PATH in properties:
+        properties[_DATA_PATH] = _absolute(properties[_DATA_PATH])
+    places = {"location": _absolute(table.metadata.location), "properties": properties}
+    return str(table.metadata.model_copy(update={**history, **places, "current_snapshot_id": None}).model_dump_json())
+
+
+def _absolute(place: str) -> str:
+    # Tasks of Spark, which run elsewhere, would take a relative path for one of their own directories.
+    return place if _ABSOLUTE.match(place) else str(Path(place).absolute())
 
 
 def _load_catalog(address: TableAddress) -> Any:

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.spark.sinks.iceberg.table_checks import (
     require_opened,
     require_output_of_restored,
     require_same_spec,
+    require_there,
     warn_if_unknown,
 )
 from airflow_provider_statecheck.spark.sinks.line import Start
@@ -113,6 +114,7 @@ class IcebergCommitter:
             return None
         files = [decode_data_file(file) for task in ours for file in task.files]
         require_same_spec(table, files, self.changes.table.name)
+        require_there(table, files, checkpoint_id, self.changes.table.name)
         return Change(
             ledger=ledger,
             commit=commit if commit.files else None,

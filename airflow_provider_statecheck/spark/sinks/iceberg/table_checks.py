@@ -16,6 +16,8 @@ from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergC
 from airflow_provider_statecheck.spark.sinks.iceberg.ledger import TableLedger
 from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import read_ledger
 from airflow_provider_statecheck.spark.sinks.line import Line, Start
+from airflow_provider_statecheck.spark.sinks.target_files import why_gone
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +157,27 @@ def require_same_spec(table: Any, files: Sequence[Any], shown: str) -> None:
             f"Expected the partitions of the Iceberg table {shown} unchanged while output waits for its commit, found spec "
             f"{table.metadata.default_spec_id} in place of {min(specs)}; change them back until the stage has ended."
         )
+
+
+def require_there(table: Any, files: Sequence[Any], checkpoint_id: int, shown: str) -> None:
+    """
+    Refuse to name files of a disk in a snapshot that the driver does not see there; on an object store all see the same.
+
+    :raises CorruptStateError: if one is missing.
+    """
+    gone = [f.file_path for f in files if _is_local(f.file_path) and not table.io.new_input(f.file_path).exists()]
+    if gone:
+        raise CorruptStateError(
+            f"Expected the data file {gone[0]} of checkpoint {checkpoint_id} for the Iceberg table {shown}, found none; "
+            f"{why_gone(is_local=True)}",
+            uri=gone[0],
+            checkpoint_id=checkpoint_id,
+        )
+
+
+def _is_local(path: str) -> bool:
+    scheme, separator, _ = path.partition("://")
+    return not separator or scheme in LOCAL_SCHEMES
 
 
 def require_committed_by_others(

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import CorruptStateError
 from airflow_provider_statecheck.spark.sinks.committable import Committable, StagedFile
 from airflow_provider_statecheck.spark.sinks.names import staging_directory
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, why_gone
 from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions
 
 _ROWS_AT_ONCE = 65536
@@ -40,6 +40,10 @@ def _tables(files: TargetFiles, file: StagedFile) -> Iterator[Any]:
 
     name = f"{staging_directory(files.lineage)}/{file.staged}"
     place = ExecutorFiles(files.storage.base_uri, HiddenOptions(files.storage.options))
+    if files.size(name) is None:
+        raise CorruptStateError(
+            f"Expected the staged file {name} in {files.target}, found none; {why_gone(files.is_local)}"
+        )
     with place.failures_told(name), place.open(name, file.size_bytes) as opened:
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)
         for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):

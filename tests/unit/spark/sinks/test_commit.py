@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import fsspec
 import pytest
 
@@ -12,6 +14,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.sinks.committed import committed_files
+from airflow_provider_statecheck.spark.sinks.names import staging_directory
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 
@@ -110,6 +113,21 @@ def test_a_staged_file_that_is_gone_is_told_with_its_names(path):
     with pytest.raises(CorruptStateError, match=rf"either as part-.* or staged as {staged}, found neither"):
         attempt.commit(1, written)
     assert committed_in(path) == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cause"),
+    [
+        ("local", "it was deleted, or the executors of Spark wrote it to another disk"),
+        ("memory", "it was deleted. Restore"),
+    ],
+)
+def test_a_lost_file_is_told_with_what_may_have_happened_on_such_a_storage(tmp_path, memory_path, scheme, cause):
+    attempt = Attempt(str(tmp_path / "table") if scheme == "local" else memory_path, 1).open()
+    written = attempt.write(1)
+    attempt.files.delete(f"{staging_directory(attempt.files.lineage)}/{written[0]['files'][0]['staged']}")
+    with pytest.raises(CorruptStateError, match=f"found neither; {re.escape(cause)}"):
+        attempt.commit(1, written)
 
 
 def test_a_move_whose_reply_was_lost_is_made_once(path, monkeypatch):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 import sys
+from contextlib import closing
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 
 from airflow_provider_statecheck.exceptions import (
@@ -316,3 +319,41 @@ def test_a_table_that_others_wrote_first_is_taken_over_too(folder):
     attempt = Attempt(folder, 1).open()
     attempt.add(1, 1)
     assert seen_in(folder) == [1, 100]
+
+
+def test_a_file_that_the_driver_does_not_see_becomes_no_part_of_the_table(folder):
+    attempt = Attempt(folder, 1).open()
+    written = attempt.write(1)
+    (file,) = (folder / "warehouse").rglob("statecheck-*.parquet")
+    moved = file.rename(folder / "on-another-disk")
+    with pytest.raises(CorruptStateError, match=r"of checkpoint 1 .* found none; it was deleted, or .* another disk"):
+        attempt.commit(1, written)
+    assert seen_in(folder) == []
+    moved.rename(file)
+    attempt.commit(1, written)
+    assert seen_in(folder) == [1]
+
+
+def test_a_warehouse_with_a_relative_path_is_below_the_directory_of_the_driver_for_tasks_too(tmp_path, monkeypatch):
+    driver, executor = tmp_path / "driver", tmp_path / "executor"
+    driver.mkdir()
+    executor.mkdir()
+    monkeypatch.chdir(driver)
+    properties = properties_in(driver) | {"warehouse": "warehouse"}
+    with closing(load_catalog(None, **properties)) as catalog:
+        catalog.create_namespace("sales")
+        catalog.create_table(TABLE, SCHEMA)
+    attempt = Attempt(driver, 1)
+    attempt.sink = IcebergSink(TABLE, properties=properties)
+    attempt.open()
+    pickled = pickle.dumps(attempt.sink)
+    monkeypatch.chdir(executor)
+    attempt_context = SinkTaskContext(subtask=0, epoch=1, task_id="task", schema=SCHEMA)
+    writer = pickle.loads(pickled).writer(attempt_context)
+    writer.write(rows_of(1, 2))
+    written = writer.prepare_commit()
+    monkeypatch.chdir(driver)
+    attempt.commit(1, written)
+    attempt.finish()
+    assert seen_in(driver) == [1, 2]
+    assert list(executor.iterdir()) == []
