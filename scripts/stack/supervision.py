@@ -19,10 +19,11 @@ from xmlrpc.client import Fault, ProtocolError, ServerProxy
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
+from scripts.stack.become import MARKS
 from scripts.stack.compose import Service
 
-MARK = "STATECHECK_STACK"
-"""The variable by which every process of a folder is known, its children's children too."""
+MARK, SERVICE_MARK = MARKS
+"""The variables by which every process of a folder and of a service is known, its children's children too."""
 
 HERE = Path(__file__).parent
 SERVICES = "services.json"
@@ -89,7 +90,7 @@ class Supervisor:
         :raises StackError: where it does not come up.
         """
         self.log("supervisord").parent.mkdir(exist_ok=True)
-        marked = {s.name: {**asdict(s), "environment": {**s.environment, **self._marks}} for s in services}
+        marked = {service.name: self._marked(service) for service in services}
         _write_privately(self._folder / SERVICES, json.dumps(marked, indent=1))
         (self._folder / "supervisord.conf").write_text("\n".join(_sections(services)))
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisord.conf"]
@@ -147,6 +148,10 @@ class Supervisor:
                 process.kill()
         psutil.wait_procs(left, timeout=_GRACE_SECONDS)
         return not left
+
+    def _marked(self, service: Service) -> dict[str, Any]:
+        environment = {**service.environment, **self._marks, SERVICE_MARK: service.name}
+        return {**asdict(service), "environment": environment}
 
     @property
     def _marks(self) -> dict[str, str]:

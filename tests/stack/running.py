@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -87,18 +87,11 @@ class RunningStack:
                 continue
         return found
 
-    def kill(self, service: str, *, with_children: bool = False) -> int:
-        """
-        Kill a service and return its old process id.
-
-        :param with_children: Whether the processes that it started go with it, as they do when a container ends.
-        """
-        process = psutil.Process(self.supervisor.process(service).pid)
-        children = process.children(recursive=True) if with_children else []
-        for victim in (process, *children):
-            with suppress(psutil.NoSuchProcess):
-                victim.kill()
-        return int(process.pid)
+    def kill(self, service: str) -> int:
+        """Kill the process of a service and return its id."""
+        pid = self.supervisor.process(service).pid
+        psutil.Process(pid).kill()
+        return pid
 
     def wait_for_another(self, service: str, pid: int) -> None:
         """Wait until a service that was killed is there again."""
