@@ -367,6 +367,23 @@ class TestDown:
         assert not sleeper.is_running() or sleeper.status() == psutil.STATUS_ZOMBIE
         assert list(stack.supervisor.left()) == []
 
+    def test_what_a_killed_service_had_started_ends_before_its_next_process_begins(self, stacks, folder):
+        """As it does when a container ends; what other services have started stays."""
+        (program := folder.parent / "leaves.py").write_text(_LEAVES_A_SLEEPER)
+        command = f"exec {sys.executable} {program}"
+        stack = stacks(service("leaves", command, restarts=True), service("lasts", command))
+        assert stack.up()
+        logs = {name: stack.supervisor.log(name) for name in ("leaves", "lasts")}
+        eventually("both sleepers", lambda: all(log.read_text().endswith("\n") for log in logs.values()))
+        pids = {name: int(log.read_text()) for name, log in logs.items()}
+        killed = stack.supervisor.process("leaves").pid
+
+        os.kill(killed, signal.SIGKILL)
+        eventually("another sleeper", lambda: len(logs["leaves"].read_text().splitlines()) == 2)
+
+        assert not psutil.pid_exists(pids["leaves"]) or psutil.Process(pids["leaves"]).status() == psutil.STATUS_ZOMBIE
+        assert psutil.Process(pids["lasts"]).status() != psutil.STATUS_ZOMBIE
+
     def test_a_folder_of_something_else_stays(self, stacks, folder):
         folder.mkdir()
         (folder / "thesis.txt").touch()
