@@ -66,4 +66,5 @@ bench-quick: $(READY) ## The same with small sizes
 	@$(BIN)/python -m benchmarks.run --quick $(if $(ONLY),--only $(ONLY))
 
 clean: ## Remove what these targets made
+	@test ! -e .stack || { echo "clean: the services of make up run from $(VENV); run make down first" >&2; exit 1; }
 	@rm -rf $(VENV) .demo .docs .mypy_cache .ruff_cache .hypothesis spark-warehouse

@@ -22,7 +22,7 @@ def main() -> int:
     chosen = _arguments()
     try:
         return 0 if _run(chosen) else 1
-    except (StackError, ValueError) as error:
+    except (StackError, ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"{chosen.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -42,7 +42,7 @@ def _arguments() -> argparse.Namespace:
 def _run(chosen: argparse.Namespace) -> bool:
     folder = chosen.folder.resolve()
     # A folder keeps its choices: the shell that asks for the status need not repeat them.
-    choices = choices_of(folder) or settings()
+    choices = {**settings(), **choices_of(folder)}
     services = read_services(folder, choices)
     stack = Stack(folder, services, choices, prepare)
     if chosen.command == "up":

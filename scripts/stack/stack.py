@@ -14,7 +14,8 @@ from scripts.stack.compose import LOOPBACK, Service
 from scripts.stack.deaths import end_of
 from scripts.stack.supervision import SERVICES, Process, StackError, Supervisor
 
-CHOICES = "choices.json"
+CHOICES = "statecheck-stack.json"
+"""What was chosen for a folder; by this file ``down`` knows a folder that ``up`` has made."""
 _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 30
 _FINE = ("healthy", "done")
@@ -57,6 +58,7 @@ class Stack:
             self._check_ports()
             self._make_folder()
             self.supervisor.launch(self._services)
+        self._start_again()
         return self._start_in_order()
 
     def status(self) -> bool:
@@ -102,6 +104,8 @@ class Stack:
 
     def _check_folder(self) -> None:
         self.supervisor.check_folder()
+        if _was_interrupted(self.folder) and not list(self.supervisor.left()):
+            shutil.rmtree(self.folder)
         if self.folder.exists():
             raise StackError(
                 f"expected no folder {self.folder}, found what an earlier start has left; run make down first"
@@ -119,8 +123,17 @@ class Stack:
     def _make_folder(self) -> None:
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o711)  # PostgreSQL's user passes through, whatever the umask
-        (self.folder / CHOICES).write_text(json.dumps(dict(self._choices), indent=1))
+        written = self.folder / f"{CHOICES}.new"
+        written.write_text(json.dumps(dict(self._choices), indent=1))
+        written.rename(self.folder / CHOICES)
         self._prepare(self.folder)
+
+    def _start_again(self) -> None:
+        """Start what had failed when ``up`` was given before; now it may go well."""
+        for service in self._services:
+            process = self.supervisor.process(service.name)
+            if _has_ended(service, process) and process.status != 0:
+                self.supervisor.start(service.name)
 
     def _start_in_order(self) -> bool:
         waiting = {service.name: service for service in self._services}
@@ -166,10 +179,10 @@ class Stack:
             say(f"Nothing runs in {self.folder}; make up starts it.")
 
 
-def choices_of(folder: Path) -> dict[str, str] | None:
-    """Return with which choices a folder was made, ``None`` for a folder that is not there."""
+def choices_of(folder: Path) -> dict[str, str]:
+    """Return with which choices a folder was made, none for a folder that is not there."""
     file = folder / CHOICES
-    return dict(json.loads(file.read_text())) if file.exists() else None
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def say(text: str) -> None:
@@ -197,7 +210,11 @@ def _has_ended(service: Service, process: Process) -> bool:
 
 
 def _is_of_a_stack(folder: Path) -> bool:
-    return not any(folder.iterdir()) or any((folder / name).exists() for name in (CHOICES, SERVICES))
+    return not any(folder.iterdir()) or (folder / CHOICES).exists()
+
+
+def _was_interrupted(folder: Path) -> bool:
+    return (folder / CHOICES).exists() and not (folder / SERVICES).exists()
 
 
 def _wrong_with(port: str, chosen: Mapping[str, str]) -> str:

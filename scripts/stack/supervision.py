@@ -27,7 +27,7 @@ MARK, SERVICE_MARK = MARKS
 
 HERE = Path(__file__).parent
 SERVICES = "services.json"
-_LONGEST_SOCKET = 99  # of 107 that a socket's address holds: supervisord binds another name first, with its process id
+_LONGEST_SOCKET = 95  # of 103 that an address holds on macOS: supervisord binds another name first, with its process id
 _UNQUOTED = "\"'`$\\;\n"
 _SETTLED_SECONDS = 2
 _GRACE_SECONDS = 20

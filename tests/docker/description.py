@@ -48,4 +48,4 @@ def in_container(service: dict[str, Any]) -> dict[str, Any]:
 
 def is_own(service: dict[str, Any]) -> bool:
     """Tell whether a service runs in the image of ``docker/Dockerfile``."""
-    return "build" in service
+    return str(service["image"]).startswith(f"{OWN_IMAGE}:")

@@ -174,12 +174,30 @@ class TestPorts:
 
     @each_service
     def test_it_is_asked_and_published_where_it_listens(self, name):
-        assert _published(name) | _asked(name) <= _listening(name)
+        assert _published(name) <= _listening(name)
+        for asked, port in _asked(name):
+            assert port in _listening(asked)
+        assert ("healthcheck" in SERVICES[name]) == bool(_asked(name))
 
     def test_no_two_services_open_the_same_port(self):
         taken = Counter(port for name in NAMES for port in _listening(name))
 
         assert [port for port, times in taken.items() if times > 1] == []
+
+    @each_service
+    def test_it_has_no_privileges(self, name):
+        assert SERVICES[name]["cap_drop"] == ["ALL"]
+        assert SERVICES[name]["security_opt"] == ["no-new-privileges:true"]
+
+    def test_containers_reach_each_other_without_a_proxy(self):
+        for name in NAMES:
+            direct = SERVICES[name].get("environment", {}).get("NO_PROXY")
+            if "AWS_ENDPOINT_URL_S3" in SERVICES[name].get("environment", {}):
+                assert set(NAMES) - {"prepare", "dag-processor", "triggerer"} <= set(direct.split(","))
+
+    def test_one_service_builds_the_image_of_all(self):
+        """Several would build it beside each other and give their images one name."""
+        assert [name for name in NAMES if "build" in SERVICES[name]] == ["prepare"]
 
     @each_service
     def test_published_ports_are_open_to_this_machine_only(self, name):
@@ -268,9 +286,11 @@ def _published(name: str) -> set[str]:
     return {port.rpartition(":")[2] for port in with_choices(SERVICES[name].get("ports", []))}
 
 
-def _asked(name: str) -> set[str]:
-    test = with_choices(SERVICES[name].get("healthcheck", {}).get("test", []))
-    return set(re.findall(r"(?://localhost:|--port=)(\d+)", " ".join(test)))
+def _asked(name: str) -> set[tuple[str, str]]:
+    """Return which services a health check asks, and on which port."""
+    test = " ".join(with_choices(SERVICES[name].get("healthcheck", {}).get("test", [])))
+    found = re.findall(r"//([\w-]+):(\d+)|--host=([\w-]+) .*--port=(\d+)", test)
+    return {((a or b).replace("localhost", name), port or other) for a, port, b, other in found}
 
 
 def _listening(name: str) -> set[str]:

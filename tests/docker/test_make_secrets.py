@@ -57,6 +57,16 @@ def test_doing_it_again_changes_nothing(folder):
     assert {file.name: (file.stat().st_mtime_ns, file.read_text()) for file in folder.iterdir()} == before
 
 
+def test_the_store_takes_the_credentials_that_were_made_anew(folder):
+    make(folder)
+    (folder / "aws_credentials").unlink()
+
+    make(folder)
+
+    secret = (folder / "aws_credentials").read_text().split()[-1]
+    assert secret in (folder / "store.json").read_text()
+
+
 def test_what_somebody_put_there_stays(folder):
     folder.mkdir(parents=True)
     (folder / "admin_password").write_text("chosen by hand")

@@ -20,7 +20,13 @@ FOLDER = Path("/somewhere/else")
 
 # What may differ. Whatever is added to these makes plain processes tell less of the containers.
 DIFFERENT_PATHS = {HOME: ".", "/run/secrets": "secrets"}
-DIFFERENT_EVERYWHERE = {"AIRFLOW__API__HOST": "127.0.0.1", "SPARK_LOCAL_IP": "127.0.0.1"}
+DIRECT = "localhost,127.0.0.1"
+DIFFERENT_EVERYWHERE = {
+    "AIRFLOW__API__HOST": "127.0.0.1",
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "NO_PROXY": DIRECT,
+    "no_proxy": DIRECT,
+}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "postgres": {
         "command": ["python", f"{HOME}/scripts/stack/postgres.py", "${POSTGRES_PORT}", f"{HOME}/postgres"],

@@ -20,8 +20,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from scripts.stack import __main__, supervision
-from scripts.stack.compose import Service, read_services
-from scripts.stack.stack import Stack, choices_of
+from scripts.stack.compose import Service, read_services, settings
+from scripts.stack.stack import CHOICES as CHOICES_FILE, Stack, choices_of
 from scripts.stack.supervision import StackError
 from tests.docker.description import CHOICES, ROOT
 from tests.standalone_cluster import free_port
@@ -178,11 +178,31 @@ class TestUp:
         assert stat.S_IMODE((folder / "services.json").stat().st_mode) == 0o600
 
     def test_a_folder_keeps_the_choices_with_which_it_was_made(self, stacks, folder):
-        assert choices_of(folder) is None
+        assert choices_of(folder) == {}
 
         assert stacks(job("ends", "true"), CORES="7").up()
 
         assert choices_of(folder) == {"CORES": "7"}
+
+
+class TestAgain:
+    def test_a_job_that_failed_is_tried_again(self, stacks, folder):
+        stack = stacks(job("tries", "test -e there || { touch there; exit 1; }"))
+        assert not stack.up()
+
+        assert stack.up()
+
+    def test_a_start_that_was_interrupted_while_it_prepared_begins_anew(self, folder):
+        def interrupted(there: Path) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            Stack(folder, [], {}, interrupted).up()
+        stack = Stack(folder, [job("ends", "true")], {}, lambda there: None)
+        try:
+            assert stack.up()
+        finally:
+            stack.down()
 
 
 class TestRefusals:
@@ -216,10 +236,18 @@ class TestRefusals:
             stacks(job("ends", "true")).up()
         assert list(folder.iterdir()) == []
 
-    def test_a_path_that_is_too_long_for_a_socket(self, stacks, place):
-        folder = _of_length(place, 84)
+    def test_a_folder_of_an_earlier_start_whose_services_were_begun(self, stacks, folder):
+        stack = stacks(job("ends", "true"))
+        assert stack.up()
+        stack.supervisor.end()
 
-        with pytest.raises(StackError, match="expected a path of at most 99 bytes for a socket"):
+        with pytest.raises(StackError, match=r"found what an earlier start has left; run make down first"):
+            stack.up()
+
+    def test_a_path_that_is_too_long_for_a_socket(self, stacks, place):
+        folder = _of_length(place, 80)
+
+        with pytest.raises(StackError, match="expected a path of at most 95 bytes for a socket"):
             stacks(job("ends", "true"), at=folder).up()
         assert not folder.exists()
 
@@ -231,7 +259,7 @@ class TestRefusals:
 
 class TestPaths:
     def test_the_longest_that_is_taken_works(self, stacks, place):
-        assert stacks(job("ends", "true"), at=_of_length(place, 83)).up()
+        assert stacks(job("ends", "true"), at=_of_length(place, 79)).up()
 
     def test_spaces_and_signs_of_percent_work(self, stacks, place):
         folder = place / "50 %(x)s of it"
@@ -387,6 +415,7 @@ class TestDown:
     def test_a_folder_of_something_else_stays(self, stacks, folder):
         folder.mkdir()
         (folder / "thesis.txt").touch()
+        (folder / "services.json").touch()
 
         with pytest.raises(StackError, match="expected a folder that up has made"):
             stacks(service("lasts", LASTS)).down()
@@ -451,7 +480,7 @@ class TestCommands:
     def test_the_status_asks_where_the_folder_was_started(self, folder, monkeypatch):
         """Also from a shell that does not repeat the choices."""
         folder.mkdir()
-        (folder / "choices.json").write_text('{"AIRFLOW_PORT": "9"}')
+        (folder / CHOICES_FILE).write_text('{"AIRFLOW_PORT": "9"}')
         seen: list[dict[str, str]] = []
         monkeypatch.setattr(__main__, "read_services", lambda there, choices: seen.append(choices))
         monkeypatch.setattr(Stack, "status", lambda stack: False)
@@ -459,7 +488,7 @@ class TestCommands:
 
         assert __main__.main() == 1
 
-        assert seen == [{"AIRFLOW_PORT": "9"}]
+        assert seen == [{**settings(), "AIRFLOW_PORT": "9"}]
 
     def test_an_interruption_is_told_and_fails(self, folder, monkeypatch, capsys):
         def interrupted(stack: Stack) -> bool:
