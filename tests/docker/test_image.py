@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from tests.docker.description import HOME, ROOT
 from tests.docker.dockerfile import Instruction, copies, files_let_through, stages
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.airflow]
 
 PACKAGE = "airflow_provider_statecheck"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -105,6 +105,12 @@ def installed(image: Image) -> dict[str, str]:
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
+@pytest.fixture(scope="module")
+def migrated(image: Image) -> Image:
+    image.run("airflow", "db", "migrate", AIRFLOW__CORE__DAGS_FOLDER=str(image.home / "dags"))
+    return image
+
+
 def test_the_wheel_has_each_file_of_the_package_and_nothing_else(image):
     (wheel,) = (image.build / "dist").glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -136,11 +142,31 @@ def test_nothing_for_developers_is_installed(installed):
     assert {"uv", "pip"} & set(installed) == set()
 
 
+def test_airflow_knows_the_provider_and_its_tables(migrated):
+    assert "airflow-provider-statecheck" in migrated.run("airflow", "providers", "list", "--output", "plain")
+
+    tables = "import sqlite3, sys; print(*sqlite3.connect(sys.argv[1]).execute('SELECT name FROM sqlite_master'))"
+    found = migrated.run("python", "-c", tables, str(migrated.home / "airflow" / "airflow.db"))
+    assert "statecheck_" in found
+
+
+def test_each_example_can_be_read(migrated):
+    said = migrated.run("airflow", "dags", "list-import-errors", AIRFLOW__CORE__DAGS_FOLDER=str(migrated.home / "dags"))
+
+    assert "No data found" in said
+    examples = [file.name for file in (migrated.home / "dags").glob("*.py")]
+    assert sorted(examples) == sorted(file.name for file in (ROOT / "dags").glob("*.py"))
+
+
 def test_the_examples_data_can_be_made(image):
     image.run("python", "scripts/example_data.py", "data")
 
     assert list((image.home / "data").rglob("*.csv"))
     assert list((image.home / "data").rglob("*.parquet"))
+
+
+def test_spark_is_on_the_path(image):
+    image.run("spark-class", "org.apache.spark.deploy.master.Master", "--help")
 
 
 @pytest.mark.parametrize("module", ["s3fs", "psycopg2", "asyncpg", "pyspark"])
