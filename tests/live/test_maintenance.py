@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.checkpoint.layout import epoch_name, shared_uri
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from tests.live.deployment import Deployment
 from tests.live.runs import StageRun
 
@@ -26,15 +26,21 @@ def _orphan(deployment: Deployment, run: StageRun) -> Path:
     return folder
 
 
+def _retained(run: StageRun) -> list[CheckpointRecord]:
+    return [c for c in run.job().checkpoints if c.status is CheckpointStatus.COMPLETED]
+
+
 def test_it_deletes_orphans_keeps_what_is_retained_and_verifies_it(deployment: Deployment) -> None:
     deployment.ensure_running()
     run = StageRun(deployment, "live_stage", "maintained")
     run.trigger()
     run.wait_for_stop()
-    run.release()
-    assert run.wait_for_end() == "success"
+    run.mark_failed()
+    run.wait_for_closed_attempt()
+    assert run.wait_for_end() == "failed"  # the end of a run after which checkpoints stay
     orphan = _orphan(deployment, run)
-    before = run.job().checkpoints
+    before = _retained(run)
+    assert before
 
     deployment.api.unpause(DAG_ID)
     upkeep = StageRun(deployment, DAG_ID, "upkeep")
@@ -42,7 +48,5 @@ def test_it_deletes_orphans_keeps_what_is_retained_and_verifies_it(deployment: D
     assert upkeep.wait_for_end() == "success", deployment.api.tasks(DAG_ID, "upkeep")
 
     assert not orphan.exists()
-    assert run.job().checkpoints == before
-    retained = [c for c in before if c.status is CheckpointStatus.COMPLETED]
-    assert retained
-    assert all(Path(c.metadata_uri.removeprefix("file://")).exists() for c in retained if c.metadata_uri)
+    assert _retained(run) == before
+    assert all(Path(c.metadata_uri.removeprefix("file://")).exists() for c in before if c.metadata_uri)
