@@ -29,7 +29,7 @@ from tests.standalone_cluster import free_port
 LASTS = "trap 'echo last words; exit 0' TERM; while :; do sleep 0.1; done"
 """Runs until it is told to end, and takes its leave."""
 
-_LIMIT_SECONDS = 20
+_LIMIT_SECONDS = 60
 _SLEEPER = "import setproctitle, time; setproctitle.setproctitle('a title ' * 9); print(flush=True); time.sleep(600)"
 _LEAVES_A_SLEEPER = f"""
 import subprocess, sys, time
