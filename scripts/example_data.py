@@ -24,7 +24,7 @@ _DELIVERED = ("carrier", "flight", "origin", "dest", "time_hour", "arr_delay")
 
 
 def make_example_data(folder: Path) -> None:
-    """Put into a folder what the Dags read below ``data``; the second delivery repeats the last week of the first."""
+    """Make the files that the Dags read below ``data``; the second delivery repeats the last week of the first."""
     copy_flights(folder / "flights")
     make_orders(folder / "tpch", scale="0.1")
     year = flights()
@@ -33,13 +33,13 @@ def make_example_data(folder: Path) -> None:
 
 
 def copy_flights(folder: Path) -> None:
-    """Put the flights of the year, the weather and the aircraft into a folder."""
+    """Copy the flights of the year, the weather and the aircraft into a folder."""
     copy_weather_and_planes(folder)
     zipfile.ZipFile(_package() / "flights.csv.zip").extract("flights.csv", folder)
 
 
 def copy_weather_and_planes(folder: Path) -> None:
-    """Put what goes with flights into a folder."""
+    """Copy the weather and the aircraft into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("weather.csv", "planes.csv"):
         shutil.copy(_package() / name, folder)

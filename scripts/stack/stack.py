@@ -129,10 +129,10 @@ class Stack:
         self._prepare(self.folder)
 
     def _start_again(self) -> None:
-        """Start what had failed when ``up`` was given before; now it may go well."""
+        """Start what had failed when ``up`` was given before, but no service whose end lost what it held."""
         for service in self._services:
             process = self.supervisor.process(service.name)
-            if _has_ended(service, process) and process.status != 0:
+            if (service.is_job or service.restarts) and _has_ended(service, process) and process.status != 0:
                 self.supervisor.start(service.name)
 
     def _start_in_order(self) -> bool:

@@ -192,6 +192,15 @@ class TestAgain:
 
         assert stack.up()
 
+    def test_a_service_that_is_not_to_restart_stays_dead(self, stacks, folder):
+        """The store of ``make up`` would come back empty."""
+        stack = stacks(service("forgets", LASTS))
+        assert stack.up()
+        os.kill(stack.supervisor.process("forgets").pid, signal.SIGKILL)
+        eventually("its end", lambda: stack.supervisor.process("forgets").state == "EXITED")
+
+        assert not stack.up()
+
     def test_a_start_that_was_interrupted_while_it_prepared_begins_anew(self, folder):
         def interrupted(there: Path) -> None:
             raise KeyboardInterrupt
