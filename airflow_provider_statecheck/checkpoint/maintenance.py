@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint import transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
@@ -48,6 +48,7 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.run_end import discard_ended, ended_attempts, status_of
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ SHORTEST_AGE = timedelta(days=1)
 """How old a row has to be to be forgotten: until then a message may be repeated that the row would recognise."""
 _BETWEEN_BATCHES_SECONDS = 0.05
 _LONGEST_AGE = timedelta(days=36500)
+
+Report = TypeVar("Report")
 
 
 class RunDirectory(Protocol):
@@ -386,6 +389,22 @@ class JobMaintenance:
             return ("it was not asked to be idle for a day or more, and only a call which names it removes it earlier",)
         open_runs = sorted({owner.run_id for owner in owners if self._runs.ended_as(owner) is None})
         return tuple(f"run {run_id!r} is not over" for run_id in open_runs)
+
+
+def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
+    """
+    Run ``work`` on each job and yield its reports, skipping jobs that were removed meanwhile.
+
+    :param job_ids: Jobs, in the order in which they are worked on.
+    :param work: Called once for each job; may raise :class:`CheckpointNotFoundError`.
+    """
+    for job_id in job_ids:
+        try:
+            report = work(job_id)
+        except CheckpointNotFoundError:
+            # The job was removed after the list was read.
+            continue
+        yield report
 
 
 def _age(seconds: float) -> timedelta:

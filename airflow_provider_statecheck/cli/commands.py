@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, each_job
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.units import readable_size
 from airflow_provider_statecheck.cli.confirming import is_confirmed
@@ -22,7 +22,6 @@ from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
 from airflow_provider_statecheck.hooks.maintenance import (
-    each_job,
     find_job,
     job_recovery,
     maintenance_gateway,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
 from airflow_provider_statecheck.configuration import SECTION, configured_places
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.collecting import OpenStorage
     from airflow_provider_statecheck.hooks.maintenance_http import MaintenanceCalls
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-
-Report = TypeVar("Report")
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -115,22 +112,6 @@ def storage_opener(conn_id: str | None = None) -> OpenStorage:
         return storage.within(storage.allowed | places)
 
     return opened
-
-
-def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
-    """
-    Do something to each job and give what comes of it; a job that is gone by then is passed over.
-
-    :param job_ids: The jobs.
-    :param work: What is done.
-    """
-    for job_id in job_ids:
-        try:
-            report = work(job_id)
-        except CheckpointNotFoundError:
-            # Somebody removed it after the list was read.
-            continue
-        yield report
 
 
 def find_job(gateway: MaintenanceGateway, job: str) -> JobView:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.maintenance import each_job
 from airflow_provider_statecheck.checkpoint.messages import BeginSavepoint, EndSavepoint
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
@@ -20,7 +21,6 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
-from airflow_provider_statecheck.hooks.maintenance import each_job
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

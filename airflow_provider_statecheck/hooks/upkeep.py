@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens
+from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, each_job
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
 from airflow_provider_statecheck.hooks.maintenance import (
-    each_job,
     maintenance_gateway,
     savepoint_gateway,
     storage_opener,
