@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 project = "airflow-provider-statecheck"
 copyright = "The authors, Apache License 2.0"
 html_title = "statecheck"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "configuration_reference"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 
 myst_heading_anchors = 3
 

@@ -15,7 +15,7 @@ from tests.docs.test_troubleshooting import PAGE as TROUBLESHOOTING
 
 ALL = [block for page in PAGES for block in blocks_of(page)]
 TESTED = {"python", "json", "toml", "ini", "text", *SHELL}
-DIRECTIVES = {"{toctree}", "{eval-rst}", "{include}", "{statecheck-options}", "{statecheck-arguments}"}
+DIRECTIVES = {"{toctree}", "{eval-rst}", "{include}"}
 """The build of the site tries these."""
 MOST_EXCUSES = 3
 WIDEST = 130

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.get_provider_info import get_provider_info
 from tests.docs.pages import PAGES, ROOT
 from tests.docs.test_troubleshooting import ERRORS
 
-SECTIONS = get_provider_info()["config"]
-OPTIONS = [(section, name) for section, of in SECTIONS.items() for name in of["options"]]
 _FOREIGN = re.compile(r'(?:src|<link[^>]* href)="(?:https?:)?//[^"]*"')
 
 
@@ -46,16 +43,6 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path):
     found = {str(page.relative_to(site)): _FOREIGN.findall(page.read_text()) for page in site.rglob("*.html")}
 
     assert {page: links for page, links in found.items() if links} == {}
-
-
-@pytest.mark.parametrize(("section", "name"), OPTIONS)
-def test_every_option_is_described(section: str, name: str, site: Path):
-    option, page = SECTIONS[section]["options"][name], (site / "configuration.html").read_text()
-
-    assert len(option["description"].split()) >= 5
-    assert option["description"].rstrip().endswith(".")
-    assert f'id="confval-{name}"' in page
-    assert f"AIRFLOW__{section.upper()}__{name.upper()}" in page
 
 
 def test_every_error_is_in_the_reference(site: Path):

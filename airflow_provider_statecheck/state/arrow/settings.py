@@ -24,16 +24,17 @@ class ArrowStateSettings:
     """
 
     block_rows: int = 4096
-    """At most so many rows are in one block, which is what the read of one key fetches."""
+    """Maximum number of rows in a block. Reading one key fetches one block."""
     block_bytes: int = 1 << 20
-    """About how large a block of large values may get."""
+    """Approximate maximum size of a block with large values."""
     part_bytes: int = 32 << 20
-    """About how large one file gets."""
+    """Approximate size of a file."""
     compression: str | None = "lz4"
+    """Compression of the files: ``lz4``, ``zstd`` or ``none``."""
     memtable_bytes: int = 64 << 20
-    """How much of what changed since the last snapshot is kept in memory, by estimate; the rest goes to local files."""
+    """Estimated size of changes since the last snapshot that are buffered in memory. The rest is spilled to local files."""
     cache_bytes: int = 32 << 20
-    """How much of what single keys read is kept in memory."""
+    """Size of the cache for reads of single keys."""
 
     def __post_init__(self) -> None:
         for name in ("block_rows", "block_bytes", "part_bytes", "memtable_bytes", "cache_bytes"):

@@ -1,0 +1,1 @@
+"""Configuration of Sphinx, and the generated parts of the documentation."""

@@ -1,0 +1,81 @@
+"""Settings of ``[statecheck]``: the provider's options, their keys in Flink, and the settings of the state backend."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
+from airflow_provider_statecheck.checkpoint.flink_keys import _COUNTERPARTS
+from airflow_provider_statecheck.configuration import SECTION
+from airflow_provider_statecheck.get_provider_info import get_provider_info
+from airflow_provider_statecheck.state.arrow.settings import PREFIX, ArrowStateSettings
+from scripts.docs.tables import code, table
+
+_FLINK_KEYS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in _COUNTERPARTS.items()}
+_UNITS = {"MiB": 1 << 20, "KiB": 1 << 10}
+
+
+def options_table() -> str:
+    """Return the table of the options that the provider declares."""
+    options = get_provider_info()["config"][SECTION]["options"]
+    rows = ((code(name), option["type"], _default(option), _meaning(name, option)) for name, option in options.items())
+    return table(("Option", "Type", "Default", "Meaning"), rows)
+
+
+def flink_keys_table() -> str:
+    """Return the table of the options that have a key in Flink."""
+    rows = ((code(name), code(of.key), ", ".join(map(code, of.old_keys))) for name, of in _FLINK_KEYS.items())
+    return table(("Option", "Key in Flink", "Deprecated keys"), rows)
+
+
+def arrow_settings_table() -> str:
+    """Return the table of the keys of the ``arrow`` state backend."""
+    return table(("Key", "Default", "Meaning"), _arrow_rows())
+
+
+def _default(option: dict[str, Any]) -> str:
+    return "none" if option["default"] is None else code(option["default"])
+
+
+def _meaning(name: str, option: dict[str, Any]) -> str:
+    facts = [
+        option["description"],
+        f"Example: {code(option['example'])}" if option["example"] else "",
+        f"Key in Flink: {code(_FLINK_KEYS[name].key)}" if name in _FLINK_KEYS else "",
+        f"Environment variable: {code(f'AIRFLOW__{SECTION.upper()}__{name.upper()}')}",
+        f"Since {option['version_added']}",
+    ]
+    return "<br>".join(filter(None, facts))
+
+
+def _arrow_rows() -> Iterator[tuple[str, str, str]]:
+    meanings = _field_docstrings(ArrowStateSettings)
+    for field in dataclasses.fields(ArrowStateSettings):
+        yield (
+            code(PREFIX + field.name.replace("_", "-")),
+            code(_readable(field.name, field.default)),
+            meanings[field.name].replace("``", "`"),
+        )
+
+
+def _readable(name: str, default: Any) -> str:
+    if "bytes" not in name:
+        return str(default)
+    return next(f"{default // size} {unit}" for unit, size in _UNITS.items() if default % size == 0)
+
+
+def _field_docstrings(kind: type) -> dict[str, str]:
+    """Return the string after each field, which exists in the source only."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }

@@ -1,0 +1,31 @@
+"""Regions of a page that are generated from the code, between ``<!-- generated: ... -->`` and ``<!-- end -->``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from scripts.docs.arguments import arguments_table
+from scripts.docs.commands import command_reference, exit_statuses_table
+from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table
+
+_REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>\S+))? -->\n.*?<!-- end -->", re.DOTALL)
+_PARTS: dict[str, Callable[..., str]] = {
+    "options": options_table,
+    "flink-keys": flink_keys_table,
+    "arrow-settings": arrow_settings_table,
+    "arguments": arguments_table,
+    "command": command_reference,
+    "exit-statuses": exit_statuses_table,
+}
+
+
+def generated(page: str) -> str:
+    """Return the text of a page with all its regions generated."""
+    return _REGION.sub(_region, page)
+
+
+def _region(found: re.Match[str]) -> str:
+    first_line, _, _ = found[0].partition("\n")
+    names = [found["name"]] if found["name"] else []
+    return f"{first_line}\n\n{_PARTS[found['part']](*names).strip()}\n\n<!-- end -->"
