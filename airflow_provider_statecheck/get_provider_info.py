@@ -97,7 +97,7 @@ def get_provider_info() -> dict[str, Any]:
         "cli": ["airflow_provider_statecheck.cli.definition.get_statecheck_commands"],
         "config": {
             "statecheck": {
-                "description": "Checkpoints of Spark tasks; an operator's argument of the same name comes first.",
+                "description": "Checkpoints of Spark tasks. An argument of an operator takes precedence over the option of the same name.",
                 "options": _OPTIONS,
             }
         },
@@ -106,97 +106,105 @@ def get_provider_info() -> dict[str, Any]:
 
 _OPTIONS = {
     "checkpoint_dir": _option(
-        "Where checkpoints are kept: any fsspec URI. Required unless each operator gives its own.",
+        "Directory for checkpoints: any fsspec URI. Required unless each operator has its own.",
         "string",
         None,
         "s3://lake/checkpoints",
     ),
     "storage_conn_id": _option(
-        "Airflow connection with the credentials for checkpoint_dir; without it every process uses what its own "
-        "environment has.",
+        "Airflow connection with the credentials for checkpoint_dir. Without it, every process uses the credentials of its "
+        "environment.",
         "string",
         None,
         "aws_default",
     ),
-    "num_retained": _option("How many completed checkpoints of an operator to keep, at least 1.", "integer", "2"),
+    "num_retained": _option(
+        "Maximum number of completed checkpoints to retain per operator, at least 1.", "integer", "2"
+    ),
     "retained_runs": _option(
-        "Of how many earlier runs of a job that lives over them the last checkpoint is kept beside those, so that as many "
-        "runs can be begun again.",
+        "Number of earlier runs whose last checkpoint is retained in addition to num_retained, for a job that continues "
+        "from run to run. As many runs can be run again.",
         "integer",
         "1",
     ),
     "checkpoint_timeout_seconds": _option(
-        "How long a checkpoint may take from its id to its acknowledgement.", "float", "600.0"
+        "Maximum time from the start of a checkpoint to its acknowledgement, in seconds.", "float", "600.0"
     ),
     "tolerable_failed_checkpoints": _option(
-        "How many checkpoints may fail in a row before the task fails, -1 for any number.", "integer", "-1"
+        "Number of consecutive checkpoint failures that a task tolerates before it fails; -1 for no limit.",
+        "integer",
+        "-1",
     ),
     "overhead_budget": _option(
-        "Which part of a stage's time checkpointing may take, above 0 and up to 1; what is optional is put off beyond "
-        "it. Without a value nothing is put off.",
+        "Maximum share of a stage's time that checkpointing may take, above 0 and up to 1. Beyond it, optional checkpoints "
+        "and snapshots are delayed. Without a value nothing is delayed.",
         "float",
         None,
         "0.05",
     ),
     "checkpoint_interval": _option(
-        "How much time lies between two checkpoints that are taken by themselves: milliseconds, a number with a unit, or "
-        "auto, which finds it by what checkpoints cost and how often the job failed. Without a value a loop takes them "
-        "after as many items as it says, and a stage with state after each increment.",
+        "Interval of periodic checkpoints: milliseconds, a number with a unit, or auto, which derives it from the cost of "
+        "checkpoints and the failures of the job. Without a value, a loop takes a checkpoint after its configured number of "
+        "items, and a stage with state after each increment.",
         "string",
         None,
         "5 min",
     ),
     "min_pause": _option(
-        "How much time lies after a completed checkpoint before a loop takes the next one by itself: milliseconds, or a "
-        "number with a unit.",
+        "Minimum pause between a completed checkpoint and the next periodic checkpoint of a loop: milliseconds, or a number "
+        "with a unit.",
         "string",
         "0",
         "30 s",
     ),
     "externalized_checkpoint_retention": _option(
-        "After which ends of a run its checkpoints stay: RETAIN_ON_CANCELLATION after a failure and when somebody marks "
-        "the run as failed, DELETE_ON_CANCELLATION after a failure only, NO_EXTERNALIZED_CHECKPOINTS never. A job with a "
-        "name of its own keeps them.",
+        "Retention of checkpoints after the end of a run. RETAIN_ON_CANCELLATION retains them after a failure and if a user "
+        "marks the run as failed, DELETE_ON_CANCELLATION after a failure only, NO_EXTERNALIZED_CHECKPOINTS never. A job with "
+        "a fixed name always retains them.",
         "string",
         "RETAIN_ON_CANCELLATION",
     ),
     "savepoint_dir": _option(
-        "Where savepoints go whose request names no place: any fsspec URI.", "string", None, "s3://lake/savepoints"
+        "Default directory for savepoints: any fsspec URI. A request can name another one.",
+        "string",
+        None,
+        "s3://lake/savepoints",
     ),
     "data_inline_threshold": _option(
-        "Up to how many bytes a stage's small values are written into the metadata of a checkpoint instead of a file "
-        "of their own: bytes, or a number with a unit (KiB, MiB; KB, MB), up to 1 MiB.",
+        "Maximum size of a small value of a stage that is stored in the metadata of a checkpoint instead of a separate "
+        "file: bytes, or a number with a unit (KiB, MiB; KB, MB), up to 1 MiB.",
         "string",
         "20 KiB",
     ),
     "allowed_locations": _option(
-        "URIs, separated by commas, in which checkpoints and savepoints may name files, beside the bucket or host (of file: the "
-        "directory) of checkpoint_dir, of savepoint_dir and of a pointer that is given. A URI anywhere else in their metadata "
-        "is refused and not opened.",
+        "Comma-separated URIs where checkpoints and savepoints may reference files, in addition to the bucket or host (for "
+        "local paths the directory) of checkpoint_dir, savepoint_dir and a given pointer. A reference to any other location "
+        "is rejected before it is opened.",
         "string",
         None,
         "s3://archive, file:///mnt/old-checkpoints",
     ),
     "api_url": _option(
-        "Root of the api-server as tasks and Spark drivers reach it; by default what [core] execution_api_server_url "
-        "says.",
+        "Root URL of the api-server as seen from tasks and Spark drivers. The default is derived from [core] "
+        "execution_api_server_url.",
         "string",
         None,
         "https://airflow.example.com",
     ),
     "maintenance_dags": _option(
-        "Ids of the Dags, separated by commas, whose tasks may remove rows of what has ended.",
+        "Comma-separated ids of the Dags whose tasks may remove rows of ended attempts, checkpoints and jobs.",
         "string",
         "statecheck_maintenance",
     ),
     "on_clear": _option(
-        "What a cleared task does: resume_unchanged keeps the steps whose code did not change (after a success its run "
-        "begins again), resume keeps every step, restart lets its run begin again.",
+        "Behaviour of a cleared task: resume_unchanged keeps the steps whose code did not change (after a success, its run "
+        "starts again), resume keeps every step, restart starts its run again.",
         "string",
         "resume_unchanged",
     ),
     "on_overlap": _option(
-        "What a task does while the same operator of its job still runs for another run: fail at once, or wait for its end.",
+        "Behaviour of a task while the same operator of its job still runs for another run: fail at once, or wait for its "
+        "end.",
         "string",
         "fail",
     ),

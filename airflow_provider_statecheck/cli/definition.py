@@ -29,8 +29,8 @@ _MODULES = {
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
 _EXITS = """
-Exit status: 0 all right; 1 something was found (not restorable, could not be deleted); 2 wrong usage, or no such job;
-3 storage or database did not answer.
+Exit status: 0 success; 1 a finding, such as a checkpoint that cannot be restored, files that could not be deleted, or a
+difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing.
 """
 
 
@@ -43,96 +43,122 @@ def age(text: str) -> timedelta:
     return found
 
 
-ARG_JOB = Arg(("job",), help="Name of the job, or its id")
-ARG_JOBS = Arg(("jobs",), nargs="*", metavar="JOB", help="Name of a job, or its id")
+ARG_JOB = Arg(("job",), metavar="JOB", help="Name or id of the job")
+ARG_JOBS = Arg(("jobs",), nargs="*", metavar="JOB", help="Names or ids of jobs")
 ARG_JOB_OR_POINTER = Arg(
-    ("job",), metavar="JOB|POINTER", help="Name of the job, or its id; or the URI of a checkpoint, such as s3://…/chk-7"
+    ("job",), metavar="JOB|POINTER", help="Name or id of the job, or URI of a checkpoint, such as s3://…/chk-7"
 )
-ARG_NAME = Arg(("--name",), metavar="PATTERN", help="Only jobs of such names; * and ? stand for any characters")
-ARG_LIMIT = Arg(("--limit",), type=positive_int(allow_zero=False), default=100, help="How many at most (default: 100)")
-ARG_UID = Arg(("--uid",), help="Only those of this operator")
+ARG_NAME = Arg(("--name",), metavar="PATTERN", help="Only jobs whose name matches; * and ? are wildcards")
+ARG_LIMIT = Arg(
+    ("--limit",),
+    type=positive_int(allow_zero=False),
+    default=100,
+    metavar="N",
+    help="Maximum number of rows (default: 100)",
+)
+ARG_UID = Arg(("--uid",), help="Only this operator")
 ARG_STATUS = Arg(
-    ("--status",), choices=("pending", "completed", "subsumed", "aborted", "disposed"), help="Only those of this status"
+    ("--status",),
+    choices=("pending", "completed", "subsumed", "aborted", "disposed"),
+    help="Only checkpoints with this status",
 )
 ARG_BEFORE_ID = Arg(
-    ("--before",), type=positive_int(allow_zero=False), metavar="ID", help="Only those with a lower checkpoint id"
+    ("--before",), type=positive_int(allow_zero=False), metavar="ID", help="Only checkpoints with a lower id"
 )
-ARG_HISTORY = Arg(("--history",), action="store_true", help="The last checkpoints one by one, newest first")
+ARG_HISTORY = Arg(("--history",), action="store_true", help="Show the last ten checkpoints, newest first")
 ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
-ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Change nothing, only say what would be done")
-ARG_STORAGE = Arg(("--storage-conn-id",), help="Airflow connection with the credentials of the checkpoint storage")
+ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Show the changes without making them")
+ARG_STORAGE = Arg(
+    ("--storage-conn-id",), metavar="CONN_ID", help="Airflow connection with the credentials of the checkpoint storage"
+)
 ARG_CHECKPOINT = Arg(("--checkpoint",), type=positive_int(allow_zero=False), metavar="ID", help="Only this checkpoint")
-ARG_DEEP = Arg(("--deep",), action="store_true", help="Read every page of every file too")
+ARG_DEEP = Arg(("--deep",), action="store_true", help="Also read and verify every page of every file")
 ARG_QUARANTINE = Arg(
-    ("--quarantine",), action="store_true", help="Note orphans and delete them only if a later call finds them again"
+    ("--quarantine",),
+    action="store_true",
+    help="Only record orphan files; a later call deletes those that are still orphans",
 )
 ARG_QUARANTINE_AGE = Arg(
     ("--quarantine-age",),
     type=age,
     default=timedelta(days=1),
     metavar="AGE",
-    help="How long ago they have to have been noted (default: 1d)",
+    help="Minimum age of the record before an orphan file is deleted (default: 1d)",
 )
 ARG_OLDER_THAN = Arg(
     ("--older-than",),
     type=age,
     metavar="AGE",
-    help="How long ago it has to have ended, such as 30d; given, jobs go as a whole whose Dag run is over "
-    "(rows of other jobs go after 30d by default)",
+    help="Minimum age of the rows to remove, such as 60d; also removes whole jobs whose Dag run is over for that time "
+    "(default: 30d)",
 )
-ARG_TEST_JOBS = Arg(("--test-jobs",), action="store_true", help="Remove the jobs of test runs as a whole")
+ARG_TEST_JOBS = Arg(("--test-jobs",), action="store_true", help="Also remove whole jobs of test runs")
 ARG_DIRECTORY = Arg(
-    ("directory",), metavar="CHECKPOINT_DIR", help="The checkpoint directory, such as s3://lake/checkpoints"
+    ("directory",), metavar="CHECKPOINT_DIR", help="Checkpoint directory, such as s3://lake/checkpoints"
 )
-ARG_ONLY_JOB = Arg(("--job",), metavar="JOB", help="Only the job of this name or id")
-ARG_SAVEPOINTS = Arg(("--savepoints",), metavar="URI", help="Directory with savepoints that are to be known again")
-ARG_SAVEPOINT = Arg(("pointer",), help="URI of the savepoint's directory, such as s3://…/savepoint-1a2b3c-4d5e6f708192")
+ARG_ONLY_JOB = Arg(("--job",), metavar="JOB", help="Only the job with this name or id")
+ARG_SAVEPOINTS = Arg(("--savepoints",), metavar="URI", help="Directory of savepoints to register")
+ARG_SAVEPOINT = Arg(
+    ("pointer",), metavar="POINTER", help="URI of the savepoint, such as s3://…/savepoint-1a2b3c-4d5e6f708192"
+)
 ARG_TARGET = Arg(
-    ("--target",), metavar="URI", help="Directory below which it is written (default: [statecheck] savepoint_dir)"
+    ("--target",), metavar="URI", help="Parent directory of the savepoint (default: [statecheck] savepoint_dir)"
 )
 ARG_FORMAT = Arg(
     ("--format",),
     choices=("canonical", "native"),
     default="canonical",
-    help="Format that the metadata records; both write the same files today",
+    help="Format recorded in the metadata; currently both write the same files (default: canonical)",
 )
 ARG_STOP = Arg(
     ("--stop",),
     choices=("suspend", "terminate"),
-    help="Stop the stage with the savepoint: at its next boundary (suspend), or when it has come to its end (terminate)",
+    help="Stop the stage with the savepoint: at its next boundary (suspend) or at the end of its input (terminate)",
 )
-ARG_NO_WAIT = Arg(("--no-wait",), action="store_true", help="Only ask; a stage that runs takes it at its next boundary")
+ARG_NO_WAIT = Arg(
+    ("--no-wait",),
+    action="store_true",
+    help="Only request the savepoint; a running stage takes it at its next boundary",
+)
 ARG_TIMEOUT = Arg(
     ("--timeout",),
     type=positive_int(allow_zero=False),
     default=600,
     metavar="SECONDS",
-    help="How long to wait for a stage that runs (default: 600)",
+    help="Maximum time to wait for a running stage (default: 600)",
 )
-ARG_POINTER = Arg(("pointer",), help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
-ARG_STATE = Arg(("name",), metavar="NAME", nargs="?", help="Name of a state; without it, the states are listed")
+ARG_POINTER = Arg(("pointer",), metavar="POINTER", help="URI of a checkpoint or savepoint, such as s3://…/chk-7")
+ARG_STATE = Arg(
+    ("name",), metavar="NAME", nargs="?", help="Name of the state to show; without it, the states are listed"
+)
 ARG_STATE_NAME = Arg(("name",), metavar="NAME", help="Name of the state")
-ARG_BEFORE = Arg(("before",), help="URI of a checkpoint or savepoint")
-ARG_AFTER = Arg(("after",), help="URI of a later one")
-ARG_FUNCTION = Arg(("--uid",), help="Uid of the function, where several have a state of that name")
-ARG_NAMESPACES = Arg(("--namespaces",), action="store_true", help="Also the rows of namespaces, with a column for them")
+ARG_BEFORE = Arg(("before",), metavar="BEFORE", help="URI of a checkpoint or savepoint")
+ARG_AFTER = Arg(("after",), metavar="AFTER", help="URI of a later checkpoint or savepoint")
+ARG_FUNCTION = Arg(("--uid",), metavar="UID", help="Uid of the function, if several have a state of this name")
+ARG_NAMESPACES = Arg(
+    ("--namespaces",), action="store_true", help="Also show the rows of namespaces, with a column for the namespace"
+)
 ARG_ROWS = Arg(
-    ("--limit",), type=positive_int(allow_zero=False), default=20, help="How many rows at most (default: 20)"
+    ("--limit",),
+    type=positive_int(allow_zero=False),
+    default=20,
+    metavar="N",
+    help="Maximum number of rows (default: 20)",
 )
 ARG_MAX_PARALLELISM = Arg(
     ("--max-parallelism",),
     type=positive_int(allow_zero=False),
     required=True,
     metavar="N",
-    help="The new number of key groups; at least the parallelism with which the state was written, at most 32768",
+    help="New number of key groups, from the parallelism that wrote the state up to 32768",
 )
 ARG_BEFORE_RUN = Arg(
     ("--before",),
     required=True,
     metavar="RUN",
-    help="The first run that is to work again: its logical date as 'checkpoints' shows it, or its run id if it has none",
+    help="First run to rewind: its logical date as shown by 'checkpoints', or its run id if it has none",
 )
-ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask")
+ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask for confirmation")
 
 
 def get_statecheck_commands() -> list[CLICommand]:
@@ -148,7 +174,7 @@ def get_statecheck_commands() -> list[CLICommand]:
 
 def _reading() -> tuple[ActionCommand, ...]:
     return (
-        _command("jobs", "List jobs with their newest checkpoint", ARG_NAME, ARG_LIMIT),
+        _command("jobs", "List jobs with their newest completed checkpoint", ARG_NAME, ARG_LIMIT),
         _command(
             "checkpoints",
             "List the newest checkpoints of a job",
@@ -158,7 +184,7 @@ def _reading() -> tuple[ActionCommand, ...]:
             ARG_LIMIT,
             ARG_BEFORE_ID,
         ),
-        _command("stats", "Tell what was counted of the checkpoints of a job", ARG_JOB, ARG_UID, ARG_HISTORY),
+        _command("stats", "Show checkpoint statistics of a job", ARG_JOB, ARG_UID, ARG_HISTORY),
         _command(
             "verify",
             "Check that the retained checkpoints of a job, or one checkpoint, can be restored",
@@ -169,7 +195,7 @@ def _reading() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "state",
-            "Show the state in a checkpoint: which there is, or the rows of one",
+            "List the states of a checkpoint, or show the rows of one state",
             ARG_POINTER,
             ARG_STATE,
             ARG_FUNCTION,
@@ -179,7 +205,7 @@ def _reading() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "diff",
-            "Show which keys of a state two checkpoints differ in",
+            "Show the keys of a state that differ between two checkpoints",
             ARG_BEFORE,
             ARG_AFTER,
             ARG_STATE_NAME,
@@ -195,7 +221,7 @@ def _changing() -> tuple[ActionCommand, ...]:
     return (
         _command(
             "gc",
-            "Delete the bytes of ended checkpoints",
+            "Delete files of ended checkpoints and orphan files",
             ARG_JOBS,
             ARG_ALL,
             ARG_QUARANTINE,
@@ -205,7 +231,7 @@ def _changing() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "prune",
-            "Remove the rows of what has ended long ago, or whole jobs with their bytes",
+            "Remove old rows of ended checkpoints and attempts, or whole jobs with their files",
             ARG_JOBS,
             ARG_OLDER_THAN,
             ARG_TEST_JOBS,
@@ -215,7 +241,7 @@ def _changing() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "rewind",
-            "Take the state of a job back to where it stood before a run, so that runs can be done again",
+            "Rewind the state of a job to the position before a run, to run that run and later ones again",
             ARG_JOB,
             ARG_BEFORE_RUN,
             ARG_UID,
@@ -224,7 +250,7 @@ def _changing() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "savepoint",
-            "Take a savepoint of a job, whether it runs or not",
+            "Take a savepoint of a running or idle job",
             ARG_JOB,
             ARG_UID,
             ARG_TARGET,
@@ -236,7 +262,7 @@ def _changing() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "recover",
-            "Make the rows of jobs anew from their checkpoints, after the database was lost",
+            "Rebuild the rows of jobs from their checkpoints after a loss of the database",
             ARG_DIRECTORY,
             ARG_ONLY_JOB,
             ARG_SAVEPOINTS,
@@ -245,7 +271,7 @@ def _changing() -> tuple[ActionCommand, ...]:
         ),
         _command(
             "rescale",
-            "Write a checkpoint anew as a savepoint of another maximum parallelism",
+            "Rewrite a checkpoint as a savepoint with another maximum parallelism",
             ARG_POINTER,
             ARG_MAX_PARALLELISM,
             ARG_TARGET,

@@ -20,40 +20,42 @@ class CheckpointedOperator(BaseOperator):
 
     Arguments that are not given come from the section ``[statecheck]`` of Airflow's configuration.
 
-    :param job: Name of the unit of recovery; by default state lives with the Dag run. (templated)
-    :param uid: Name of this stage within the job; by default the task id. State and output belong to it. (templated)
-    :param map_key: For a mapped task: what tells its instances apart whatever their order is. (templated)
-    :param checkpoint_dir: Where the bytes go, any fsspec URI that Spark's driver reaches too. (templated)
-    :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``; without it every process uses
-        what its own environment has. (templated)
-    :param num_retained: How many completed checkpoints to keep.
-    :param retained_runs: Of how many earlier runs of the job the last checkpoint is kept beside them, so that as many runs can
-        be begun again.
-    :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
-    :param tolerable_failed_checkpoints: How many may fail in a row before the task fails, ``-1`` for any number.
-    :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
-        is put off beyond it.
-    :param checkpoint_interval: How much time lies between two checkpoints that are taken by themselves, such as ``5 min``; a
-        bare number is milliseconds, and ``auto`` finds it by what checkpoints cost and how often the job failed.
-    :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
-    :param externalized_checkpoint_retention: After which ends of the run the checkpoints stay: ``RETAIN_ON_CANCELLATION``,
-        ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
-    :param savepoint_dir: Where savepoints go whose request names no place. (templated)
-    :param from_savepoint: Pointer to the savepoint, or the checkpoint of another job, that the stage begins from where it
-        would begin with nothing. (templated)
-    :param from_checkpoint: For a run that works on a copy: the checkpoint of the ``job`` that it begins at, as an id,
-        ``run:<run>`` or ``before:<run>`` with a logical date or run id, or a pointer. (templated)
-    :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default the logical date or run id. (templated)
-    :param claim_mode: Whose that is then: ``no_claim`` (default), its owner's, or ``claim``, this job's.
-    :param renamed_uids: For a stage that changed its uid: the old uid and the new one. It takes over the operator of the old
-        uid in its job, and a savepoint of it. Keep it as long as the job lives.
-    :param allow_non_restored_state: Whether to begin with nothing where the savepoint is another stage's, or where the stage
-        is new in a job and another stage of the job is gone.
-    :param data_inline_threshold: Up to how many bytes small values are written into the metadata, such as ``20 KiB``.
-    :param allowed_locations: Where else checkpoints and savepoints may name files, as a list of URIs such as
-        ``s3://archive``. The places of ``checkpoint_dir``, ``savepoint_dir`` and of the pointers given here are allowed anyway.
-    :param on_clear: What a cleared task does: ``resume_unchanged``, ``resume`` or ``restart``.
-    :param on_overlap: What a task does while the same operator of the job still runs for another run: ``fail`` or ``wait``.
+    :param job: Name of the unit of recovery. By default each Dag run has its own job. (templated)
+    :param uid: Name of this stage within the job, which owns its state and output. The default is the task id. (templated)
+    :param map_key: For a mapped task: a stable name of the instance, independent of the order of instances. (templated)
+    :param checkpoint_dir: Directory for checkpoints: any fsspec URI that the Spark driver can reach. (templated)
+    :param storage_conn_id: Airflow connection with the credentials for ``checkpoint_dir``. Without it, every process uses the
+        credentials of its environment. (templated)
+    :param num_retained: Maximum number of completed checkpoints to retain.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained in addition to ``num_retained``. As many
+        runs can be run again.
+    :param checkpoint_timeout_seconds: Maximum time from the start of a checkpoint to its acknowledgement.
+    :param tolerable_failed_checkpoints: Number of consecutive checkpoint failures that the task tolerates before it fails;
+        ``-1`` for no limit.
+    :param overhead_budget: Maximum share of the stage's time that checkpointing may take, above 0 and up to 1. Beyond it,
+        optional checkpoints and snapshots are delayed.
+    :param checkpoint_interval: Interval of periodic checkpoints, such as ``5 min``. A bare number is milliseconds; ``auto``
+        derives the interval from the cost of checkpoints and the failures of the job.
+    :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint of a loop.
+    :param externalized_checkpoint_retention: Retention of checkpoints after the end of the run:
+        ``RETAIN_ON_CANCELLATION``, ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
+    :param savepoint_dir: Default directory for savepoints. (templated)
+    :param from_savepoint: Pointer to a savepoint, or to a checkpoint of another job. The stage starts from it if it has no
+        checkpoint of its own to restore. (templated)
+    :param from_checkpoint: For a fork: the checkpoint of ``job`` to start from, as an id, ``run:<run>`` or ``before:<run>``
+        with a logical date or run id, or a pointer. (templated)
+    :param fork: Name of the fork, which is the job ``<job>@<fork>``. The default is the logical date or run id. (templated)
+    :param claim_mode: Owner of the restored savepoint or checkpoint: with ``no_claim`` (default) its previous owner keeps it,
+        with ``claim`` this job takes it over.
+    :param renamed_uids: For a stage whose uid changed: the old uid and the new one. The stage takes over the operator of the
+        old uid in its job, and a savepoint of it. Keep the argument as long as the job exists.
+    :param allow_non_restored_state: Start with empty state if the savepoint belongs to another stage, or if the stage is new
+        in a job from which another stage was removed.
+    :param data_inline_threshold: Maximum size of a small value that is stored in the metadata, such as ``20 KiB``.
+    :param allowed_locations: Further URIs, such as ``s3://archive``, where checkpoints and savepoints may reference files. The
+        locations of ``checkpoint_dir``, ``savepoint_dir`` and the given pointers are always allowed.
+    :param on_clear: Behaviour of a cleared task: ``resume_unchanged``, ``resume`` or ``restart``.
+    :param on_overlap: Behaviour while the same operator of the job still runs for another run: ``fail`` or ``wait``.
     """
 
     checkpoint_template_fields: Sequence[str] = (

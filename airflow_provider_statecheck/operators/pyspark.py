@@ -28,9 +28,9 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     completed checkpoint holds. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect server;
     other arguments are those of :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
-    :param python_callable: The function.
-    :param conn_id: Connection of the type ``spark`` or ``spark_connect``. Without it Spark runs where ``config_kwargs``,
-        ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf`` says, and locally where none of them names a master. (templated)
+    :param python_callable: Function to call.
+    :param conn_id: Connection of type ``spark`` or ``spark_connect``. Without it, the master is taken from ``config_kwargs``,
+        ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``; if none of them names a master, Spark runs locally. (templated)
     :param config_kwargs: Spark settings. (templated)
     """
 

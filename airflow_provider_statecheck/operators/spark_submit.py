@@ -39,9 +39,9 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     those of ``SparkSubmitOperator`` and of
     :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
-    :param ship_package: Whether to add this package to the application's Python files; not needed where it is installed.
-    :param package_dir: For cluster mode: a folder that every worker sees, for what is shipped; by default one below a
-        ``checkpoint_dir`` that is a local path. (templated)
+    :param ship_package: Add this package to the Python files of the application. Not needed if the cluster has it installed.
+    :param package_dir: For cluster mode: a directory shared by all workers for the added package. The default is below
+        ``checkpoint_dir`` if that is a local path. (templated)
     """
 
     template_fields: Sequence[str] = (

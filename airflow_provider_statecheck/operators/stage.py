@@ -29,10 +29,10 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has
     changed.
 
-    :param stage: The stage, or where it is as ``module:attribute``, which is imported when the task runs. A callable there is
-        called without arguments and gives the stage.
-    :param uid: Name of the stage within its job; by default the task id, whatever the stage is called. (templated)
-    :param parallelism: Number of subtasks; by default the stage's own, else as many tasks as Spark runs at once.
+    :param stage: The stage, or its location as ``module:attribute``, which is imported when the task runs. A callable there is
+        called without arguments and returns the stage.
+    :param uid: Name of the stage within its job. The default is the task id, regardless of the stage's name. (templated)
+    :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     """
 
     unused_arguments = ("overhead_budget",)

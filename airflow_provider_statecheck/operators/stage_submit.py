@@ -30,10 +30,10 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
     :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``,
     ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has changed.
 
-    :param stage: Where the stage is, as ``module:attribute``, which the driver imports. A callable there is called without
-        arguments and gives the stage. (templated)
-    :param uid: Name of the stage within its job; by default the task id. (templated)
-    :param parallelism: Number of subtasks; by default the stage's own, else as many tasks as Spark runs at once.
+    :param stage: Location of the stage as ``module:attribute``, which the driver imports. A callable there is called without
+        arguments and returns the stage. (templated)
+    :param uid: Name of the stage within its job. The default is the task id. (templated)
+    :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
     """
 
     template_fields: Sequence[str] = (*CheckpointedSparkSubmitOperator.template_fields, "stage")

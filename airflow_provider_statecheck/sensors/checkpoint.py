@@ -38,13 +38,13 @@ class CheckpointSensor(BaseSensorOperator):
     ``checkpoint_id``, ``pointer`` (the directory that a restore starts from) and ``completed_at``. Where Airflow's
     database is open, as in ``dag.test``, it waits for the job of the test runs, as the operators write to that one.
 
-    :param job: Name of the job; one that lives with its Dag run is called ``dag_id/<logical date or run id>``. (templated)
-    :param uid: Name of the operator within the job; by default any operator will do. (templated)
-    :param map_key: For an operator that is a mapped task: the key of the instance. (templated)
-    :param at_least: The lowest checkpoint id that will do. (templated)
-    :param max_age: How long ago the checkpoint may have been completed, by the coordinator's clock.
-    :param statecheck_conn_id: Connection that names the server; the default one need not exist. (templated)
-    :param deferrable: Whether to wait in the triggerer.
+    :param job: Name of the job. The job of a Dag run is named ``dag_id/<logical date or run id>``. (templated)
+    :param uid: Name of the operator within the job. The default is any operator. (templated)
+    :param map_key: For a mapped task: the key of the instance. (templated)
+    :param at_least: Lowest checkpoint id to accept. (templated)
+    :param max_age: Maximum time since the checkpoint was completed, by the coordinator's clock.
+    :param statecheck_conn_id: Connection to the api-server. The default connection need not exist. (templated)
+    :param deferrable: Wait in the triggerer.
     """
 
     template_fields: Sequence[str] = ("job", "uid", "map_key", "at_least", "statecheck_conn_id")
