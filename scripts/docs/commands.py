@@ -77,7 +77,7 @@ def _placeholder(action: Action) -> str:
 
 
 def _default(action: Action) -> str:
-    if action.required:
+    if action.required and action.nargs != "*":
         return "required"
     stated = _DEFAULT_IN_HELP.search(action.help or "")
     if stated:

@@ -72,6 +72,13 @@ def test_defaults_and_choices_of_a_command_are_shown(command: ActionCommand):
     assert [value for value in (*values, *defaults) if f"`{value}`" not in text] == []
 
 
+def test_only_arguments_without_which_a_command_fails_are_required():
+    assert "| `JOB` | | " in region(CLI, "command gc")
+    assert "| `NAME` | | " in region(CLI, "command state")
+    assert "| `JOB` | required | " in region(CLI, "command rewind")
+    assert "airflow statecheck rewind --before RUN [OPTIONS] JOB " in region(CLI, "command rewind")
+
+
 @pytest.mark.parametrize("status", Exit, ids=lambda status: status.name)
 def test_an_exit_status_is_described(status: Exit):
     assert f"| {status.value} | " in region(CLI, "exit-statuses")
