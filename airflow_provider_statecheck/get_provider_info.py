@@ -37,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_provider_statecheck.operators.pyspark",
                     "airflow_provider_statecheck.operators.spark_submit",
                     "airflow_provider_statecheck.operators.stage",
-                    "airflow_provider_statecheck.operators.stage_submit",
+                    "airflow_provider_statecheck.operators.spark_submit",
                 ],
             }
         ],

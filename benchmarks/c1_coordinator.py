@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards, TriggerCheckpoint
 from airflow_provider_statecheck.metadata.models import Base

@@ -18,16 +18,15 @@ from typing import Any
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, ConfirmDiscards, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
-from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask

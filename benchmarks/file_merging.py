@@ -16,10 +16,13 @@ from pathlib import Path
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, epoch_name, job_uri
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
+from airflow_provider_statecheck.storage.file_merging.manager import (
+    FileMergingOptions,
+    FileMergingSnapshotManager,
+    FileMergingType,
+)
+from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.keys import SubtaskKey, manager_id
-from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.merging.options import FileMergingOptions, FileMergingType
 from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 
 JOB, OPERATOR = job_id_of("f1"), operator_id_of("totals")

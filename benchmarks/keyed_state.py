@@ -11,15 +11,13 @@ import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend, ArrowStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
-from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEY_GROUPS = 128
 KEYS = KeySerializer((KeyField("id", pa.int64()),))

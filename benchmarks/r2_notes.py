@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
+from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from benchmarks.keyed_state import distinct_keys
 
 NOTE: ValueStateDescriptor[str] = ValueStateDescriptor("note", str)

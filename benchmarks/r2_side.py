@@ -13,7 +13,7 @@ from uuid import uuid4
 import fsspec
 
 from airflow_provider_statecheck.spark.driver.session import start_session
-from airflow_provider_statecheck.spark.stages.script import run_stage
+from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from benchmarks.answering import answer
 from benchmarks.r2_notes import NOTE, stage_over, write_input
 from benchmarks.spark_side import CONF
@@ -90,7 +90,7 @@ class StateSide:
         return {"seconds": time.perf_counter() - begin}
 
     def _state(self, pointer: str) -> Any:
-        from airflow_provider_statecheck.spark.state_reading import read_state
+        from airflow_provider_statecheck.spark.state_dataframes import read_state
 
         return read_state(self._spark, pointer, NOTE.name)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+from airflow_provider_statecheck.state.functions.contexts import KeyedContext, RuntimeContext
+from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 
 
 class RunningFigures(KeyedProcessFunction[int, Any, Any]):

@@ -12,14 +12,12 @@ from typing import Any
 
 from airflow_provider_statecheck.spark.driver.session import start_session
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sources.csv_source import CsvSource
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
+from airflow_provider_statecheck.spark.sources.file_source import CsvSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.source import Source
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Sum
-from airflow_provider_statecheck.spark.stages.script import run_stage
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
+from airflow_provider_statecheck.spark.stages.stage_run import run_stage
 from benchmarks.answering import answer
 from benchmarks.nowhere_sink import NowhereSink
 from benchmarks.peak_memory import PeakMemory

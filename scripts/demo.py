@@ -16,12 +16,12 @@ from pathlib import Path
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
 from scripts.example_data import copy_flights
 
 ROOT = Path(__file__).resolve().parents[1]

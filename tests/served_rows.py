@@ -9,9 +9,9 @@ from pathlib import Path
 
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.hooks.own_server import serving
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.hooks.submitted_stage import serving
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.conformance.api_process import TrustingTasks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.plugins import last_line
+from airflow_provider_statecheck.plugins import listeners
 from tests.conformance.api_process import SECRET
 
 DAG_ID, TASK_ID, RUN_ID = "dag", "submit", "run"
@@ -62,5 +62,5 @@ def execute_as_a_worker_would(operator: Any, work: Path, try_number: int, max_tr
     try:
         operator.execute(context_of(work, try_number, max_tries))
     except BaseException:
-        last_line.on_task_instance_failed(SimpleNamespace(task=operator))
+        listeners.on_task_instance_failed(SimpleNamespace(task=operator))
         raise

@@ -9,22 +9,20 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
-from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import redistribute_keyed
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.spark.stages.stage_states import coordinator_state
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
-from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
 
 GROUPS = 16
 STAGE, FUNCTION = "stage", "balance"

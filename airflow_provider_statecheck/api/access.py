@@ -9,12 +9,11 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.api.tasks import TaskDirectory
+from airflow_provider_statecheck.api.services import Services, TaskDirectory
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, JobId, is_test_job, job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.token_store import Caller, TokenRecord
 

@@ -1,18 +1,45 @@
-"""The app as Airflow's api-server serves it: on Airflow's database, with Airflow's tasks and users."""
+"""The API as Airflow's api-server mounts it, with login for Airflow users."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from typing import Annotated
 
-from airflow_provider_statecheck.api import login_routes, page_routes
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
+from fastapi import APIRouter, Body, FastAPI
+
+from airflow_provider_statecheck.api import examples, pages
+from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.airflow_services import airflow_services
 from airflow_provider_statecheck.api.app import create_app
-from airflow_provider_statecheck.gateway.paths import VERSION_PATH
+from airflow_provider_statecheck.api.requests import MessageRoute
+from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
+from airflow_provider_statecheck.metadata.token_store import Caller
+
+router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
+
+
+@router.post("/login")
+def login(
+    task: Annotated[Caller, Body(openapi_examples=examples.LOGIN)], services: ServicesDep, user: GetUserDep
+) -> IssuedToken:
+    """Give a task's token to a user of Airflow who may edit instances of that task."""
+    dag = DagDetails(id=task.dag_id, team_name=DagModel.get_team_name(task.dag_id))
+    may_edit = get_auth_manager().is_authorized_dag(
+        method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
+    )
+    if not may_edit:
+        raise AccessDeniedError(f"Expected a user who may edit task instances of Dag {task.dag_id!r}, found another.")
+    return services.tokens.issue(task)
 
 
 def create_airflow_app() -> FastAPI:
     """Make the app; Airflow's database is opened by the first request."""
     app = create_app(airflow_services())
-    app.include_router(login_routes.router, prefix=VERSION_PATH)
-    app.include_router(page_routes.router)
+    app.include_router(router, prefix=VERSION_PATH)
+    app.include_router(pages.router)
     return app

@@ -7,20 +7,16 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from airflow_provider_statecheck.api import (
-    attempt_routes,
-    job_routes,
-    maintenance_routes,
-    savepoint_routes,
-    token_routes,
-)
+from airflow_provider_statecheck.api import maintenance_routes, task_routes
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.bodies import BodyLimit
-from airflow_provider_statecheck.api.errors import install_error_replies
-from airflow_provider_statecheck.api.headers import SecurityHeaders
-from airflow_provider_statecheck.api.limits import refuse_unstorable
+from airflow_provider_statecheck.api.requests import (
+    BodyLimit,
+    SecurityHeaders,
+    install_error_replies,
+    refuse_unstorable,
+)
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
 
 _DISTRIBUTION = "airflow-provider-statecheck"
 
@@ -65,11 +61,11 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
     install_error_replies(app)
     for router in (
         health_router,
-        token_routes.router,
-        attempt_routes.router,
-        job_routes.router,
+        task_routes.token_router,
+        task_routes.attempt_router,
+        task_routes.job_router,
         maintenance_routes.router,
-        savepoint_routes.router,
+        maintenance_routes.savepoint_router,
     ):
         app.include_router(router, prefix=VERSION_PATH)
     return app

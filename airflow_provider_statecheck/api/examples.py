@@ -6,13 +6,6 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.maintenance import (
-    CloseAbandoned,
-    DropTokens,
-    ForgetRows,
-    RetireJob,
-    SettleRun,
-)
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AdoptAttempt,
@@ -32,6 +25,13 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.gateway.wire import encode
+from airflow_provider_statecheck.maintenance.job_maintenance import (
+    CloseAbandoned,
+    DropTokens,
+    ForgetRows,
+    RetireJob,
+    SettleRun,
+)
 
 _JOB_NAME = "nightly/2026-01-01T00:00:00+00:00"
 _JOB = job_id_of(_JOB_NAME)

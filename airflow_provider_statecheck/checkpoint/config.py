@@ -1,4 +1,4 @@
-"""How checkpoints of a job are taken, kept and restored: Flink's ``CheckpointConfig``, as an object or from a mapping."""
+"""Configuration of checkpoints: Flink's ``CheckpointConfig``."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.config_option import (
+from airflow_provider_statecheck.checkpoint.config_options import (
     ConfigOption,
     one_of,
+    parse_directory,
+    parse_duration,
     parse_number,
+    parse_size,
     parse_text,
     parse_truth,
     parse_whole_number,
 )
-from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
-from airflow_provider_statecheck.checkpoint.units import parse_duration, parse_size
-from airflow_provider_statecheck.checkpoint.uri_setting import parse_directory
+from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy, RestoreMode
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 log = logging.getLogger(__name__)
@@ -311,3 +311,20 @@ class CheckpointConfig:
 
     def _values(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in self.options()}
+
+
+AUTO = "auto"
+"""The interval is found by what checkpoints cost and how often the job failed."""
+
+
+def parse_interval(key: str, value: Any) -> timedelta | str:
+    """
+    Read a duration, or ``auto`` in any case.
+
+    :param key: What to call it in the error.
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    if isinstance(value, str) and value.strip().lower() == AUTO:
+        return AUTO
+    interval: timedelta = CheckpointConfig.checkpoint_interval.checked(key, value)  # type: ignore[assignment]
+    return interval

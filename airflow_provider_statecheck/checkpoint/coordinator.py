@@ -1,615 +1,470 @@
-"""The coordinator of checkpoints that are aligned over several operators: Flink's ``CheckpointCoordinator``."""
+"""
+Coordinator of the checkpoints of one operator, as stages use it.
+
+Each call begins a transaction of its job with a write, applies one transition to the rows, commits, and answers with the
+effects that the rows then allow. There is no daemon and no timer: expiry is judged at each call from the rows' times.
+The model is Apache Flink's ``CheckpointCoordinator``, cut down to checkpoints of one operator.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from dataclasses import replace
 from datetime import timedelta
-from random import Random
-from threading import Lock
-from typing import Any
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import SavepointFormat
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.clock import Clock
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.coordination import aligned_rows, retained
-from airflow_provider_statecheck.checkpoint.coordination.aborting import Aborting
-from airflow_provider_statecheck.checkpoint.coordination.acknowledging import Acknowledging
-from airflow_provider_statecheck.checkpoint.coordination.carried_state import GuardedDiscarder
-from airflow_provider_statecheck.checkpoint.coordination.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.coordination.completed_store import CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import StateDiscarder
-from airflow_provider_statecheck.checkpoint.coordination.failure_manager import CheckpointFailureManager
-from airflow_provider_statecheck.checkpoint.coordination.finalization import Finalization
-from airflow_provider_statecheck.checkpoint.coordination.future import CheckpointFuture, FutureWaiter
-from airflow_provider_statecheck.checkpoint.coordination.id_counter import JobIDCounter
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.coordination.master_hooks import MasterHooks, MasterTriggerRestoreHook
-from airflow_provider_statecheck.checkpoint.coordination.notifications import CheckpointNotifier
-from airflow_provider_statecheck.checkpoint.coordination.operator_coordinators import (
-    OperatorCoordinatorContext,
-    OperatorCoordinatorRestoreMode,
-    OperatorCoordinators,
+from airflow_provider_statecheck.checkpoint import registration, savepoint_restore, statistics, transitions
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import (
+    TaskLiveness,
+    UnknownLiveness,
+    require_current,
+    require_running,
+    require_same_task,
 )
-from airflow_provider_statecheck.checkpoint.coordination.parts import CoordinatorParts
-from airflow_provider_statecheck.checkpoint.coordination.plan import CheckpointPlanCalculator, ExecutionTask
-from airflow_provider_statecheck.checkpoint.coordination.request_decider import CheckpointRequestDecider
-from airflow_provider_statecheck.checkpoint.coordination.requesting import Requesting
-from airflow_provider_statecheck.checkpoint.coordination.restoring import RestorableTask, Restoring
-from airflow_provider_statecheck.checkpoint.coordination.resuming import resume
-from airflow_provider_statecheck.checkpoint.coordination.row_errors import as_checkpoint_exception
-from airflow_provider_statecheck.checkpoint.coordination.scheduler import PeriodicTrigger
-from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateRegistry
-from airflow_provider_statecheck.checkpoint.coordination.snapshot_contents import completed_of, metadata_of
-from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent, SnapshotStorage
-from airflow_provider_statecheck.checkpoint.coordination.stop_with_savepoint import StopWithSavepoint
-from airflow_provider_statecheck.checkpoint.coordination.task_messages import AcknowledgeMessage, DeclineMessage
-from airflow_provider_statecheck.checkpoint.coordination.trigger_kind import TriggerKind, properties_of
-from airflow_provider_statecheck.checkpoint.coordination.triggering import Triggering, failure_of
-from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
+from airflow_provider_statecheck.checkpoint.messages import (
+    LONGEST_CHECKPOINT,
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AcknowledgeResult,
+    AdoptAttempt,
+    AttemptGrant,
+    ConfirmCommits,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+    require,
+    require_metadata_in,
+    require_valid,
+)
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
-from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+)
+from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
-    CoordinatorError,
+    ConcurrentAttemptError,
     InvalidConfigurationError,
-    StaleAttemptError,
+    OpenCommitError,
     StateCheckError,
 )
 
 log = logging.getLogger(__name__)
 
-USED_SETTINGS = (
-    "checkpoint_interval",
-    "timeout",
-    "min_pause_between_checkpoints",
-    "max_concurrent_checkpoints",
-    "externalized_checkpoint_retention",
-    "checkpoints_after_tasks_finish",
-    "cleaner_parallel_mode",
-)
-"""Settings that a coordinator acts on; how many to retain and to tolerate its store and its failure manager know."""
-DEFAULT_LEASE = timedelta(minutes=1)
+_BATCHES_AT_END = 20
+"""How many batches of old rows the end of an attempt removes: more rows than one adds that runs a day and checkpoints
+every ten seconds."""
+# A row stays small; damage that was forgotten is found again by reading.
+_MOST_DAMAGED = 100
 
 
-class CheckpointCoordinator:
+class AttemptCoordinator:
     """
-    Triggers checkpoints of several operators, collects what they acknowledge and completes them.
+    Decides when a snapshot is a completed checkpoint and what a new attempt restores.
 
-    What matters is in the rows: several coordinators with the same leader, in as many processes, act as one, and a new
-    one goes on where another ended. No thread and no timer is started; :meth:`tick` has to be called again and again.
+    It is a ``CheckpointCoordinatorGateway`` itself: in process, no more is needed.
 
-    :param job_id: The job.
-    :param config: How often, how many and how long.
-    :param tasks_to_trigger: Tasks that are told to begin.
-    :param tasks_to_wait_for: Tasks without which there is no checkpoint.
-    :param tasks_to_commit_to: Tasks that are told how it ended.
-    :param registry: Knows the files that checkpoints share; the completed store has the same.
-    :param id_counter: Gives the ids.
-    :param completed_store: Keeps what is complete.
-    :param checkpoint_storage: Where the bytes go.
-    :param executor: Where tasks are notified and bytes are deleted.
-    :param failure_manager: Counts failures.
-    :param jobs: The rows.
-    :param leader: In whose name they are changed; an older one is refused.
-    :param discarder: Who deletes bytes.
-    :param fail_task: What is done with a task that failed when it was told of a completion.
-    :param clock: What time it is for periodic checkpoints; all else goes by the time of the rows.
-    :param random: Where the delay of the first periodic checkpoint comes from.
-    :param operator_coordinators: What operators keep on this side.
-    :param waiter: How futures wait.
-    :param lease: How long whoever finalizes a checkpoint may be silent.
-    :raises InvalidConfigurationError: if a setting was given that it does not act on, there is no task to wait for, or the leader is of another job.
-    :raises StorageError: if checkpoints are periodic and their directories cannot be made.
-    :raises CoordinatorError: if the counter cannot be started.
+    :param store: The rows.
+    :param liveness: Who knows whether another task still runs.
     """
 
-    def __init__(
-        self,
-        job_id: JobId,
-        config: CheckpointConfig,
-        tasks_to_trigger: Sequence[ExecutionTask],
-        tasks_to_wait_for: Sequence[ExecutionTask],
-        tasks_to_commit_to: Sequence[ExecutionTask],
-        registry: SharedStateRegistry,
-        id_counter: JobIDCounter,
-        completed_store: CompletedCheckpointStore,
-        checkpoint_storage: SnapshotStorage,
-        executor: Executor,
-        failure_manager: CheckpointFailureManager,
-        *,
-        jobs: JobStore,
-        leader: AttemptRef,
-        discarder: StateDiscarder,
-        fail_task: Callable[[ExecutionTask, Exception], None],
-        clock: Clock,
-        random: Random,
-        operator_coordinators: Sequence[OperatorCoordinatorContext] = (),
-        waiter: FutureWaiter | None = None,
-        lease: timedelta = DEFAULT_LEASE,
-    ) -> None:
-        config.require_only(USED_SETTINGS, "a coordinator of several operators")
-        require("tasks_to_wait_for", list(tasks_to_wait_for), bool, "at least one task")
-        is_ours = (leader.job_id, leader.operator_id) == (job_id, ALIGNED_OPERATOR_ID)
-        require("leader", leader, lambda _: is_ours, f"a leader of the aligned checkpoints of job {job_id}")
-        self._job_id = job_id
-        self._clock = clock
-        self._waiter = waiter
-        self._lock = Lock()
-        self._futures: list[CheckpointFuture] = []
-        self._has_base_locations = False
-        self._is_shut_down = False
-        cleaner = CheckpointsCleaner(
-            GuardedDiscarder(discarder, registry),
-            executor,
-            is_parallel=config.cleaner_parallel_mode,
-            discarded=lambda completed: retained.confirm_discarded(self._parts, completed.checkpoint_id),
+    def __init__(self, store: JobStore, liveness: TaskLiveness | None = None) -> None:
+        self._store = store
+        self._liveness = liveness or UnknownLiveness()
+
+    def register(self, request: RegisterAttempt) -> AttemptGrant:
+        """
+        Fence all earlier attempts of the operator and say what to restore.
+
+        :raises InvalidConfigurationError: for a setting out of range.
+        :raises ConcurrentAttemptError: if another task, or another run of the task, still runs and holds the operator.
+        :raises RunSupersededError: if the state stands at a later run.
+        :raises NoRestorableCheckpointError: if there was state and none of it is left.
+        :raises IncompatibleCheckpointError: if the operator is new while another one of the job, which has checkpoints, is
+            gone.
+        """
+        require_valid(request)
+        grant = self._register(request)
+        log.debug(
+            "Job %s operator %s: attempt %s registered for %s (%s)",
+            request.job_name,
+            grant.uid,
+            grant.attempt.epoch,
+            request.owner.label,
+            grant.start_reason,
         )
-        self._parts = CoordinatorParts(
-            jobs=jobs,
-            leader=leader,
-            name=new_key(),
-            lease=lease,
-            config=config,
-            tasks=tuple(tasks_to_commit_to),
-            plan_calculator=CheckpointPlanCalculator(
-                tasks_to_trigger, tasks_to_wait_for, tasks_to_commit_to, config.checkpoints_after_tasks_finish
-            ),
-            decider=CheckpointRequestDecider(config.effective_max_concurrent_checkpoints, config.effective_min_pause),
-            id_counter=id_counter,
-            completed_store=completed_store,
-            registry=registry,
-            storage=checkpoint_storage,
-            cleaner=cleaner,
-            notifier=CheckpointNotifier(executor, fail_task),
-            hooks=MasterHooks(),
-            operator_coordinators=OperatorCoordinators(operator_coordinators),
-            failure_manager=failure_manager,
-            executor=executor,
+        return grant
+
+    def adopt(self, request: AdoptAttempt) -> None:
+        """
+        Let a later try of the same task speak for an attempt that still runs; its driver goes on undisturbed.
+
+        :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            require_same_task(attempt, request.owner)
+            tx.save_attempt(replace(attempt, owner=request.owner))
+
+    def confirm_restore(self, request: ConfirmRestore) -> None:
+        """
+        Record what was restored; candidates that could not be no longer count towards retention.
+
+        A savepoint that the attempt began from becomes a checkpoint of the operator, claimed if the message says so.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises CheckpointNotFoundError: if the checkpoint is not a completed one of this operator.
+        :raises SnapshotClaimedError: if it is a savepoint that another operator claimed.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            restored = _restored(tx, attempt, request)
+            for skipped in request.skipped:
+                row = _require_restorable(tx, attempt, skipped.checkpoint_id)
+                tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
+            if restored.unusable_reason is not None:
+                tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
+            tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))
+            statistics.restored(tx, attempt, restored)
+
+    def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
+        """
+        Draw the id of a new checkpoint; the same request key gives the same one.
+
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: for a timeout out of range, or a place without a request for a savepoint.
+        :raises CheckpointNotFoundError: if it is to serve a request for a savepoint that is not open.
+        """
+        _require_place(request)
+        _require_time(request)
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            transitions.expire(tx, attempt.operator_id)
+            known = tx.checkpoint_by_request(request.request_key)
+            checkpoint = known or _new_checkpoint(tx, attempt, request)
+            if known is None:
+                tx.add_checkpoint(checkpoint)
+        return PendingCheckpoint(
+            checkpoint_id=checkpoint.checkpoint_id,
+            location=checkpoint.location,
+            triggered_at=checkpoint.triggered_at,
+            expires_at=checkpoint.expires_at,
+            request_key=checkpoint.request_key,
         )
-        interval = config.effective_interval
-        self._periodic = (
-            None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random, clock)
-        )
-        self._aborting = Aborting(self._parts, self._go_on)
-        self._finalization = Finalization(self._parts, self._aborting, self._go_on)
-        self._acknowledging = Acknowledging(self._parts, self._aborting, self._finalization)
-        self._requesting = Requesting(self._parts)
-        self._triggering = Triggering(self._parts, self._aborting, self._finalization, self._require_ready, self._rearm)
-        self._restoring = Restoring(self._parts)
-        id_counter.start()
-        if self._periodic is not None:
-            self._ensure_base_locations()
-        completed_store.recover()
-        resume(self._parts, self._aborting, self._finalization)
 
-    @property
-    def cleaner(self) -> CheckpointsCleaner:
-        """Return who deletes the bytes of checkpoints, for the shutdown of the completed store."""
-        return self._parts.cleaner
-
-    @property
-    def is_shut_down(self) -> bool:
-        """Tell whether it does nothing any more."""
-        return self._is_shut_down
-
-    @property
-    def is_periodic_checkpointing_started(self) -> bool:
-        """Tell whether checkpoints are triggered without being asked for."""
-        return self._periodic is not None and self._periodic.is_started
-
-    def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:
+    def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
         """
-        Add something that takes part in every checkpoint.
+        Complete a checkpoint, abort older pending ones, subsume what falls out of retention.
 
-        :return: Whether it was added; a second one of the same identifier is not.
-        :raises InvalidConfigurationError: for an empty identifier.
+        :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
+        :raises InvalidConfigurationError: if its metadata lie elsewhere than in its directory.
         """
-        return self._parts.hooks.add_master_hook(hook)
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_running(tx, request.attempt)
+            transitions.expire(tx, attempt.operator_id)
+            return _acknowledge(tx, attempt, request)
 
-    def trigger_checkpoint(
-        self,
-        properties: CheckpointProperties | TriggerKind,
-        external_savepoint_location: str | None = None,
-        is_periodic: bool = False,
-        *,
-        request_key: str | None = None,
-    ) -> CheckpointFuture:
+    def decline(self, request: DeclineCheckpoint) -> OpenEffects:
         """
-        Ask for a checkpoint; every failure but a wrong argument is told by the future.
+        Abort a pending checkpoint of this attempt; any other is left as it is.
 
-        :param properties: Whose it is and what kind, or a kind for one that stays as long as is configured.
-        :param external_savepoint_location: The directory below which a savepoint is written.
-        :param is_periodic: Whether nobody asked for it.
-        :param request_key: Made by the caller; the same key is the same request.
-        :raises InvalidConfigurationError: for no kind, or a savepoint without target where there is no default.
+        :raises StaleAttemptError: if a newer attempt has registered.
         """
-        properties = properties_of(properties, self._parts.config.retention_policy)
-        if properties.is_savepoint and not external_savepoint_location:
-            has_default = self._parts.storage.has_default_savepoint_location
-            require(
-                "execution.checkpointing.savepoint-dir", None, lambda _: has_default, "set, or a target to be given"
-            )
-        key = request_key or new_key()
-        future = self._future(key)
-        try:
-            self._ask(key, properties, external_savepoint_location, is_periodic)
-        except Exception as error:
-            future.fail(_refusal(error))
-            return future
-        with self._lock:
-            self._futures.append(future)
-        self._go_on()
-        return future
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
+            if checkpoint is not None and checkpoint.status is CheckpointStatus.PENDING:
+                transitions.abort(tx, checkpoint, request.reason, request.message, request.increment_seconds)
+            return transitions.effects_of(tx, attempt.operator_id)
 
-    def trigger_savepoint(
-        self,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        request_key: str | None = None,
-    ) -> CheckpointFuture:
+    def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
         """
-        Ask for a savepoint, which neither subsumes checkpoints nor is told to tasks.
+        Abort a pending checkpoint from outside the stage.
 
-        :raises InvalidConfigurationError: without target where there is no default.
+        :return: Whether it was pending.
         """
-        properties = CheckpointProperties.for_savepoint(savepoint_format=savepoint_format)
-        return self.trigger_checkpoint(properties, target, request_key=request_key)
-
-    def trigger_synchronous_savepoint(
-        self,
-        terminate: bool,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        request_key: str | None = None,
-    ) -> CheckpointFuture:
-        """
-        Ask for a savepoint after which tasks wait until they are told that it is complete.
-
-        :param terminate: Whether they come to their end then.
-        :raises InvalidConfigurationError: without target where there is no default.
-        """
-        properties = CheckpointProperties.for_sync_savepoint(terminate=terminate, savepoint_format=savepoint_format)
-        return self.trigger_checkpoint(properties, target, request_key=request_key)
-
-    def stop_with_savepoint(
-        self,
-        terminate: bool,
-        target: str | None = None,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-        *,
-        fail_job: Callable[[Exception], None],
-    ) -> StopWithSavepoint:
-        """
-        Stop periodic checkpoints and ask for a savepoint with which the job stops.
-
-        The caller says in the answer how the tasks ended, once all of them have.
-
-        :param fail_job: What is done if some task does not finish.
-        :raises InvalidConfigurationError: without target where there is no default.
-        """
-        was_periodic = self.is_periodic_checkpointing_started
-        if was_periodic:
-            self.stop_checkpoint_scheduler()
-
-        def restart() -> None:
-            if was_periodic and not self._is_shut_down:
-                self.start_checkpoint_scheduler()
-
-        stop = StopWithSavepoint(restart, fail_job)
-        try:
-            future = self.trigger_synchronous_savepoint(terminate, target, savepoint_format)
-        except InvalidConfigurationError:
-            restart()
-            raise
-        future.add_done_callback(lambda ended: _tell_of_savepoint(stop, ended))
-        return stop
-
-    def future_of(self, request_key: str) -> CheckpointFuture:
-        """Return the future of a request that was made here or in another process."""
-        return self._future(request_key)
-
-    def receive_acknowledge_message(self, message: AcknowledgeMessage | None, sender: str = "") -> bool:
-        """
-        Take the part of an operator.
-
-        :param sender: Where it comes from, for people.
-        :return: Whether the checkpoint is known here.
-        :raises CheckpointException: if the checkpoint cannot be completed.
-        """
-        if self._is_shut_down or message is None:
-            return False
-        if message.job_id != self._job_id:
-            log.error("Expected acknowledgements of job %s, found one of %s (%s)", self._job_id, message.job_id, sender)
-            return False
-        with self._parts.raising_job_failures():
-            try:
-                self._expire()
-                return self._acknowledging.acknowledge(message, sender)
-            except StaleAttemptError as error:
-                log.warning("An acknowledgement is left to the coordinator that leads now: %s", error)
+        with self._store.transaction(job_id) as tx:
+            checkpoint = tx.checkpoint(checkpoint_id)
+            if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
                 return False
-            finally:
-                self._look()
+            transitions.abort(tx, checkpoint, reason, message)
+            return True
 
-    def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
-        """
-        Abort the checkpoint of which an operator will not take its part, if it is pending.
+    def expire(self, job_id: JobId) -> None:
+        """Abort every pending checkpoint of a job whose time is over."""
+        operators = self._store.describe(job_id).operators
+        with self._store.transaction(job_id) as tx:
+            for operator in operators:
+                transitions.expire(tx, operator.operator_id)
 
-        :raises InvalidConfigurationError: if it is of another job.
+    def confirm_discards(self, request: ConfirmDiscards) -> None:
         """
-        if self._is_shut_down or message is None:
-            return
-        if message.job_id != self._job_id:
+        Record that the bytes of subsumed or aborted checkpoints are gone.
+
+        :raises InvalidConfigurationError: if no attempt is named; maintenance has a way of its own.
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
+        attempt = request.attempt
+        if attempt is None:
+            raise InvalidConfigurationError("Expected the attempt that deleted, found none; name it.")
+        with self._store.transaction(request.job_id) as tx:
+            require_current(tx, attempt)
+            transitions.discarded(tx, attempt.operator_id, request.checkpoint_ids)
+
+    def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
+        """
+        Record that a sink committed what checkpoints hold; what only waited for that falls out of retention now.
+
+        What a checkpoint holds is carried into later ones until it is confirmed, so older ones of the same generation are
+        confirmed with it. A checkpoint that is none of the operator's completed ones confirms nothing.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        """
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            _confirm_commits(tx, attempt, request.checkpoint_ids)
+            return transitions.effects_of(tx, attempt.operator_id)
+
+    def finish(self, request: FinishAttempt) -> OpenEffects:
+        """
+        Close an attempt: its pending checkpoints are aborted, its pins end, and the damage that it found is recorded.
+
+        Old rows of the operator go afterwards, so that they are bounded even where no maintenance runs.
+
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises OpenCommitError: if it is to end as finished although its sink has not committed everything.
+        """
+        if request.status not in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
             raise InvalidConfigurationError(
-                f"Expected declines of job {self._job_id}, found one of {message.job_id} ({sender})."
+                f"Expected an attempt to end as finished or failed, found {request.status!r}."
             )
-        with self._parts.raising_job_failures():
-            try:
-                if not self._aborting.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
-                    log.debug("Decline of checkpoint %s (%s) changes nothing", message.checkpoint_id, sender)
-            except StaleAttemptError as error:
-                log.warning("A decline is left to the coordinator that leads now: %s", error)
-            self._go_on()
+        with self._store.transaction(request.attempt.job_id) as tx:
+            attempt = require_current(tx, request.attempt)
+            if attempt.status is AttemptStatus.RUNNING:
+                _require_committed(tx, attempt, request)
+                transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
+                _record_damage(tx, attempt, request.damaged_snapshots)
+                tx.save_attempt(replace(attempt, status=request.status, ended_at=tx.now, message=request.message))
+            effects = transitions.effects_of(tx, attempt.operator_id)
+        self._forget_old_rows(attempt)
+        return effects
 
-    def fail_unacknowledged_for(self, attempt_id: str, cause: Exception) -> None:
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        return self._store.jobs()
+
+    def describe(self, job_id: JobId) -> JobView:
         """
-        Abort the pending checkpoints that a try of a task has not acknowledged, for it failed.
+        Return a job as it stands.
 
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; repeat it then.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
-        error = CheckpointException(CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT, cause)
+        return self._store.describe(job_id)
 
-        def chosen(tx: Any) -> list[CheckpointRecord]:
-            pending = aligned_rows.of_status(tx, CheckpointStatus.PENDING)
-            return [c for c in pending if _is_owed_by(tx.acknowledgements(c.checkpoint_id), attempt_id)]
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job, ``None`` if it has no row."""
+        return self._store.checkpoint(job_id, checkpoint_id)
 
-        with self._parts.raising_job_failures():
-            try:
-                with as_checkpoint_exception():
-                    self._aborting.abort(chosen, error, attempt_id=attempt_id)
-            except StaleAttemptError as stale:
-                log.warning("The checkpoints of a failed task are left to the coordinator that leads now: %s", stale)
-            self._go_on()
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        return self._store.checkpoints(job_id, page)
 
-    def start_checkpoint_scheduler(self) -> None:
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """
-        Take checkpoints periodically, whenever :meth:`tick` finds one due; beginning again is beginning anew.
+        Return the checkpoint that a restore of an operator would start from, ``None`` if it has none.
 
-        :raises CoordinatorError: after the shutdown, or if no interval is configured.
+        :raises CheckpointNotFoundError: if there is no such job.
         """
-        self._require_in_use()
-        if self._periodic is None:
-            raise CoordinatorError(
-                "Expected an interval of periodic checkpoints, found none; set execution.checkpointing.interval."
-            )
-        self._periodic.start(self._clock.now())
+        return self._store.latest(job_id, operator_id)
 
-    def stop_checkpoint_scheduler(self) -> None:
-        """
-        Take no more periodic checkpoints, and abort all that is pending or queued; it may be repeated.
-
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; none is taken periodically all the same.
-        """
-        if self._periodic is not None:
-            self._periodic.stop()
-        self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
-
-    def tick(self) -> None:
-        """
-        Do what time demands: expire, finish what another left, take a periodic checkpoint.
-
-        Like the calls that take the messages of tasks, it raises what the callback raises that fails the job.
-
-        :raises StaleAttemptError: if another leads.
-        """
-        if self._is_shut_down:
-            return
-        with self._parts.raising_job_failures():
-            self._tick()
-
-    def _tick(self) -> None:
-        self._expire()
-        self._finalization.take_over()
-        if self._periodic is not None and self._periodic.due(self._clock.now()):
-            policy = self._parts.config.retention_policy
-            self.trigger_checkpoint(CheckpointProperties.for_checkpoint(policy), is_periodic=True)
-        self._go_on()
-
-    def restore_latest_checkpointed_state(
-        self,
-        tasks: Sequence[RestorableTask],
-        error_if_no_checkpoint: bool = False,
-        all_or_nothing_state: bool = False,
-        *,
-        allow_non_restored_state: bool = False,
-        renamed_uids: Mapping[str, str] | None = None,
-        mode: OperatorCoordinatorRestoreMode = OperatorCoordinatorRestoreMode.RESTORE_OR_RESET,
-    ) -> bool:
-        """
-        Give tasks their state of the newest completed checkpoint; either all of it fits, or none is given any.
-
-        :param all_or_nothing_state: Whether an operator of which some subtasks have state must have state of all.
-        :return: Whether there is a checkpoint.
-        :raises CoordinatorError: after the shutdown, or if there is no checkpoint and there has to be one.
-        :raises IncompatibleCheckpointError: if its state does not fit.
-        """
-        self._require_in_use()
-        return self._restoring.restore_latest(
-            tasks,
-            error_if_no_checkpoint=error_if_no_checkpoint,
-            all_or_nothing_state=all_or_nothing_state,
-            allow_non_restored_state=allow_non_restored_state,
-            renamed_uids=renamed_uids,
-            mode=mode,
-        )
-
-    def restore_savepoint(
-        self,
-        pointer: str,
-        tasks: Sequence[RestorableTask],
-        *,
-        restore_mode: RestoreMode = RestoreMode.NO_CLAIM,
-        allow_non_restored_state: bool = False,
-        renamed_uids: Mapping[str, str] | None = None,
-    ) -> CompletedCheckpoint:
-        """
-        Begin the job from a snapshot.
-
-        :param pointer: Its directory or metadata file.
-        :param restore_mode: Whose it is from then on.
-        :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
-        :raises CheckpointNotFoundError: if there is none.
-        :raises IncompatibleCheckpointError: if its state does not fit.
-        """
-        self._require_in_use()
-        adopted = self._restoring.adopt(
-            pointer,
-            restore_mode,
-            tasks,
-            allow_non_restored_state=allow_non_restored_state,
-            renamed_uids=renamed_uids,
-        )
-        self.restore_latest_checkpointed_state(
-            tasks, True, allow_non_restored_state=allow_non_restored_state, renamed_uids=renamed_uids
-        )
-        return adopted
-
-    def shutdown_store(self, status: JobStatus) -> None:
-        """
-        End the completed store with the job; its checkpoints go or stay as their properties say. It may be repeated.
-
-        :param status: How the job ended.
-        :raises StateCheckError: if rows or storage do not answer.
-        """
-        retained.end_with_job(self._parts, status)
-
-    def shutdown(self) -> None:
-        """Do nothing any more: abort all that is pending or queued, and close the hooks; it may be repeated."""
-        with self._lock:
-            if self._is_shut_down:
-                return
-            self._is_shut_down = True
-        if self._periodic is not None:
-            self._periodic.stop()
-        self._parts.hooks.close()
-        self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-
-    def _abort_everything(self, reason: CheckpointFailureReason) -> None:
-        error = CheckpointException(reason)
+    def _forget_old_rows(self, ended: AttemptRecord) -> None:
         try:
-            self._abort_all(error)
-        except StaleAttemptError as stale:
-            log.warning("What is pending is left to the coordinator that leads now: %s", stale)
-        self._look()
-
-    def _abort_all(self, error: CheckpointException) -> None:
-        with as_checkpoint_exception():
-            self._finalization.take_over()
-            with self._parts.transition() as tx:
-                for request in tx.open_requests(ALIGNED_OPERATOR_ID):
-                    if request.status is RequestStatus.QUEUED:
-                        aligned_rows.fail_request(tx, request, error)
-                pending = aligned_rows.of_status(tx, CheckpointStatus.PENDING)
-                aborted = [aligned_rows.abort(tx, c, error) for c in pending]
-        self._aborting.settle(aborted)
-
-    def _ask(
-        self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
-    ) -> SnapshotRequest:
-        if self._is_shut_down:
-            raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        if not properties.is_savepoint:
-            self._ensure_base_locations()
-        return self._requesting.ask(key, properties, target, is_periodic)
-
-    def _ensure_base_locations(self) -> None:
-        if not self._has_base_locations:
-            self._parts.storage.initialize_base_locations_for_checkpoint()
-            self._has_base_locations = True
-
-    def _require_ready(self, request: SnapshotRequest) -> None:
-        if self._is_shut_down:
-            raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        if request.is_periodic and not self.is_periodic_checkpointing_started:
-            raise CheckpointException(CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN)
-
-    def _require_in_use(self) -> None:
-        if self._is_shut_down:
-            raise CoordinatorError(
-                "Expected a coordinator that is in use, found one that was shut down; make a new one."
-            )
-
-    def _rearm(self, delay: timedelta) -> None:
-        if self._periodic is not None:
-            self._periodic.rearm(delay)
-
-    def _expire(self) -> None:
-        with self._parts.transition() as tx:
-            expired = [c for c in aligned_rows.of_status(tx, CheckpointStatus.PENDING) if c.expires_at <= tx.now]
-            error = CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED)
-            aborted = [aligned_rows.abort(tx, c, error) for c in expired]
-        self._aborting.settle(aborted)
-
-    def _go_on(self) -> None:
-        """Trigger what may be triggered now; whoever asked for it learns of failures by its future."""
-        if not self._is_shut_down:
-            try:
-                self._triggering.run()
-            except Exception:
-                log.exception("The queue of checkpoints could not be served; the next call tries again")
-        self._look()
-
-    def _look(self) -> None:
-        with self._lock:
-            futures = tuple(self._futures)
-        try:
-            ended = [future for future in futures if future.done()]
+            for _ in range(_BATCHES_AT_END):
+                with self._store.transaction(ended.job_id) as tx:
+                    before = tx.now - DEFAULT_AGE
+                    rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
+                    remove_rows(tx, rows)
+                if len(rows) < BATCH_SIZE:
+                    return
         except StateCheckError as error:
-            log.warning("What became of checkpoints is not known yet: %s", error)
-            return
-        with self._lock:
-            self._futures = [future for future in self._futures if future not in ended]
+            # The attempt has ended all the same; a later end, or prune, removes the rows.
+            log.warning("Old rows of job %s were not removed: %s", ended.job_id, error)
 
-    def _future(self, request_key: str) -> CheckpointFuture:
-        return CheckpointFuture(self._parts.jobs, self._job_id, request_key, self._load, self._waiter)
-
-    def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
-        metadata = metadata_of(record)
-        try:
-            content = self._parts.storage.read(metadata)
-        except CheckpointNotFoundError:
-            # It was subsumed since; that it was complete is true all the same.
-            content = SnapshotContent()
-        return completed_of(record, content, metadata)
-
-
-def _is_owed_by(parts: Sequence[Any], attempt_id: str) -> bool:
-    own = aligned_rows.part_of(parts, attempt_id)
-    return own is not None and not own.is_acknowledged
+    def _register(self, request: RegisterAttempt) -> AttemptGrant:
+        dead: list[AttemptRecord] = []
+        while True:
+            try:
+                with self._store.transaction(job_id_of(request.job_name), create_as=request.job_name) as tx:
+                    return registration.register(tx, request, dead)
+            except registration.RivalError as found:
+                rival = found.rival
+            # Asked between two transactions: nothing foreign may run while a row is locked.
+            if self._liveness.is_running(rival.owner):
+                raise _overlap(rival.owner, request)
+            dead.append(rival)
 
 
-def _refusal(error: Exception) -> CheckpointException:
-    if isinstance(error, StaleAttemptError):
-        return CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN, error)
-    return failure_of(error)
+def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:
+    is_same_task = holder.logical_task == request.owner.logical_task
+    advice = "Let runs follow each other" if is_same_task else "Give one of the two tasks another uid"
+    return ConcurrentAttemptError(
+        f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {holder.label}; "
+        f"{request.owner.label} was refused. {advice}, or say on_overlap='wait'.",
+        uid=request.uid,
+        holder=holder.label,
+    )
 
 
-def _tell_of_savepoint(stop: StopWithSavepoint, future: CheckpointFuture) -> None:
-    try:
-        pointer = future.result(0).external_pointer
-    except Exception as error:
-        stop.handle_savepoint_creation(error=error)
+def _record_damage(tx: JobTransaction, attempt: AttemptRecord, found: tuple[str, ...]) -> None:
+    operator = tx.operator(attempt.operator_id)
+    if operator is None or not found:
         return
-    stop.handle_savepoint_creation(pointer)
+    damaged = dict.fromkeys((*operator.damaged_snapshots, *found))
+    tx.save_operator(replace(operator, damaged_snapshots=tuple(damaged)[-_MOST_DAMAGED:]))
+
+
+def _require_place(request: TriggerCheckpoint) -> None:
+    if (request.serves is None) is not (request.savepoint_dir is None):
+        raise InvalidConfigurationError(
+            "Expected savepoint_dir with the request for a savepoint that is served, and with no other, found one of the two."
+        )
+
+
+def _require_time(request: TriggerCheckpoint) -> None:
+    if request.timeout_seconds is not None:
+        longest = LONGEST_CHECKPOINT.total_seconds()
+        require(
+            "timeout_seconds", request.timeout_seconds, lambda s: 0.01 <= s <= longest, "from 0.01 seconds to a year"
+        )
+
+
+def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
+    checkpoint = _plain_checkpoint(tx, attempt, request)
+    if request.serves is None or request.savepoint_dir is None:
+        return checkpoint
+    asked = transitions.begin(tx, request.serves, checkpoint.checkpoint_id)
+    return replace(
+        checkpoint,
+        properties=asked.properties,
+        location=new_savepoint_uri(asked.target or request.savepoint_dir, tx.job.job_id),
+        expires_at=tx.now + transitions.LONGEST_WRITE,
+    )
+
+
+def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
+    checkpoint_id = tx.draw_checkpoint_id()
+    seconds = attempt.checkpoint_timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
+    return CheckpointRecord(
+        job_id=attempt.job_id,
+        checkpoint_id=checkpoint_id,
+        operator_id=attempt.operator_id,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        status=CheckpointStatus.PENDING,
+        request_key=request.request_key,
+        location=checkpoint_uri(attempt.storage_base, attempt.job_id, checkpoint_id),
+        triggered_at=tx.now,
+        expires_at=tx.now + timedelta(seconds=seconds),
+        run_key=attempt.owner.run_key,
+        properties=CheckpointProperties.for_checkpoint(attempt.retention, is_full=_must_be_full(tx, attempt)),
+    )
+
+
+def _must_be_full(tx: JobTransaction, attempt: AttemptRecord) -> bool:
+    # What was restored without a claim may be deleted by its owner at any time, so nothing new may need it.
+    restorable = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
+    return bool(restorable) and restorable[-1].properties.unclaimed
+
+
+def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
+    checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
+    result = _outcome(checkpoint)
+    if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
+        require_metadata_in(checkpoint.location, request.metadata_uri)
+        checkpoint = transitions.complete(tx, checkpoint, request)
+        _make_newest(tx, attempt, checkpoint)
+    if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
+        statistics.acknowledged_late(tx, checkpoint, request)
+    return AcknowledgeReply(
+        result=result, effects=transitions.effects_of(tx, attempt.operator_id), checkpoint=checkpoint
+    )
+
+
+def _outcome(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
+    if checkpoint is None:
+        return AcknowledgeResult.UNKNOWN
+    if checkpoint.status is CheckpointStatus.PENDING:
+        return AcknowledgeResult.SUCCESS
+    if checkpoint.status is CheckpointStatus.ABORTED:
+        return AcknowledgeResult.DISCARDED
+    return AcknowledgeResult.DUPLICATE
+
+
+def _make_newest(tx: JobTransaction, attempt: AttemptRecord, completed: CheckpointRecord) -> None:
+    if completed.properties.is_savepoint and not completed.properties.is_synchronous:
+        # It is no part of recovery, so it changes nothing there.
+        return
+    reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
+    transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: _is_subsumable(c, completed))
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
+
+
+def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bool:
+    return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
+
+
+def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, checkpoint_ids: tuple[int, ...]) -> None:
+    rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
+    mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation and c.unusable_reason is None]
+    confirmed = max((i for i in checkpoint_ids if i in mine), default=0)
+    transitions.end_commits(tx, attempt.operator_id, lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed)
+    transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
+
+
+def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:
+    commits = tuple(c.checkpoint_id for c in tx.open_checkpoints(attempt.operator_id) if c.awaits_commit)
+    if commits and request.status is AttemptStatus.FINISHED:
+        raise OpenCommitError(
+            f"Expected attempt {attempt.epoch} of job {tx.job.name!r} to finish with everything committed by its sink, found "
+            f"checkpoints {', '.join(map(str, commits))} without a confirmed commit; commit and confirm them, or end the "
+            f"attempt as failed, so that a retry does.",
+            checkpoint_ids=commits,
+        )
+
+
+def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord | None:
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or (checkpoint.operator_id, checkpoint.epoch) != (attempt.operator_id, attempt.epoch):
+        return None
+    return checkpoint
+
+
+def _restored(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
+    noted = tx.checkpoint(request.checkpoint_id)
+    if noted is not None and noted in savepoint_restore.proposed(tx, attempt):
+        return savepoint_restore.adopt(tx, attempt, noted, claim=request.claim)
+    return _require_restorable(tx, attempt, request.checkpoint_id)
+
+
+def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: int) -> CheckpointRecord:
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or checkpoint.operator_id != attempt.operator_id or not checkpoint.is_restorable:
+        raise CheckpointNotFoundError(
+            f"Expected checkpoint {checkpoint_id} to be a completed one of this operator in job {tx.job.name!r}, "
+            f"found {checkpoint.status.value if checkpoint else 'none'}; restore from a candidate of the grant.",
+            checkpoint_id=checkpoint_id,
+        )
+    return checkpoint

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -22,6 +21,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 
 
 class CheckpointCoordinatorGateway(Protocol):

@@ -1,18 +1,30 @@
-"""What a stage and the coordinator say to each other; plain values that also travel as JSON."""
+"""Messages between a stage and the coordinator, and the ranges that their values must satisfy."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord, OnClear
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointRetentionPolicy,
+    CheckpointType,
+    RestoreMode,
+    SavepointFormat,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptStatus,
+    CheckpointRecord,
+    OnClear,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 LONGEST_TEXT = 2000
 """How many characters of an error's text a message carries."""
@@ -339,3 +351,47 @@ class DisposedSavepoint:
 
     checkpoint: CheckpointRecord | None = None
     """Its row, where there still is one; that the bytes are gone is to be confirmed then."""
+
+
+LONGEST_CHECKPOINT = timedelta(days=366)
+"""No checkpoint may be given more time; a database has no room for the end of a longer one."""
+HIGHEST_ID = 10_000_000
+"""The highest checkpoint id that is taken from the name of a directory; anything above was not drawn by a coordinator."""
+
+
+def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
+    """
+    Refuse a setting that is out of range.
+
+    :raises InvalidConfigurationError: naming the key, the value and what is expected.
+    """
+    if not is_valid(value):
+        raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
+
+
+def require_metadata_in(directory: str, metadata_uri: str) -> None:
+    """
+    Refuse metadata that lie elsewhere than in the directory of their checkpoint.
+
+    :raises InvalidConfigurationError: naming both.
+    """
+    expected = f"{directory}/{METADATA_FILE}"
+    require("metadata_uri", metadata_uri, lambda uri: uri == expected, expected)
+
+
+def require_valid(request: RegisterAttempt) -> None:
+    """
+    Check the settings of a registration.
+
+    :raises InvalidConfigurationError: for the first one that is out of range.
+    """
+    require("newest_on_storage", request.newest_on_storage, lambda i: 0 <= i <= HIGHEST_ID, f"0 to {HIGHEST_ID}")
+    require("num_retained", request.num_retained, lambda n: n >= 1, "at least 1")
+    require("retained_runs", request.retained_runs, lambda n: n >= 0, "0 or more")
+    require(
+        "checkpoint_timeout_seconds",
+        request.checkpoint_timeout_seconds,
+        lambda s: 0.01 <= s <= LONGEST_CHECKPOINT.total_seconds(),
+        "from 0.01 seconds to a year",
+    )
+    require("checkpoint_dir", request.storage_base, lambda uri: "://" in uri, "a URI such as file:///data/checkpoints")

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, cast
 
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
+    SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,89 @@
-"""What tasks are told of a checkpoint: Flink's ``CheckpointOptions`` and ``CheckpointMetaData``."""
+"""Checkpoint options and location references that travel to tasks: Flink's ``CheckpointOptions``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.location_reference import (
-    DEFAULT_LOCATION,
-    CheckpointStorageLocationReference,
-)
-from airflow_provider_statecheck.checkpoint.validation import require
+from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+_MAGIC = b"\x05\x5f\x3f\x18"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStorageLocationReference:
+    """
+    A place that the coordinator chose; no bytes at all mean the place that is configured.
+
+    :param encoded: The reference as bytes.
+    """
+
+    encoded: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.encoded, bytes):
+            raise InvalidConfigurationError(
+                f"Expected a location reference as bytes, found {type(self.encoded).__name__}; make one with of_path()."
+            )
+
+    @classmethod
+    def default(cls) -> CheckpointStorageLocationReference:
+        """Return the reference to the configured place."""
+        return DEFAULT_LOCATION
+
+    @classmethod
+    def of_path(cls, path: str) -> CheckpointStorageLocationReference:
+        """
+        Encode a path.
+
+        :raises InvalidConfigurationError: for an empty path, or one that UTF-8 cannot express.
+        """
+        if not path:
+            raise InvalidConfigurationError(
+                "Expected the path of a location, found an empty one; use default() for none."
+            )
+        try:
+            return cls(_MAGIC + path.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidConfigurationError(
+                "Expected a path that UTF-8 can express, found lone surrogates; correct the path."
+            ) from error
+
+    @property
+    def is_default(self) -> bool:
+        """Tell whether it means the configured place."""
+        return not self.encoded
+
+    @property
+    def path(self) -> str:
+        """
+        Return the encoded path.
+
+        :raises InvalidConfigurationError: for the default reference, and for bytes that no path was encoded to.
+        """
+        if self.is_default:
+            raise InvalidConfigurationError(
+                "Expected a reference to a path, found the default one; ask is_default first."
+            )
+        if len(self.encoded) <= len(_MAGIC):
+            raise _undecodable(f"only {len(self.encoded)} bytes, which is too short")
+        if not self.encoded.startswith(_MAGIC):
+            raise _undecodable("bytes that begin otherwise")
+        try:
+            return self.encoded[len(_MAGIC) :].decode()
+        except UnicodeDecodeError as error:
+            raise _undecodable("a path that is no UTF-8") from error
+
+
+def _undecodable(found: str) -> InvalidConfigurationError:
+    return InvalidConfigurationError(
+        f"Expected an encoded path as location reference, found {found}; it was made by another kind of storage or cut off."
+    )
+
+
+DEFAULT_LOCATION = CheckpointStorageLocationReference()
 
 
 @dataclass(frozen=True, slots=True)

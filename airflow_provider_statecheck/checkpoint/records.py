@@ -1,10 +1,11 @@
-"""What the store keeps of a job: four kinds of immutable records."""
+"""Records of a job in the store: operators, attempts, checkpoints, requests and acknowledgements."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
@@ -214,3 +215,76 @@ class CheckpointRecord:
         if self.status is CheckpointStatus.SUBSUMED:
             return self.properties.discard_on_subsumed
         return self.status in (CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgementRecord:
+    """The part that one operator has in a checkpoint of several; its state is on storage, however many subtasks it has."""
+
+    job_id: JobId
+    checkpoint_id: int
+    operator_id: OperatorId
+    attempt_id: str
+    """Which try of the operator's task is to answer."""
+    is_finished: bool = False
+    """Whether the operator had ended when the checkpoint was triggered, and so has nothing to answer."""
+    manifest_uri: str | None = None
+    """Where its state is described; ``None`` until it answers, and for an operator without state."""
+    manifest_size: int = 0
+    manifest_sha256: str = ""
+    state_size_bytes: int = 0
+    full_size_bytes: int = 0
+    metrics: dict[str, int] = field(default_factory=dict)
+    acknowledged_at: datetime | None = None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Tell whether nothing is expected of the operator any more."""
+        return self.is_finished or self.acknowledged_at is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsRecord:
+    """Counts, summaries and latest checkpoints of one operator, of bounded size."""
+
+    job_id: JobId
+    operator_id: OperatorId
+    content: dict[str, Any] = field(default_factory=dict)
+
+
+class RequestStatus(StrEnum):
+    """The life of a request; it ends exactly once."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    """Its checkpoint was triggered."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether it has not ended."""
+        return self in (RequestStatus.QUEUED, RequestStatus.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRequest:
+    """Somebody wants a checkpoint or savepoint of an operator; whoever can take it does."""
+
+    job_id: JobId
+    request_key: str
+    """Made by the client; the same key is the same request."""
+    operator_id: OperatorId
+    properties: CheckpointProperties
+    target: str | None = None
+    """Directory below which a savepoint is to be written; ``None`` for the configured one."""
+    is_periodic: bool = False
+    requested_by: str = ""
+    """For people."""
+    requested_at: datetime
+    status: RequestStatus = RequestStatus.QUEUED
+    checkpoint_id: int | None = None
+    """The checkpoint that was triggered for it."""
+    ended_at: datetime | None = None
+    failure_reason: str | None = None
+    failure_message: str = ""

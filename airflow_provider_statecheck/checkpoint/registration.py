@@ -1,21 +1,28 @@
 """
-Registering an attempt is the fence: one transaction after which nothing of an earlier attempt counts.
+Registration of an attempt: fences earlier attempts and decides where the new one starts.
 
 The state of a job with a name of its own goes from run to run. Where it stands is told by the newest completed checkpoint
 of the current generation: that of the run that took it. A run with an earlier logical date is refused. A run that begins
 again goes on from where the state stood before it, in the same generation; what it took before is given up.
+
+State and output belong to the uid of an operator. A stage whose uid changed would start with nothing, read its source again
+and write all output a second time, beside what it wrote under the old uid. So a new operator is refused while another one of
+the job is gone: it may be the same stage under another name.
+
+An operator is gone if no task of the registering Dag version has its uid and no other Dag ran it last. A script knows of no
+Dag; for a script every other operator of the job is gone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import operator_uids, restored_snapshots, run_order, transitions
+from airflow_provider_statecheck.checkpoint import run_order, savepoint_restore, statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.fence import require_running
-from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, operator_id_of
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID, require_running
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, operator_id_of, task_uids_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -24,9 +31,155 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.start import StartDecision, decide_start
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
-from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError, RunSupersededError
+from airflow_provider_statecheck.exceptions import (
+    IncompatibleCheckpointError,
+    NoRestorableCheckpointError,
+    RunSupersededError,
+)
+
+
+def operator_of(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord | None:
+    """
+    Return the operator that a registration means: the one of its uid, or the one that it takes over from a former uid.
+
+    The operator keeps the uid under which it began, and with it its epoch, its checkpoints and the ledgers of its sink. An
+    operator that ever completed a checkpoint is never replaced by one of a former uid.
+
+    :return: ``None`` for a new operator.
+    :raises IncompatibleCheckpointError: if it is new while another one, which has completed checkpoints, is gone.
+    """
+    own = tx.operator(operator_id_of(request.uid))
+    former = _former_operator(tx, request)
+    # A first try may have registered the new uid before the user said what its former one was.
+    if former is not None and (own is None or not _has_had_state(tx, own)):
+        return former
+    if own is None and not request.allow_non_restored_state:
+        _refuse_beside_gone(tx, request)
+    return own
+
+
+def gone_for_sinks(tx: JobTransaction, request: RegisterAttempt) -> tuple[str, ...]:
+    """Return the uids of gone operators, beside whose output no new sink may write."""
+    if request.dag_uids is None and request.allow_non_restored_state:
+        return ()  # what is gone only the user knows, and says that nothing is
+    return tuple(operator.uid for operator in _gone(tx, request))
+
+
+def _refuse_beside_gone(tx: JobTransaction, request: RegisterAttempt) -> None:
+    with_state = ((operator, transitions.restorable(tx, operator)) for operator in _gone(tx, request))
+    found = next(((operator, checkpoints[0]) for operator, checkpoints in with_state if checkpoints), None)
+    if found is None:
+        return
+    gone, latest = found
+    where = "this script" if request.dag_uids is None else "any task of the Dag"
+    raise IncompatibleCheckpointError(
+        f"Expected operator {request.uid!r}, which is new in job {tx.job.name!r}, to join operators that are still in use, found "
+        f"operator {gone.uid!r} with checkpoint {latest.checkpoint_id}, whose uid is not that of {where}. If {request.uid!r} is "
+        f"its new name, say renamed_uids={{{gone.uid!r}: {request.uid!r}}} or uid={gone.uid!r}; otherwise it would write all "
+        f"output again. If {gone.uid!r} is another step, say allow_non_restored_state=True once to start with nothing.",
+        uid=request.uid,
+        found_uid=gone.uid,
+        checkpoint_id=latest.checkpoint_id,
+    )
+
+
+def _former_operator(tx: JobTransaction, request: RegisterAttempt) -> OperatorRecord | None:
+    free = (uid for uid in request.former_uids if not _has_other_task(request, uid))
+    found = (tx.operator(operator_id_of(uid)) for uid in free)
+    return next((operator for operator in found if operator is not None), None)
+
+
+def _has_had_state(tx: JobTransaction, operator: OperatorRecord) -> bool:
+    # In any generation, or a retry after a clear would switch operators. Rows are forgotten, and statistics are lost with the
+    # database that a recovery replaces, so either is enough.
+    return tx.has_completed(operator.operator_id) or statistics.load(tx, operator.operator_id).has_had_state
+
+
+def _has_other_task(request: RegisterAttempt, uid: str) -> bool:
+    mine = dict(request.owner.airflow).get("task_id")
+    others = {each for task, uids in (request.dag_uids or {}).items() if task != mine for each in uids}
+    return not others.isdisjoint(task_uids_of(uid))
+
+
+def _gone(tx: JobTransaction, request: RegisterAttempt) -> list[OperatorRecord]:
+    of_dag = (uid for uids in (request.dag_uids or {}).values() for uid in uids)
+    present = {*task_uids_of(request.uid), ALIGNED_UID, *request.former_uids, *of_dag}
+    return [o for o, newest in tx.operators_besides(present) if newest is None or not _is_in_use(newest, request)]
+
+
+def _is_in_use(newest: AttemptRecord, request: RegisterAttempt) -> bool:
+    mine, theirs = dict(request.owner.airflow), dict(newest.owner.airflow)
+    if request.dag_uids is None or "dag_id" not in theirs:
+        return False
+    if theirs["dag_id"] != mine.get("dag_id"):
+        return True
+    # The uid of such a task is a template, so it may have this one in another run.
+    return request.dag_uids.get(theirs["task_id"]) == ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecision:
+    """How an attempt starts, and why."""
+
+    goes_on: bool
+    """Whether from the newest checkpoint, not from where the state stood before the run."""
+    reason: str
+    verify_fingerprints: bool = True
+
+
+def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
+    """
+    Decide how an attempt starts.
+
+    :param previous: The attempt of the same operator before this one; the newest of its own run, where it was that run
+        which took the newest checkpoint.
+    :param request: The registration.
+    """
+    if previous is None:
+        return StartDecision(False, "first attempt")
+    if _is_rerun_of_old_date(previous, request):
+        return StartDecision(False, "a new run under the logical date of an earlier one")
+    if not _is_same_run(previous, request):
+        return StartDecision(True, "the job's state goes on in a new run")
+    if previous.owner.clear_marker != request.owner.clear_marker:
+        return _after_clear(previous.status, request)
+    return StartDecision(True, f"retry after an attempt that {_ENDED[previous.status]}")
+
+
+_ENDED = {
+    AttemptStatus.RUNNING: "never closed and was probably killed",
+    AttemptStatus.FINISHED: "finished",
+    AttemptStatus.FAILED: "failed",
+    AttemptStatus.FENCED: "was fenced",
+}
+
+
+def _after_clear(status: AttemptStatus, request: RegisterAttempt) -> StartDecision:
+    what = _what_happened(status, request)
+    if request.on_clear is OnClear.RESTART:
+        return StartDecision(False, f"{what}, and on_clear is restart")
+    if request.on_clear is OnClear.RESUME:
+        return StartDecision(True, f"{what}, and on_clear is resume", verify_fingerprints=False)
+    return StartDecision(status is not AttemptStatus.FINISHED, what)
+
+
+def _what_happened(status: AttemptStatus, request: RegisterAttempt) -> str:
+    if request.owner.is_script:
+        return f"started again after an attempt that {_ENDED[status]}"
+    return "cleared after success" if status is AttemptStatus.FINISHED else "cleared before it finished"
+
+
+def _is_same_run(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    return previous.owner.run_key == request.owner.run_key
+
+
+def _is_rerun_of_old_date(previous: AttemptRecord, request: RegisterAttempt) -> bool:
+    # A test run gets a new run id each time; there the logical date alone is the run, so that a second call resumes.
+    if is_test_job(request.job_name):
+        return False
+    return _is_same_run(previous, request) and previous.owner.run_id != request.owner.run_id
+
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +234,7 @@ def _skip_ids_on_storage(tx: JobTransaction, request: RegisterAttempt) -> str:
 
 
 def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[AttemptRecord]) -> AttemptRecord:
-    operator = operator_uids.operator_of(tx, request) or _new_operator(tx, request)
+    operator = operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
     _refuse_superseded(tx, operator, request)
@@ -101,7 +254,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     transitions.end_commits(tx, operator_id, lambda c: c.generation < operator.generation)
     tx.save_operator(operator)
     if not start.goes_on and request.restore_from is not None:
-        restored_snapshots.propose(tx, operator, request.restore_from)
+        savepoint_restore.propose(tx, operator, request.restore_from)
         start = replace(start, goes_on=True, reason=f"{start.reason}, begun from a savepoint")
     attempt = _new_attempt(tx, operator, request, start)
     tx.save_attempt(attempt)
@@ -251,7 +404,7 @@ def _new_attempt(
 
 
 def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
-    return restored_snapshots.proposed(tx, of) or transitions.restorable(tx, of)
+    return savepoint_restore.proposed(tx, of) or transitions.restorable(tx, of)
 
 
 def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, warning: str) -> AttemptGrant:
@@ -267,7 +420,7 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         effects=transitions.effects_of(tx, attempt.operator_id),
         warning=warning,
         uid=request.uid if operator is None else operator.uid,
-        gone_uids=operator_uids.gone_for_sinks(tx, request),
+        gone_uids=gone_for_sinks(tx, request),
         damaged_snapshots=operator.damaged_snapshots if operator else (),
         storage_bases=tx.storage_bases(attempt.operator_id),
     )

@@ -1,4 +1,4 @@
-"""The single steps that a checkpoint's row can take, each from exactly one status."""
+"""Status transitions of a checkpoint row, and the effects that follow from them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,150 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from airflow_provider_statecheck.checkpoint import savepoint_requests
-from airflow_provider_statecheck.checkpoint.effects import needed_though_ended, open_effects
+from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects
+from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, OpenEffects, RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
     OperatorRecord,
+    RequestStatus,
+    SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.retention import subsumed_by_retention
-from airflow_provider_statecheck.checkpoint.statistics import recording
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.subsumption import subsumed_by_retention
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+
+
+def open_effects(
+    checkpoints: Iterable[CheckpointRecord],
+    generation: int,
+    attempt: AttemptRecord | None,
+    requests: Iterable[SnapshotRequest] = (),
+) -> OpenEffects:
+    """
+    Say what of an operator's bytes is to be deleted, what must stay, and what its sink has to commit.
+
+    :param checkpoints: The operator's checkpoints that are not yet discarded, oldest first.
+    :param generation: That of the operator.
+    :param attempt: The newest attempt; while it runs, what it restored from is pinned.
+    :param requests: What is asked of the operator and has not ended.
+    """
+    rows = list(checkpoints)
+    pinned = needed_though_ended(rows, generation, attempt)
+    return OpenEffects(
+        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in pinned),
+        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
+        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
+        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
+    )
+
+
+def needed_though_ended(
+    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
+) -> frozenset[int]:
+    """
+    Return the checkpoints of an operator whose bytes must stay even if they are not restored any more.
+
+    :param checkpoints: All of the operator.
+    :param generation: That of the operator.
+    :param attempt: The newest attempt.
+    """
+    return frozenset(_pinned(attempt) | _taken_back(checkpoints, generation, attempt))
+
+
+def _pinned(attempt: AttemptRecord | None) -> set[int]:
+    if attempt is None or attempt.status is not AttemptStatus.RUNNING or attempt.restored_from is None:
+        return set()
+    return {attempt.restored_from}
+
+
+def _taken_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
+    # A run that begins again may find that it cannot; until it has something newer, its state of before is the only one.
+    mine = [c for c in rows if c.generation == generation]
+    newest = max((c.checkpoint_id for c in mine if c.is_restorable), default=None)
+    if newest is None or attempt is None:
+        return set()
+    subsumed = (c for c in mine if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
+    given_up = (c for c in subsumed if c.checkpoint_id > newest)
+    return {c.checkpoint_id for c in given_up if not _has_worked_since(attempt, c)}
+
+
+def _has_worked_since(attempt: AttemptRecord, taken_back: CheckpointRecord) -> bool:
+    # A job may be rewound after its last attempt; that one's end is not the end of work that replaces it.
+    is_later = taken_back.ended_at is None or attempt.registered_at >= taken_back.ended_at
+    return attempt.status is AttemptStatus.FINISHED and is_later
+
+
+def _is_pinned(checkpoint: CheckpointRecord, pinned: frozenset[int]) -> bool:
+    return checkpoint.checkpoint_id in pinned and checkpoint.metadata_uri is not None
+
+
+LONGEST_WRITE = timedelta(days=1)
+"""How long a savepoint may take: all bytes of the state are copied, however long a checkpoint of a few new ones may take."""
+
+_SERVED_AGAIN = frozenset(
+    {CheckpointFailureReason.ATTEMPT_ENDED.value, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND.value}
+)
+
+
+def properties_of(request: RequestSavepoint) -> CheckpointProperties:
+    """
+    Return the properties of the savepoint that is asked for.
+
+    :raises InvalidConfigurationError: if no savepoint is.
+    """
+    if not request.kind.is_savepoint:
+        raise InvalidConfigurationError(f"Expected to be asked for a savepoint, found {request.kind.value!r}.")
+    if request.kind is CheckpointType.SAVEPOINT:
+        return CheckpointProperties.for_savepoint(savepoint_format=request.savepoint_format)
+    return CheckpointProperties.for_sync_savepoint(
+        terminate=request.kind.is_terminate, savepoint_format=request.savepoint_format
+    )
+
+
+def begin(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
+    """
+    Say which checkpoint is taken for an open request.
+
+    :raises CheckpointNotFoundError: if there is no such request, or it has ended.
+    """
+    request = tx.request(request_key)
+    if request is None or not request.status.is_open:
+        found = "none" if request is None else request.status.value
+        raise CheckpointNotFoundError(
+            f"Expected an open request for a savepoint in job {tx.job.name!r}, found {found}; ask for the savepoint again.",
+            request_key=request_key,
+        )
+    running = replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id)
+    tx.save_request(running)
+    return running
+
+
+def settle(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
+    """End the request that a savepoint was taken for, or put it back where another attempt can serve it."""
+    for request in tx.open_requests(checkpoint.operator_id):
+        if request.checkpoint_id == checkpoint.checkpoint_id:
+            tx.save_request(_settled(tx, request, checkpoint))
+
+
+def _settled(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
+    if checkpoint.status is CheckpointStatus.COMPLETED:
+        return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
+    if checkpoint.failure_reason in _SERVED_AGAIN:
+        return replace(request, status=RequestStatus.QUEUED, checkpoint_id=None)
+    return replace(
+        request,
+        status=RequestStatus.FAILED,
+        ended_at=tx.now,
+        failure_reason=checkpoint.failure_reason,
+        failure_message=checkpoint.failure_message,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +307,6 @@ def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: 
 
 
 def _settle(tx: JobTransaction, ended: CheckpointRecord) -> None:
-    recording.ended(tx, ended)
+    statistics.ended(tx, ended)
     if ended.properties.is_savepoint:
-        savepoint_requests.settle(tx, ended)
+        settle(tx, ended)

@@ -21,8 +21,7 @@ _MODULES = {
     "savepoint": "savepoint_commands",
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
-    "rewind": "rewind_command",
-    "stats": "stats_commands",
+    "stats": "state_commands",
     "state": "state_commands",
     "diff": "state_commands",
 }
@@ -282,5 +281,5 @@ def _changing() -> tuple[ActionCommand, ...]:
 
 
 def _command(name: str, text: str, *args: Arg) -> ActionCommand:
-    function = lazy_load_command(f"{_CLI}.{_MODULES.get(name, 'commands')}.{name}")
+    function = lazy_load_command(f"{_CLI}.{_MODULES.get(name, 'maintenance_commands')}.{name}")
     return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EXITS)

@@ -6,31 +6,28 @@ import time
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import JobId, new_key
 from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
-from airflow_provider_statecheck.checkpoint.units import readable_size
-from airflow_provider_statecheck.cli.exits import Exit, audited, command, tell
-from airflow_provider_statecheck.cli.printing import Row, print_rows, shown
-from airflow_provider_statecheck.cli.selection import operators_of
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.cli.output import Exit, Row, audited, command, operators_of, print_rows, shown, tell
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.disposing import dispose as dispose_savepoint
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
     maintenance_gateway,
     savepoint_gateway,
     storage_opener,
 )
-from airflow_provider_statecheck.hooks.savepointing import serve_idle
+from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint, serve_idle
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.job_view import JobView
-    from airflow_provider_statecheck.checkpoint.maintenance import MaintenanceGateway
     from airflow_provider_statecheck.checkpoint.records import OperatorRecord
+    from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 
 _PAUSE_SECONDS = 2.0
 _KINDS = {
@@ -72,7 +69,7 @@ def dispose(args: Namespace) -> Exit:
 def rescale(args: Namespace) -> Exit:
     """Write a checkpoint anew as a savepoint whose keyed state has another number of key groups."""
     from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
-    from airflow_provider_statecheck.storage.pointer import pointer_uri, resolve_checkpoint
+    from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 
     target = args.target or configured_savepoint_dir()
     if target is None:

@@ -1,4 +1,4 @@
-"""The commands that show the state in checkpoints."""
+"""Commands that show state and statistics of checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.cli.exits import Exit, command, tell
-from airflow_provider_statecheck.cli.printing import Row, print_rows
-from airflow_provider_statecheck.hooks.maintenance import storage_opener
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
+from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_rows, shown, tell
+from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway, storage_opener
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.statistics import CheckpointEntry, StatsSummary
+    from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsSnapshot
+    from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
     from airflow_provider_statecheck.state.reading.state_reader import StateReader
     from airflow_provider_statecheck.state.schemas import StateSchema
@@ -43,7 +47,7 @@ def diff(args: Namespace) -> Exit:
 
 def _states(args: Namespace, pointer: str) -> CheckpointStates:
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-    from airflow_provider_statecheck.storage.pointer import pointer_uri
+    from airflow_provider_statecheck.storage.pointers import pointer_uri
 
     return CheckpointStates.of(storage_opener(args.storage_conn_id)(pointer), pointer_uri(pointer))
 
@@ -66,7 +70,7 @@ def _print_some(batches: Iterator[Any], args: Namespace) -> int:
 
 
 def _schema_rows(function: FunctionState) -> Iterator[Row]:
-    from airflow_provider_statecheck.state.serializers.description import describe
+    from airflow_provider_statecheck.state.serializers.serializer import describe
 
     key = None if function.schemas.key is None else describe(function.schemas.key)
     for schema in function.schemas.keyed:
@@ -76,7 +80,7 @@ def _schema_rows(function: FunctionState) -> Iterator[Row]:
 
 
 def _schema_row(uid: str, key: str | None, schema: StateSchema) -> Row:
-    from airflow_provider_statecheck.state.serializers.description import describe
+    from airflow_provider_statecheck.state.serializers.serializer import describe
 
     of_map = "" if schema.key is None else f"{describe(schema.key)} to "
     return {
@@ -100,3 +104,107 @@ def _plain(value: Any) -> Any:
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     return str(value) if isinstance(value, Decimal | timedelta) else value
+
+
+_PERCENT = 95
+
+
+@command
+def stats(args: Namespace) -> Exit:
+    """Tell what was counted of each operator of a job, or its last checkpoints one by one."""
+    view = find_job(maintenance_gateway(), args.job)
+    operators = operators_of(view, args.uid)
+    snapshots = [snapshot_of(view, operator) for operator in operators]
+    if args.history:
+        print_rows([_history_row(view, each, entry) for each in snapshots for entry in each.history], args.output)
+    else:
+        _print_overviews([_overview_row(each) for each in snapshots], args.output)
+    return Exit.DONE
+
+
+def _print_overviews(rows: list[Row], output: str) -> None:
+    # So many columns fit no terminal: people get a line for each number.
+    is_data = output in ("json", "yaml")
+    print_rows(rows if is_data else [line for row in rows for line in _lines(row)], output)
+
+
+def _lines(row: Row) -> list[Row]:
+    numbers = {key: value for key, value in row.items() if key != "operator"}
+    return [{"operator": row["operator"], "number": key, "value": _text(key, numbers[key])} for key in numbers]
+
+
+def _text(key: str, value: Any) -> Any:
+    return readable_size(value) if key.endswith("_bytes") and value is not None else value
+
+
+def _overview_row(snapshot: CheckpointStatsSnapshot) -> Row:
+    counts, completed, failed = snapshot.counts, snapshot.latest_completed, snapshot.latest_failed
+    return {
+        "operator": snapshot.uid,
+        "total": counts.total,
+        "in_progress": counts.in_progress,
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "restored": counts.restored,
+        "savepoints": snapshot.savepoints.completed,
+        **_size_columns(snapshot),
+        **_seconds_columns(snapshot.duration),
+        "to_discard": snapshot.awaiting_discard,
+        "latest_completed": None if completed is None else shown(completed.location),
+        "latest_failed": None if failed is None else shown(failed.location),
+        "failure": None if failed is None else _failure(failed),
+        "failures": [f"{reason}: {count}" for reason, count in snapshot.failures],
+    }
+
+
+def _size_columns(snapshot: CheckpointStatsSnapshot) -> Row:
+    average = snapshot.state_size.average
+    return {
+        "average_new_bytes": None if average is None else round(average),
+        "largest_new_bytes": snapshot.state_size.maximum,
+        "largest_bytes": snapshot.full_size.maximum,
+    }
+
+
+def _seconds_columns(duration: StatsSummary) -> Row:
+    return {
+        "average_seconds": _seconds(duration.average),
+        f"p{_PERCENT}_seconds": _seconds(duration.percentile(_PERCENT)),
+        "longest_seconds": _seconds(duration.maximum),
+    }
+
+
+def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: CheckpointEntry) -> Row:
+    row = next((c for c in view.checkpoints if c.checkpoint_id == entry.checkpoint_id), None)
+    custody = None if row is None else custody_of(view, row)
+    return {
+        "checkpoint": entry.checkpoint_id,
+        "operator": snapshot.uid,
+        "kind": entry.kind,
+        "status": entry.status if row is None else row.status.value,
+        "attempt": entry.epoch,
+        "triggered_at": entry.triggered_at,
+        "seconds": None if entry.duration is None else entry.duration.total_seconds(),
+        "new_bytes": entry.state_size_bytes,
+        "bytes": entry.full_size_bytes,
+        "owner": None if custody is None else custody.owner.value,
+        "safe_to_delete": None if custody is None else custody.is_safe_to_delete,
+        "because": None if custody is None else custody.because,
+        "pointer": shown(entry.location),
+        "failure": _failure(entry),
+    }
+
+
+def _failure(entry: CheckpointEntry) -> str | None:
+    if entry.failure_reason is None:
+        return None
+    late = "" if entry.late_at is None else f" (acknowledged after {_since(entry.late_at - entry.triggered_at)})"
+    return f"{entry.failure_reason}: {entry.failure_cause}{late}"
+
+
+def _since(elapsed: timedelta) -> str:
+    return f"{elapsed.total_seconds():.1f} s"
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS
 from airflow.sdk.bases.decorator import DecoratedOperator, task_decorator_factory
 
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.stage_callable import CHECKPOINT_PARAMETER, with_optional_parameters
+from airflow_provider_statecheck.operators.pyspark import (
+    CHECKPOINT_PARAMETER,
+    CheckpointedPySparkOperator,
+    with_optional_parameters,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator

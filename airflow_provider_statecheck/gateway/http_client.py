@@ -1,10 +1,10 @@
-"""One request to the coordinator's API, and what its failure means."""
+"""HTTP client of the coordinator's API, with credentials and error mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -16,8 +16,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
 )
-from airflow_provider_statecheck.gateway.errors import decode_error
-from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH, decode_error
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
@@ -179,3 +178,34 @@ def _json(response: httpx.Response) -> Any:
         return response.json()
     except ValueError:
         return _NO_JSON
+
+
+class Credentials(Protocol):
+    """Gets tokens for one task."""
+
+    def obtain(self) -> str:
+        """
+        Return a token that may register an attempt and read.
+
+        :raises AccessDeniedError: if the coordinator gives none.
+        :raises CoordinatorUnavailableError: if it does not answer.
+        """
+        ...
+
+
+class GivenToken:
+    """
+    A token that somebody else obtained; it cannot be renewed.
+
+    :param token: The token.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def obtain(self) -> str:
+        """Return the token."""
+        return self._token
+
+    def __repr__(self) -> str:
+        return "GivenToken(***)"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import Any, cast
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.liveness import TaskLiveness
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.gateway.retrying import RetryingGateway
 
 _STORES = "airflow_provider_statecheck.metadata.sql_store"
-_ENGINES = "airflow_provider_statecheck.metadata.engines"
+_ENGINES = "airflow_provider_statecheck.metadata.database"
 
 
 def open_gateway(metadata: str) -> RetryingGateway:

@@ -1,4 +1,4 @@
-"""Every call of the coordinator may be repeated, so a passing fault of its database or a lost reply is waited out."""
+"""Repetition of calls that failed or that must wait for a running attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AcknowledgeReply,
@@ -25,8 +24,9 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
-from airflow_provider_statecheck.exceptions import CoordinatorError
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, OnOverlap
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError
 
 log = logging.getLogger(__name__)
 
@@ -133,3 +133,47 @@ def repeat(
             log.warning("The coordinator's call is repeated in %s s: %s", pause, error)
             sleep(pause)
     return call()
+
+
+Register = Callable[[RegisterAttempt], AttemptGrant]
+
+_PAUSE_SECONDS = 10.0
+
+
+def registering(register: Register, on_overlap: OnOverlap) -> Register:
+    """
+    Return how to register an attempt.
+
+    :param register: Registers it, or refuses.
+    :param on_overlap: What to do while another one runs.
+    """
+    return TakingTurns(register) if on_overlap is OnOverlap.WAIT else register
+
+
+class TakingTurns:
+    """
+    Waits for the end of the attempt that has the operator, however long it takes; the caller's own time limit ends that.
+
+    :param register: Registers an attempt, or refuses.
+    :param pause_seconds: How long to wait before it is tried again.
+    :param sleep: How to wait.
+    """
+
+    def __init__(
+        self, register: Register, pause_seconds: float = _PAUSE_SECONDS, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._register = register
+        self._pause_seconds = pause_seconds
+        self._sleep = sleep
+
+    def __call__(self, request: RegisterAttempt) -> AttemptGrant:
+        """Register an attempt as soon as no other one has the operator."""
+        told = ""
+        while True:
+            try:
+                return self._register(request)
+            except ConcurrentAttemptError as busy:
+                if busy.holder != told:
+                    log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, busy.holder)
+                told = busy.holder
+            self._sleep(self._pause_seconds)

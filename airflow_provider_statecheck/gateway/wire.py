@@ -1,5 +1,5 @@
 """
-Messages as JSON and back, with nothing but the standard library.
+Messages as JSON, and replies as messages.
 
 A Spark cluster that has no Airflow needs no more than this to speak to its coordinator. What a newer server adds to a
 message is ignored; what is missing takes its default.
@@ -14,6 +14,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from airflow_provider_statecheck.exceptions import CoordinatorError
 
 Message = TypeVar("Message")
 
@@ -56,7 +58,7 @@ class MalformedMessageError(ValueError):
     """
 
     def __init__(self, expected: str, path: tuple[str | int, ...] = ()) -> None:
-        super().__init__(f"Expected {expected} in {place_of(path)}")
+        super().__init__(f"Expected {expected} in {field_path(path)}")
         self.expected = expected
         self.path = path
 
@@ -65,7 +67,7 @@ class MalformedMessageError(ValueError):
         return MalformedMessageError(self.expected, (place, *self.path))
 
 
-def place_of(path: tuple[str | int, ...]) -> str:
+def field_path(path: tuple[str | int, ...]) -> str:
     """Return the name of a field for a person, such as ``attempt.epoch``."""
     return ".".join(map(str, path)) or "the message"
 
@@ -163,3 +165,21 @@ def _the_other(kind: Any) -> Any:
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+Reply = TypeVar("Reply")
+
+
+def read_reply(kind: type[Reply], data: Any) -> Reply:
+    """
+    Turn what a server answered into a message.
+
+    :raises CoordinatorError: if the server is of another version, which says something else.
+    """
+    try:
+        return decode(kind, data)
+    except ValueError as error:
+        raise CoordinatorError(
+            f"Expected a reply of this version of the API, found another ({error}); install one version of the provider on "
+            f"the api-server and on the workers."
+        ) from error

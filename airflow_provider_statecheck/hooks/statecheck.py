@@ -8,10 +8,9 @@ from airflow.sdk import BaseHook
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
-from airflow_provider_statecheck.hooks.address import CONN_TYPE, DEFAULT_CONN_ID, coordinator_address
-from airflow_provider_statecheck.hooks.connection_check import check_address
+from airflow_provider_statecheck.hooks.connection import CONN_TYPE, DEFAULT_CONN_ID, check_address, coordinator_address
 from airflow_provider_statecheck.hooks.transport import airflow_gateway
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.options import secrets_in
+from airflow_provider_statecheck.storage.schemes import secrets_in
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of
 
 OPTIONS_KEY = "storage_options"

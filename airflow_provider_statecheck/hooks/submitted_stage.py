@@ -1,27 +1,239 @@
-"""A stage whose driver runs in another process, as the task that submitted it sees it."""
+"""
+A stage whose driver runs in another process, as its Airflow task sees it.
+
+Where a task may use Airflow's database, in ``airflow tasks test`` and ``dag.test``, there need not be an api-server that
+a driver could ask.
+"""
 
 from __future__ import annotations
 
 import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, AttemptRef, FinishAttempt, RegisterAttempt
-from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus, OnOverlap
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    OnOverlap,
+)
+from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
-from airflow_provider_statecheck.gateway.taking_turns import registering
-from airflow_provider_statecheck.hooks.driver_checkpoints import DriverCheckpoints
-from airflow_provider_statecheck.hooks.transport import over_http
-from airflow_provider_statecheck.spark.driver.handover import Handover
-from airflow_provider_statecheck.spark.driver.settings import DriverSettings
-from airflow_provider_statecheck.spark.kept import kept_line, latest_kept, replaced_line, stopping_savepoint
-from airflow_provider_statecheck.spark.status_log import CheckpointLog
+from airflow_provider_statecheck.gateway.retrying import registering
+from airflow_provider_statecheck.hooks.transport import is_orm_open, over_http, task_gateway
+from airflow_provider_statecheck.spark.driver.handover import DriverSettings, Handover
+from airflow_provider_statecheck.spark.status_log import (
+    CheckpointLog,
+    fenced_line,
+    latest_retained,
+    retained_line,
+    stopping_savepoint,
+)
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.job_view import JobView
-    from airflow_provider_statecheck.hooks.driver_access import DriverAccess
+    from airflow_provider_statecheck.api.services import Services
+    from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.metadata.token_store import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class DriverAccess:
+    """A server that both can reach."""
+
+    url: str
+    gateway: HttpGateway
+    """The task's own way; it knows the tokens of the attempts that it registers."""
+
+
+@contextmanager
+def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
+    """
+    Find the coordinator's API, or serve it as long as the context lasts where Airflow's database is open.
+
+    :param owner: The task.
+    """
+    if is_orm_open():
+        with _own_server(owner) as access:
+            yield access
+    else:
+        from airflow_provider_statecheck.hooks.connection import coordinator_address
+
+        yield DriverAccess(coordinator_address().url, task_gateway())
+
+
+@contextmanager
+def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
+    from airflow_provider_statecheck.api.airflow_services import airflow_services
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.gateway.http_client import HttpClient
+    from airflow_provider_statecheck.metadata.token_store import Caller
+
+    task = dict(owner.airflow)
+    caller = Caller(
+        dag_id=task["dag_id"], run_id=task["run_id"], task_id=task["task_id"], map_index=int(task["map_index"])
+    )
+    services = airflow_services()
+    with serving(services) as url:
+        yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, caller)))
+
+
+_BACKLOG = 64
+
+
+class OwnTokens:
+    """
+    Credentials for whoever has the database open and needs no proof.
+
+    :param services: What gives the tokens.
+    :param caller: The task that they are given to.
+    """
+
+    def __init__(self, services: Services, caller: Caller) -> None:
+        self._services = services
+        self._caller = caller
+
+    def obtain(self) -> str:
+        """Return a token of the task."""
+        from airflow.sdk.log import mask_secret
+
+        token = self._services.tokens.issue(self._caller).token
+        mask_secret(token)
+        return token
+
+
+@contextmanager
+def serving(services: Services) -> Iterator[str]:
+    """
+    Serve the API to this machine alone, on a free port, from a thread.
+
+    :param services: What the routes work with.
+    :return: Root of the server.
+    """
+    import uvicorn
+
+    from airflow_provider_statecheck.api.app import create_server_app
+
+    app = create_server_app(services)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_config=None, log_level="warning"))
+    # Bound before the thread starts: a connection that comes early waits.
+    with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name="statecheck-api")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
 
 log = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LOOKS = 10.0
+_GRACE_SECONDS = 1.0
+
+
+class DriverCheckpoints:
+    """
+    Follows the checkpoints of one attempt in the rows of its job and logs a line for each, as the driver would.
+
+    :param view: Gives the rows of the job, ``None`` if there are none.
+    :param attempt: The attempt that the driver speaks for.
+    :param checkpoint_log: Writes the lines.
+    """
+
+    def __init__(self, view: Callable[[], JobView | None], attempt: AttemptRef, checkpoint_log: CheckpointLog) -> None:
+        self._view = view
+        self._attempt = attempt
+        self._log = checkpoint_log
+        self._told: set[int] = set()
+        self._restored: int | None = None
+
+    def skip(self) -> None:
+        """Pass over what an earlier try of the task has logged already."""
+        view = self._look()
+        if view is not None:
+            self._restored = self._restored_id(view)
+            self._told.update(c.checkpoint_id for c in self._ended(view))
+
+    def tell(self) -> None:
+        """Log what has happened since the last call."""
+        view = self._look()
+        if view is not None:
+            self._tell_restored(view)
+            self._tell_ended(view)
+
+    def _look(self) -> JobView | None:
+        try:
+            return self._view()
+        except StateCheckError as error:
+            log.debug("The checkpoints of the driver are looked at again later: %s", error)
+            return None
+
+    def _tell_restored(self, view: JobView) -> None:
+        restored = self._restored_id(view)
+        row = next((c for c in view.checkpoints if c.checkpoint_id == restored), None)
+        if row is not None and restored != self._restored:
+            self._restored = restored
+            self._log.restored(row)
+
+    def _tell_ended(self, view: JobView) -> None:
+        for checkpoint in self._ended(view):
+            if checkpoint.checkpoint_id in self._told:
+                continue
+            self._told.add(checkpoint.checkpoint_id)
+            if checkpoint.completed_at is not None:
+                self._log.completed(checkpoint)
+            else:
+                self._log.failed(checkpoint)
+
+    def _restored_id(self, view: JobView) -> int | None:
+        # The row of the attempt names a candidate until the driver confirms; the statistics know only what was confirmed.
+        record = next((s for s in view.statistics if s.operator_id == self._attempt.operator_id), None)
+        latest = OperatorStatistics.of(record).latest_restored
+        return latest.checkpoint_id if latest is not None and latest.epoch == self._attempt.epoch else None
+
+    def _ended(self, view: JobView) -> list[CheckpointRecord]:
+        mine = (c for c in view.of_operator(self._attempt.operator_id) if c.epoch == self._attempt.epoch)
+        return [c for c in mine if not c.properties.is_savepoint and (c.completed_at is not None or _has_failed(c))]
+
+
+@contextmanager
+def repeatedly(tell: Callable[[], None], every_seconds: float = _SECONDS_BETWEEN_LOOKS) -> Iterator[None]:
+    """
+    Call something every few seconds while the block runs, in a thread, and once more behind it.
+
+    :param tell: What to call; it raises nothing.
+    """
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(every_seconds):
+            tell()
+
+    thread = threading.Thread(target=work, daemon=True, name="statecheck-driver-checkpoints")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_GRACE_SECONDS)
+        if not thread.is_alive():
+            tell()
+
+
+def _has_failed(checkpoint: CheckpointRecord) -> bool:
+    is_aborted = checkpoint.status is CheckpointStatus.ABORTED
+    return is_aborted and checkpoint.failure_reason != CheckpointFailureReason.ATTEMPT_ENDED.value
 
 
 class SubmittedStage:
@@ -129,9 +341,9 @@ class SubmittedStage:
             return f"What job {self.registration.job_name!r} kept cannot be told: {error}"
         newest = self._newest_of(view)
         if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
-            return replaced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
-        latest = None if view is None else latest_kept(view, self._operator_id(view))
-        return kept_line(self.registration, latest)
+            return fenced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
+        latest = None if view is None else latest_retained(view, self._operator_id(view))
+        return retained_line(self.registration, latest)
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
         return DriverCheckpoints(self._view, attempt, self._log_of(attempt))

@@ -1,5 +1,5 @@
 """
-The tables ``statecheck_*``.
+The ``statecheck_*`` tables and their column types.
 
 They have their own ``MetaData`` and no foreign key to a table of Airflow's: such a key would stop ``airflow db reset``
 and would let a deleted Dag run take its checkpoints with it.
@@ -7,13 +7,49 @@ and would let a deleted Dag run take its checkpoints with it.
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Float, Index, Integer, LargeBinary, MetaData, String, Text, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    DateTime,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+from typing_extensions import override
 
-from airflow_provider_statecheck.metadata.types import UtcDateTime
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A time-zone aware UTC time; SQLite keeps no time zone, so it is put back on reading."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Turn an aware time into UTC."""
+        return None if value is None else value.astimezone(UTC)
+
+    @override
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give an aware UTC time back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
 
 _HEX = 32
 _HANDLE_NAME = 255

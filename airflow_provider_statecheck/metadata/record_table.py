@@ -1,4 +1,4 @@
-"""Tables by their keys, with statements that are built once: building one anew costs more than running it."""
+"""Tables by key with prepared statements, and rows as domain records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,28 @@ from typing import Any, Generic, TypeVar, cast
 from sqlalchemy import BindParameter, Column, ColumnElement, Select, Table, bindparam, insert, or_, select, update
 from sqlalchemy.engine import Connection, Row
 
-from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.types import UtcDateTime
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointRetentionPolicy,
+    CheckpointType,
+    ClaimRecord,
+    SavepointFormat,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
+    AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobRecord,
+    OperatorRecord,
+    RequestStatus,
+    SnapshotRequest,
+    StatisticsRecord,
+)
+from airflow_provider_statecheck.metadata import models
+from airflow_provider_statecheck.metadata.models import Base, UtcDateTime
 
 Record = TypeVar("Record")
 
@@ -130,3 +150,34 @@ def _column(value: Any) -> Any:
         # A record within a record is one column of JSON; enums in it are texts already.
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return value
+
+
+def attempt_record(row: models.Attempt) -> AttemptRecord:
+    """Return an attempt's row as a record."""
+    return ATTEMPTS.read([getattr(row, name) for name in ATTEMPTS.names])
+
+
+def _owner(values: dict[str, Any]) -> AttemptOwner:
+    pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
+    return AttemptOwner(**values | {"airflow": pairs})
+
+
+def _properties(values: dict[str, Any]) -> CheckpointProperties:
+    written = values["savepoint_format"]
+    typed = {
+        "snapshot_type": CheckpointType(values["snapshot_type"]),
+        "savepoint_format": None if written is None else SavepointFormat(written),
+    }
+    return CheckpointProperties(**values | typed)
+
+
+JOBS = RecordTable(models.Job, JobRecord)
+OPERATORS = RecordTable(models.Operator, OperatorRecord, damaged_snapshots=tuple)
+ATTEMPTS = RecordTable(
+    models.Attempt, AttemptRecord, status=AttemptStatus, owner=_owner, retention=CheckpointRetentionPolicy
+)
+CHECKPOINTS = RecordTable(models.Checkpoint, CheckpointRecord, status=CheckpointStatus, properties=_properties)
+ACKNOWLEDGEMENTS = RecordTable(models.Acknowledgement, AcknowledgementRecord)
+REQUESTS = RecordTable(models.Request, SnapshotRequest, status=RequestStatus, properties=_properties)
+CLAIMS = RecordTable(models.Claim, ClaimRecord)
+STATISTICS = RecordTable(models.Statistics, StatisticsRecord)

@@ -15,28 +15,28 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
-from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead
-from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import LONGEST_LEASE
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
-from airflow_provider_statecheck.checkpoint.job_view import CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
     OperatorRecord,
+    SnapshotRequest,
+    StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
-from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
+from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
+from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 from airflow_provider_statecheck.metadata import models, statements
-from airflow_provider_statecheck.metadata.held_rows import HeldRows
-from airflow_provider_statecheck.metadata.job_views import view_of
-from airflow_provider_statecheck.metadata.mapping import (
+from airflow_provider_statecheck.metadata.database import committing, executing
+from airflow_provider_statecheck.metadata.job_rows import HeldRows, view_of
+from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
     ATTEMPTS,
     CHECKPOINTS,
@@ -45,9 +45,8 @@ from airflow_provider_statecheck.metadata.mapping import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    keys,
 )
-from airflow_provider_statecheck.metadata.outcomes import committing, executing
-from airflow_provider_statecheck.metadata.record_table import keys
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from sqlalchemy import (
     update,
 )
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.forgetting import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus
-from airflow_provider_statecheck.metadata.mapping import (
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
+from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
+from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
+from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
+from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
     ATTEMPTS,
     CHECKPOINTS,
@@ -38,9 +38,10 @@ from airflow_provider_statecheck.metadata.mapping import (
     OPERATORS,
     REQUESTS,
     STATISTICS,
+    RecordTable,
+    given,
+    table_of,
 )
-from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
-from airflow_provider_statecheck.metadata.record_table import RecordTable, given, table_of
 
 _job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
 _checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
-from airflow_provider_statecheck.metadata.mapping import attempt_record
+from airflow_provider_statecheck.metadata.database import committing, executing
 from airflow_provider_statecheck.metadata.models import Attempt, Operator, Token
-from airflow_provider_statecheck.metadata.outcomes import committing, executing
+from airflow_provider_statecheck.metadata.record_table import attempt_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

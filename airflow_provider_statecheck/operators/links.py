@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperatorLink
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.gateway.paths import JOB_PAGES, MOUNT_PATH
+from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
 
 
 class CheckpointsLink(BaseOperatorLink):

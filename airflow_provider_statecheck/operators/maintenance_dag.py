@@ -45,19 +45,19 @@ def statecheck_maintenance() -> None:
 
     @task
     def collect() -> int:
-        from airflow_provider_statecheck.hooks.upkeep import collect_all
+        from airflow_provider_statecheck.operators.maintenance_tasks import collect_all
 
         return collect_all()
 
     @task
     def prune() -> int:
-        from airflow_provider_statecheck.hooks.upkeep import prune_all
+        from airflow_provider_statecheck.operators.maintenance_tasks import prune_all
 
         return prune_all()
 
     @task
     def verify() -> int:
-        from airflow_provider_statecheck.hooks.upkeep import verify_all
+        from airflow_provider_statecheck.operators.maintenance_tasks import verify_all
 
         if get_current_context()["dag_run"].run_after.weekday() != _SUNDAY:
             raise AirflowSkipException("Checkpoints are verified on Sundays.")

@@ -1,22 +1,170 @@
-"""A PySpark task whose retry goes on from the last completed checkpoint."""
+"""A PySpark task whose retry continues from the last completed checkpoint."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.operators.spark_pyspark import SPARK_CONTEXT_KEYS, PySparkOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from typing_extensions import override
 
-from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
-from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP
-from airflow_provider_statecheck.operators.stage_callable import (
-    CHECKPOINT_PARAMETER,
-    DriverLostError,
-    StageCallable,
-    with_optional_parameters,
-)
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
+
+
+CHECKPOINT_PARAMETER = "checkpoint"
+
+
+class StageTerminatedError(AirflowException):
+    """The task was told to end while its stage was running."""
+
+
+class DriverLostError(AirflowException):
+    """The driver's JVM, or the server of Spark Connect, died under the stage."""
+
+
+class StageCallable(CheckpointedOperator, PythonOperator):
+    """
+    Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
+
+    Subclassed beside ``PySparkOperator``, which makes the session and calls on to here.
+    """
+
+    _prepared: PreparedStage | None = None
+    _is_stage_running = False
+
+    @override
+    def execute_callable(self) -> Any:
+        """Register an attempt and let it do the work."""
+        from airflow_provider_statecheck.spark.driver.readiness import make_ready
+
+        spark = self.op_kwargs["spark"]
+        prepared = self._require_prepared()
+        make_ready(spark, prepared.storage)
+        attempt = self._register(prepared)
+        try:
+            return self._work(spark, attempt, prepared)
+        except BaseException:
+            self.kept = attempt.kept()
+            raise
+
+    def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
+        """Restore, run the function, and close the attempt."""
+        from airflow_provider_statecheck.spark.context import StageContext
+
+        driver = prepared.driver
+        with StageContext(
+            spark,
+            attempt,
+            overhead_budget=driver.overhead_budget,
+            checkpoint_interval=driver.checkpoint_interval,
+            min_pause=driver.min_pause_ms,
+        ) as checkpoint:
+            self._give(checkpoint)
+            return self._run_interruptibly(spark, super().execute_callable)
+
+    def _run_interruptibly(self, spark: Any, work: Callable[[], Any]) -> Any:
+        from airflow_provider_statecheck.spark.driver.thread import run_interruptibly
+
+        self._is_stage_running = True
+        try:
+            return run_interruptibly(spark, work)
+        except BaseException as error:
+            _name_lost_driver(error)
+            raise
+        finally:
+            self._is_stage_running = False
+
+    @override
+    def on_kill(self) -> None:
+        """
+        End the stage: the main thread wakes with an error, cancels Spark's jobs and closes the attempt.
+
+        Airflow calls this inside its signal handler, where py4j must not be used, and again after a timeout, when
+        nothing is left to do.
+        """
+        if self._is_stage_running:
+            self._is_stage_running = False
+            raise StageTerminatedError("The task was told to end; its stage is closed and a retry goes on from there.")
+
+    def _give(self, checkpoint: Any) -> None:
+        if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
+            self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
+
+    def _require_prepared(self) -> PreparedStage:
+        if self._prepared is None:
+            raise InvalidConfigurationError("Expected the stage to run inside a task; call execute(context).")
+        return self._prepared
+
+    def _register(self, prepared: PreparedStage) -> StageAttempt:
+        # It may have to wait for the end of another run.
+        self._is_stage_running = True
+        try:
+            return self._open_attempt(prepared)
+        finally:
+            self._is_stage_running = False
+
+    def _open_attempt(self, prepared: PreparedStage) -> StageAttempt:
+        from airflow_provider_statecheck.hooks.transport import airflow_gateway
+        from airflow_provider_statecheck.spark.attempt import StageAttempt
+
+        return StageAttempt(
+            airflow_gateway(),
+            prepared.storage,
+            prepared.registration,
+            tolerable_failed_checkpoints=prepared.driver.tolerable_failed_checkpoints,
+            savepoint_dir=prepared.driver.savepoint_dir,
+            data_inline_threshold=prepared.driver.data_inline_threshold,
+            on_overlap=prepared.on_overlap,
+        )
+
+
+def _name_lost_driver(error: BaseException) -> None:
+    from airflow_provider_statecheck.spark.driver.session import has_jvm_died, is_server_lost
+
+    if isinstance(error, StageTerminatedError) or not isinstance(error, Exception):
+        return
+    if is_server_lost(error):
+        raise DriverLostError(
+            f"The Spark Connect server was lost while the stage used it ({type(error).__name__}); see whether it was ended "
+            f"or started anew. A retry opens a new session."
+        ) from error
+    if has_jvm_died(wait_seconds=1.0):
+        raise DriverLostError(
+            f"The driver's JVM died while the stage used it ({type(error).__name__}); look for an out-of-memory kill or a "
+            f"crash file. A retry starts a new one."
+        ) from error
+
+
+def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """
+    Let Airflow bind the function's arguments although some are given only when it runs.
+
+    Those get a default; what stands behind them can then be given by name only.
+
+    :param names: The parameters that are given when the function runs.
+    """
+    signature = inspect.signature(function)
+    parameters: list[inspect.Parameter] = []
+    by_name_only = False
+    for parameter in signature.parameters.values():
+        is_optional = parameter.name in names
+        by_name_only = by_name_only or is_optional
+        default = None if is_optional else parameter.default
+        parameters.append(parameter.replace(default=default, kind=_kind(parameter, by_name_only=by_name_only)))
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+def _kind(parameter: inspect.Parameter, *, by_name_only: bool) -> Any:
+    is_plain = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter.KEYWORD_ONLY if by_name_only and is_plain else parameter.kind
 
 
 class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: ignore[misc]
@@ -52,7 +200,7 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
 
         :raises AirflowFailException: for trouble that no retry can mend.
         """
-        from airflow_provider_statecheck.hooks.spark_session import SessionTarget
+        from airflow_provider_statecheck.hooks.spark import SessionTarget
 
         try:
             self._prepared = self.prepare(context)

@@ -1,4 +1,4 @@
-"""A Spark application of the user's own whose retry goes on from the last completed checkpoint."""
+"""Operators that start their driver with ``spark-submit``: applications and stages."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
-from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
-from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP, PreparedStage
+from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP, CheckpointedOperator, PreparedStage
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
     from airflow.sdk import Context
 
-    from airflow_provider_statecheck.hooks.spark_submit import Shipping
+    from airflow_provider_statecheck.hooks.spark import Shipping
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+
 
 _PACKAGES = "packages"
 
@@ -65,7 +65,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
         :raises AirflowFailException: for trouble that no retry can mend.
         """
-        from airflow_provider_statecheck.hooks.driver_checkpoints import repeatedly
+        from airflow_provider_statecheck.hooks.submitted_stage import repeatedly
 
         try:
             with self._prepared(context) as stage:
@@ -90,7 +90,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
     @override
     def _get_hook(self) -> SparkSubmitHook:
-        from airflow_provider_statecheck.hooks.spark_submit import CheckpointedSparkSubmitHook
+        from airflow_provider_statecheck.hooks.spark import CheckpointedSparkSubmitHook
 
         hook = super()._get_hook()
         if self._stage is None or self._shipping is None:
@@ -103,8 +103,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
     @contextmanager
     def _prepared(self, context: Context) -> Iterator[SubmittedStage]:
-        from airflow_provider_statecheck.hooks.driver_access import driver_access
-        from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
+        from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage, driver_access
 
         prepared = self.prepare(context)
         registration = prepared.registration
@@ -134,7 +133,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
             store.delete(self.external_id_key)
 
     def _shipping_to(self, scratch: Path, prepared: PreparedStage) -> Shipping:
-        from airflow_provider_statecheck.hooks.spark_submit import Shipping
+        from airflow_provider_statecheck.hooks.spark import Shipping
         from airflow_provider_statecheck.storage.uris import normalise_base
 
         shared = normalise_base(self.package_dir) if self.package_dir else f"{prepared.storage.base_uri}/{_PACKAGES}"
@@ -149,3 +148,61 @@ def _refuse_retry_of_stopped(stage: SubmittedStage) -> None:
             f"checkpoint.",
             pointer=redact(pointer),
         )
+
+
+STAGE_APPLICATION = "statecheck_stage.py"
+
+
+class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
+    """
+    Submit a stateful stage.
+
+    The application is this package's own: it imports the stage and runs it. What the module of the stage needs is given
+    by ``py_files``, or is installed where the driver and the executors run.
+
+    Other arguments are those of
+    :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``,
+    ``application_args`` and ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has changed.
+
+    :param stage: Location of the stage as ``module:attribute``, which the driver imports. A callable there is called without
+        arguments and returns the stage. (templated)
+    :param uid: Name of the stage within its job. The default is the task id. (templated)
+    :param parallelism: Number of subtasks. The default is that of the stage, or else the number of task slots of Spark.
+    """
+
+    template_fields: Sequence[str] = (*CheckpointedSparkSubmitOperator.template_fields, "stage")
+
+    unused_arguments = ("overhead_budget",)
+
+    def __init__(self, *, stage: str, parallelism: int | None = None, **kwargs: Any) -> None:
+        super().__init__(application=STAGE_APPLICATION, **kwargs)
+        self.stage = stage
+        self.parallelism = parallelism
+
+    @override
+    def _get_hook(self) -> SparkSubmitHook:
+        from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook
+
+        self.application_args = [self.stage]
+        hook = super()._get_hook()
+        if self._stage is None or self._shipping is None:
+            return hook
+        return CheckpointedStageSubmitHook.taking_over(hook, self._stage, self._shipping)
+
+    @override
+    @contextmanager
+    def _closing(self, stage: SubmittedStage) -> Iterator[None]:
+        try:
+            with super()._closing(stage):
+                yield
+        except Exception as error:
+            _refuse_useless_retry(stage, error)
+            raise
+
+
+def _refuse_useless_retry(stage: SubmittedStage, error: Exception) -> None:
+    # The driver says why in its attempt; Airflow sees no more than how its process ended.
+    name, _, text = stage.failure().partition(": ")
+    for kind in A_RETRY_CANNOT_HELP:
+        if kind.__name__ == name:
+            raise kind(text) from error

@@ -9,8 +9,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.operators.checkpointed import PreparedStage
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.registration import PreparedStage
 from airflow_provider_statecheck.spark.stages.stage import Stage
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         :return: How many increments and elements there were, and the last checkpoint.
         :raises AirflowFailException: for trouble that no retry can mend.
         """
-        from airflow_provider_statecheck.spark.stages.loading import load_stage
+        from airflow_provider_statecheck.spark.stages.submitted import load_stage
 
         try:
             self._stage = load_stage(self.stage, parallelism=self.parallelism)
@@ -60,8 +60,8 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
 
     @override
     def _work(self, spark: Any, attempt: StageAttempt, prepared: PreparedStage) -> Any:
-        from airflow_provider_statecheck.spark.stages.settings_of_driver import stage_settings_of
         from airflow_provider_statecheck.spark.stages.stage_run import StageRun
+        from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
 
         run = StageRun(spark, attempt, self._stage, stage_settings_of(prepared.driver))
         result = run.run(lambda work: self._run_interruptibly(spark, work))

@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow.sdk.plugins_manager import AirflowPlugin
 
-from airflow_provider_statecheck.gateway.paths import MOUNT_PATH
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH
 
 
 class StatecheckPlugin(AirflowPlugin):
@@ -24,7 +24,7 @@ class StatecheckPlugin(AirflowPlugin):
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """Return the listeners of failed tasks and of ended runs."""
-        from airflow_provider_statecheck.plugins import last_line, run_end
+        """Return the module with the listeners of failed tasks and ended runs."""
+        from airflow_provider_statecheck.plugins import listeners
 
-        return [last_line, run_end]
+        return [listeners]

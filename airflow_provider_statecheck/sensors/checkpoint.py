@@ -13,18 +13,16 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.awaited import AwaitedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, job_name, uid_with_key
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     EnvironmentNotReadyError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.hooks.address import DEFAULT_CONN_ID
-from airflow_provider_statecheck.hooks.reading import ReadingAccess, reading_access
+from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
-from airflow_provider_statecheck.hooks.transport import is_orm_open
-from airflow_provider_statecheck.triggers.checkpoint import CheckpointTrigger
+from airflow_provider_statecheck.hooks.transport import ReadingAccess, is_orm_open, reading_access
+from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition, CheckpointTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -145,9 +143,9 @@ class CheckpointSensor(BaseSensorOperator):
             timeout=timedelta(seconds=max(deadline - time.time(), 0.0)),
         )
 
-    def _awaited(self) -> AwaitedCheckpoint:
+    def _awaited(self) -> CheckpointCondition:
         job_id_of(self.job)  # an empty name must not become that of the namespace alone
-        return AwaitedCheckpoint(
+        return CheckpointCondition(
             job=job_name(self.job, is_test=is_orm_open()),
             uid=_full_uid(self.uid, self.map_key),
             at_least=_checkpoint_id(self.at_least),
@@ -156,7 +154,7 @@ class CheckpointSensor(BaseSensorOperator):
 
 
 def _trigger(
-    awaited: AwaitedCheckpoint, poke_interval: float, access: ReadingAccess | None, deadline: float
+    awaited: CheckpointCondition, poke_interval: float, access: ReadingAccess | None, deadline: float
 ) -> CheckpointTrigger:
     way: dict[str, Any] = {}
     if access is not None:

@@ -1,5 +1,5 @@
 """
-One attempt of a stage as its driver lives it: register, restore, take checkpoints, clean up, finish.
+One attempt of a stage on the driver: register, restore, take checkpoints, clean up.
 
 It knows storage and the coordinator, nothing of Spark. The order of the writes is the safety of the whole:
 bytes before rows, ``_metadata`` last of the bytes, rows before deletes.
@@ -11,16 +11,19 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Set as AbstractSet
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
+    UNKNOWN_CHECKPOINT_ID,
+    UNLIMITED_TOLERABLE_FAILURES,
+    CheckpointFailureManager,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, job_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
@@ -35,8 +38,10 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnOverlap
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointDeclinedError,
     CheckpointNotFoundError,
@@ -45,29 +50,112 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.taking_turns import registering
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
-from airflow_provider_statecheck.spark.failures import FailedCheckpoints
-from airflow_provider_statecheck.spark.kept import kept_line, left_line, replaced_line
+from airflow_provider_statecheck.gateway.retrying import registering
 from airflow_provider_statecheck.spark.restore import RestoredStage, restore_latest
 from airflow_provider_statecheck.spark.savepoints import StageSavepoints
-from airflow_provider_statecheck.spark.status_log import CheckpointLog
-from airflow_provider_statecheck.storage.discards import EffectDiscards
-from airflow_provider_statecheck.storage.document import (
+from airflow_provider_statecheck.spark.status_log import CheckpointLog, fenced_line, leftover_line, retained_line
+from airflow_provider_statecheck.storage.discarding import EffectDiscards
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
+    DocumentCache,
     InlineStateHandle,
     SnapshotHandle,
+    encode_metadata,
+    state_uris,
 )
-from airflow_provider_statecheck.storage.document_uris import state_uris
-from airflow_provider_statecheck.storage.documents import DocumentCache
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
-from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id
-from airflow_provider_statecheck.storage.sweep import sweep
-from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
-from airflow_provider_statecheck.storage.views.inline_budget import spill_above_budget
+from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
+from airflow_provider_statecheck.storage.views.state_streams import (
+    FsCheckpointStateOutputStream,
+    StateWriting,
+    spill_above_budget,
+)
 
 log = logging.getLogger(__name__)
+
+UNLIMITED: Final = -1
+_CHECKPOINT: Final = CheckpointProperties()
+
+
+class FailedCheckpoints:
+    """
+    Counts checkpoints of one stage that failed one after another.
+
+    :param tolerable: How many may fail in a row; ``-1`` for any number.
+    """
+
+    def __init__(self, tolerable: int = UNLIMITED) -> None:
+        self._tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
+        self._manager = self._new_manager()
+
+    def succeeded(self) -> None:
+        """Start counting anew."""
+        self._manager = self._new_manager()
+
+    def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
+        """
+        Count a failure and say so.
+
+        :param checkpoint_id: Of the checkpoint, if it had one.
+        :raises CheckpointDeclinedError: if it is one too many; it lists the failures, and its cause is the last one.
+        """
+        self._manager.handle_checkpoint_exception(
+            CheckpointException(_counted_reason(error), error),
+            properties=_CHECKPOINT,
+            checkpoint_id=checkpoint_id,
+        )
+        which = "A checkpoint" if checkpoint_id == UNKNOWN_CHECKPOINT_ID else f"Checkpoint {checkpoint_id}"
+        log.warning("%s failed, the stage goes on without it: %s", which, error)
+
+    def _new_manager(self) -> CheckpointFailureManager:
+        return CheckpointFailureManager(self._tolerable, _FailStage())
+
+
+class _FailStage:
+    """The stage fails where it took the checkpoint."""
+
+    def fail_job(self, cause: Exception) -> None:
+        raise cause
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        raise cause
+
+
+def _counted_reason(error: StateCheckError) -> CheckpointFailureReason:
+    """Return a reason that counts, for the stage has lost a checkpoint whatever the reason is."""
+    reason = vars(error).get("reason")
+    if isinstance(reason, CheckpointFailureReason) and not reason.is_tolerated_silently:
+        return reason
+    return CheckpointFailureReason.IO_EXCEPTION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContent:
+    """Everything whose bytes are on storage by now."""
+
+    snapshots: tuple[SnapshotHandle, ...] = ()
+    """All live ones."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The rest of the state as JSON."""
+    operator_states: tuple[OperatorState, ...] = ()
+    """Of the functions of a stateful stage."""
+    has_commit: bool = False
+    """Whether a sink has to commit something once the checkpoint is completed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """For people."""
+    new_bytes: int = 0
+    """How many bytes are new since the last checkpoint."""
+    increment_seconds: float = 0.0
+    """How long the increment took that it holds, if its id was drawn before."""
+    pinned: AbstractSet[str] = frozenset()
+    """URIs of snapshots that must stay although no checkpoint may name them."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of what the checkpoint names."""
+        of_snapshots = sum(handle.size_bytes for handle in self.snapshots)
+        return of_snapshots + sum(state.state_size for state in self.operator_states)
+
 
 INLINE_STATE_BYTES = 20 * 1024
 
@@ -265,7 +353,7 @@ class StageAttempt:
             self._tell_what_is_left(effects, deleted)
 
     def _tell_what_is_left(self, effects: OpenEffects, deleted: tuple[int, ...]) -> None:
-        line = left_line(self.registration, effects, deleted)
+        line = leftover_line(self.registration, effects, deleted)
         if line is not None:
             log.info("%s", line)
 
@@ -289,8 +377,8 @@ class StageAttempt:
     def kept(self) -> str:
         """Say what the next attempt will find, or that it runs already."""
         if self._newer_epoch is not None:
-            return replaced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
-        return kept_line(self.registration, self.latest)
+            return fenced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
+        return retained_line(self.registration, self.latest)
 
     def _serve_last_savepoints(self) -> None:
         # A request may have come after the last checkpoint, or have waited for the end.

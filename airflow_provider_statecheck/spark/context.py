@@ -1,5 +1,5 @@
 """
-What a stage gets to work with: ``checkpoint``.
+The ``checkpoint`` object of a stage, also for drivers started by ``spark-submit``.
 
 A step's DataFrame is written once and named by every later checkpoint; a try that finds it takes it from there instead
 of computing it again.
@@ -8,31 +8,39 @@ of computing it again.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.auto_snapshot import AutoSnapshots
-from airflow_provider_statecheck.spark.costs.pacing import pace_of, require_pace
-from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
+from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, require_every, require_pace
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
-from airflow_provider_statecheck.spark.loops.progress import keyed
-from airflow_provider_statecheck.spark.loops.refining import Refinement, RefiningLoop
-from airflow_provider_statecheck.spark.saving import StageSaving
+from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.loop_progress import keyed
+from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey
-from airflow_provider_statecheck.spark.state import StageState
-from airflow_provider_statecheck.spark.step_report import StepReport as StepReport
-from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.spark.steps import (
+    StageCheckpointer,
+    StageState,
+    StageSteps,
+    StepReport as StepReport,
+    built,
+)
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_statecheck.spark.driver.handover import DriverSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +83,9 @@ class StageContext:
         restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
         """The checkpoint that this try started from; ``None`` for a fresh start."""
-        self._saving = StageSaving(attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic)
+        self._saving = StageCheckpointer(
+            attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
+        )
         self.state: StageState = self._saving.state
         """Small values by name, saved with each checkpoint."""
         self.costs: StageCosts = self._saving.costs
@@ -187,8 +197,6 @@ class StageContext:
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises NoRestorableCheckpointError: if there was state and none of it can be read.
         """
-        from airflow_provider_statecheck.spark.current import CURRENT
-
         return cast("Self", CURRENT.get(cls, spark))
 
     def snapshot(
@@ -366,3 +374,94 @@ class StageContext:
 def _require_when(when: object) -> None:
     if not isinstance(when, bool) and when != "auto":
         raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")
+
+
+# A driver outlives an api-server that is restarted.
+_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+
+
+class CurrentContext:
+    """Makes the context at the first call and remembers it: a handover is good for one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._handover: Handover | None = None
+        self._context: StageContext | None = None
+
+    def get(self, kind: type[StageContext], spark: SparkSession | None) -> StageContext:
+        """
+        Return the context of this process.
+
+        :param kind: What to make at the first call.
+        :param spark: The session that computes; by default the running one, else a new one.
+        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
+        """
+        with self._lock:
+            if self._context is None:
+                check_driver_packages()
+                # Kept, so that a call after one that failed finds it again.
+                self._handover = self._handover or take_handover()
+                session, attempt = _begin(self._handover, spark)
+                self._context = kind(
+                    session,
+                    attempt,
+                    overhead_budget=self._handover.driver.overhead_budget,
+                    checkpoint_interval=self._handover.driver.checkpoint_interval,
+                    min_pause=self._handover.driver.min_pause_ms,
+                )
+            return self._context
+
+
+CURRENT = CurrentContext()
+
+
+def begin_submitted() -> tuple[SparkSession, StageAttempt, DriverSettings]:
+    """
+    Return what a driver works with that an operator submitted: a session, its attempt, and how it is run.
+
+    :raises EnvironmentNotReadyError: if no operator submitted this driver.
+    """
+    handover = take_handover()
+    return *_begin(handover, None), handover.driver
+
+
+def _begin(handover: Handover, spark: SparkSession | None) -> tuple[SparkSession, StageAttempt]:
+    session = spark or _session()
+    _hide_from_workers(session)
+    return session, _repeat_registration(session, handover)
+
+
+def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttempt:
+    from airflow_provider_statecheck.gateway.http import HttpGateway
+    from airflow_provider_statecheck.gateway.http_client import GivenToken, HttpClient
+    from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.spark.attempt import StageAttempt
+    from airflow_provider_statecheck.spark.driver.readiness import require_reachable
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+    storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
+    storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
+    # The operator has shipped the package, or it is installed.
+    require_reachable(spark, storage)
+    http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
+    return StageAttempt(
+        RetryingGateway(http, _PAUSES_SECONDS),
+        storage,
+        handover.registration,
+        tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
+        savepoint_dir=handover.driver.savepoint_dir,
+        data_inline_threshold=handover.driver.data_inline_threshold,
+    )
+
+
+def _hide_from_workers(spark: SparkSession) -> None:
+    # In local mode Python workers inherit the environment of the JVM, which cannot change its own.
+    context = getattr(spark, "sparkContext", None)
+    if context is not None:
+        context.environment[HANDOVER_VARIABLE] = ""
+
+
+def _session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.getOrCreate()

@@ -14,8 +14,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     PendingCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, SnapshotRequest
 from airflow_provider_statecheck.exceptions import (
     CoordinatorError,
     InvalidConfigurationError,
@@ -23,8 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.storage.documents import DocumentCache
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 from airflow_provider_statecheck.storage.savepoints import write_savepoint
 from airflow_provider_statecheck.storage.uris import redact
 

@@ -7,19 +7,19 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, new_key, uids_before
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.attempt import INLINE_STATE_BYTES, StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
-from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
-from airflow_provider_statecheck.storage.allowed_places import parse_places
+from airflow_provider_statecheck.spark.time_travel import find_fork_source, fork_name
+from airflow_provider_statecheck.storage.allowed_locations import parse_locations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def open_attempt(
         )
     _require_one_beginning(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
-    storage = storage.allowing(savepoint_dir, locations=parse_places(allowed_locations))
+    storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)
     make_ready(spark, storage)
     gateway = open_gateway(metadata)

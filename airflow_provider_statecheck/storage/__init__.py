@@ -1,10 +1,15 @@
 """Where bytes go: any fsspec filesystem, the metadata of checkpoints, and small values as JSON."""
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
-from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    SnapshotHandle,
+    decode_metadata,
+    encode_metadata,
+)
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 __all__ = [

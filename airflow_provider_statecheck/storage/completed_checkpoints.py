@@ -1,17 +1,20 @@
-"""Completed checkpoints as the state that a handle points to: a few facts in a file, all else in ``_metadata``."""
+"""Completed checkpoints as the state of a handle store."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.handles.state_handles import StatePointer, StateStorage
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.checkpoint.layout import epoch_name, handles_uri
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
+from airflow_provider_statecheck.checkpoint.state_handles import StatePointer, StateStorage
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 
@@ -126,3 +129,37 @@ def _properties_from_json(values: dict[str, Any]) -> CheckpointProperties:
         snapshot_type=CheckpointType(values["snapshot_type"]),
         savepoint_format=None if savepoint_format is None else SavepointFormat(savepoint_format),
     )
+
+
+class StoredStates:
+    """
+    Files below ``<job id>/handles/<operator id>``.
+
+    :param storage: The checkpoint directory.
+    :param attempt: Who writes; its epoch is in each name.
+    """
+
+    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef) -> None:
+        self._storage = storage
+        self._attempt = attempt
+
+    def store(self, state: bytes) -> StatePointer:
+        """Write a new file, or leave none."""
+        ref = self._attempt
+        directory = handles_uri(self._storage.base_uri, ref.job_id, ref.operator_id)
+        uri = f"{directory}/{epoch_name(ref.epoch)}"
+        try:
+            self._storage.write_bytes(uri, state)
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._storage.delete_file(uri)
+            raise
+        return StatePointer(uri=uri, size=len(state), sha256=hashlib.sha256(state).hexdigest())
+
+    def retrieve(self, pointer: StatePointer) -> bytes:
+        """Return the file's bytes if they are what was written."""
+        return self._storage.read_verified(pointer.uri, size=pointer.size, sha256=pointer.sha256)
+
+    def discard(self, pointer: StatePointer) -> None:
+        """Delete the file; a missing one is success."""
+        self._storage.delete_file(pointer.uri)

@@ -22,12 +22,10 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import copying, listing, local_files, publishing
-from airflow_provider_statecheck.storage.allowed_places import AllowedPlaces
-from airflow_provider_statecheck.storage.failures import advice, is_missing_bucket, is_taken, judged_alone
-from airflow_provider_statecheck.storage.options import conceal, harmless
-from airflow_provider_statecheck.storage.retries import RetryPolicy
-from airflow_provider_statecheck.storage.schemes import open_filesystem, serves
+from airflow_provider_statecheck.storage import file_operations
+from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
+from airflow_provider_statecheck.storage.failures import RetryPolicy, advice, is_missing_bucket, is_taken, judged_alone
+from airflow_provider_statecheck.storage.schemes import conceal, harmless, open_filesystem, serves
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, redact, require_deletable, scheme_of
 
 Result = TypeVar("Result")
@@ -59,7 +57,7 @@ class CheckpointStorage:
         self.base_uri = base_uri
         self._options = MappingProxyType(dict(options or {}))
         self._retries = retries or RetryPolicy()
-        self.allowed = AllowedPlaces().around(base_uri)
+        self.allowed = AllowedLocations().around(base_uri)
         """The places that may be read."""
 
     def __repr__(self) -> str:
@@ -96,7 +94,7 @@ class CheckpointStorage:
         """
         return self.within(self.allowed.around(*uris).below(*locations))
 
-    def within(self, allowed: AllowedPlaces) -> Self:
+    def within(self, allowed: AllowedLocations) -> Self:
         """Return the same storage, which reads in these places and nowhere else."""
         if allowed is self.allowed:
             return self
@@ -134,7 +132,9 @@ class CheckpointStorage:
         """
         self.allowed.require(source_uri)
         source_filesystem, source = self.locate(source_uri)
-        self.call(target_uri, lambda filesystem, path: copying.copy_file(source_filesystem, source, filesystem, path))
+        self.call(
+            target_uri, lambda filesystem, path: file_operations.copy_file(source_filesystem, source, filesystem, path)
+        )
 
     def copy_directory(self, source_uri: str, target_uri: str, *, size_bytes: int = 1) -> None:
         """
@@ -235,7 +235,7 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; an incomplete list is never returned.
         """
         if _is_local(directory):
-            return self._read(directory, lambda _, root: local_files.list_files(Path(root)))
+            return self._read(directory, lambda _, root: file_operations.list_files(Path(root)))
         return self._read(directory, _list_objects)
 
     def list_directories(self, directory: str) -> list[str]:
@@ -264,7 +264,7 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails; part of it may be gone.
         """
         require_deletable(uri, self.base_uri)
-        self.call(uri, listing.delete_all)
+        self.call(uri, file_operations.delete_all)
 
     def remove_empty_directories(self, uri: str) -> None:
         """
@@ -276,7 +276,7 @@ class CheckpointStorage:
         :raises StorageError: if the storage fails.
         """
         if _is_local(uri):
-            self.call(uri, lambda _, path: local_files.remove_empty_directories(Path(path)))
+            self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
         # Not fsspec's exists(): that answers False whatever goes wrong.
@@ -321,7 +321,7 @@ class CheckpointStorage:
 
 def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool) -> None:
     try:
-        (publishing.replace if overwrite else publishing.create)(filesystem, path, data)
+        (file_operations.replace if overwrite else file_operations.create)(filesystem, path, data)
     except Exception as error:
         if is_missing_bucket(error):
             raise
@@ -362,7 +362,7 @@ def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:
 
 
 def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
-    found = listing.find(filesystem, root).items()
+    found = file_operations.find(filesystem, root).items()
     # An object whose name ends with a slash marks a directory; Hadoop writes such.
     return {_relative(path, root): int(info["size"]) for path, info in found if not path.endswith("/")}
 

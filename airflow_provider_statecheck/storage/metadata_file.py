@@ -1,29 +1,44 @@
 """
-The bytes of ``_metadata``: one line that says what it is and its checksum, then JSON.
+The ``_metadata`` file of a checkpoint: contents, format, reading and relative URIs.
 
 URIs of what moves together with the file are written relative to it: for a savepoint what lies in its directory, for a
 checkpoint what lies in the directory of its job. Any other URI stays absolute: a snapshot that was carried over from
 another checkpoint directory is still there and nowhere else.
+
+A savepoint is its directory, so what lies in there is written relative to it; if it names anything else it cannot be moved,
+and all its URIs stay absolute. A checkpoint shares files with others of its job, so URIs below the job's directory are
+written relative to that, and any other one stays absolute.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import fields
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.storage.document import (
-    CheckpointDocument,
-    InlineStateHandle,
-    SnapshotHandle,
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    MasterState,
+    OperatorState,
+    SegmentFileStateHandle,
+    streams_of,
 )
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.handle_json import UriForm, boolean
-from airflow_provider_statecheck.storage.operator_state_json import (
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.state_json import (
+    UriForm,
+    boolean,
     decode_master_state,
     decode_operator_state,
     decode_properties,
@@ -31,15 +46,164 @@ from airflow_provider_statecheck.storage.operator_state_json import (
     encode_operator_state,
     encode_properties,
 )
-from airflow_provider_statecheck.storage.relative_uris import (
-    OF_DIRECTORY,
-    OF_JOB,
-    RelativeUris,
-    directory_of,
-    job_directory_of,
-    lengthen,
-)
 from airflow_provider_statecheck.storage.uris import redact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHandle:
+    """One DataFrame snapshot, which several checkpoints may name."""
+
+    name: str
+    scope: tuple[tuple[str, str], ...] = ()
+    """The loops and items around it, outermost first."""
+    uri: str
+    manifest_size: int
+    manifest_sha256: str
+    size_bytes: int
+    rows: int | None
+    files: int
+    fingerprint: str
+    """Of the code and the snapshots that it was built from."""
+    epoch: int
+    """Of the attempt that wrote it."""
+    seconds: float
+    """What computing and writing it took."""
+    created_at: str
+    lineage: str = ""
+    """Set where it replaces a damaged snapshot, so that what was built from that one counts as changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineStateHandle:
+    """State small enough to travel in the metadata itself."""
+
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDocument:
+    """All that a restore needs to know; no code, nothing to unpickle."""
+
+    job_id: str
+    job_name: str
+    operator_id: str
+    uid: str
+    checkpoint_id: int
+    epoch: int
+    generation: int
+    snapshots: tuple[SnapshotHandle, ...]
+    state: InlineStateHandle | FileStateHandle
+    created_at: str
+    properties: CheckpointProperties = field(default_factory=CheckpointProperties)
+    operator_states: tuple[OperatorState, ...] = ()
+    """Of the operators whose state is aligned in this checkpoint."""
+    master_states: tuple[MasterState, ...] = ()
+    has_commit: bool = False
+    """Whether it holds what a sink commits once the checkpoint is completed."""
+    request_key: str = ""
+    """The key of the message that triggered it, as in its row; empty for a savepoint that has no row."""
+    relocatable: bool | None = field(default=None, compare=False)
+    """
+    Whether it still loads when it is moved: a savepoint with its directory, a checkpoint with that of its job. Told by the
+    file; ``None`` for a document that was not read from one.
+    """
+
+    @property
+    def named_bytes(self) -> int:
+        """Return the size of the snapshots and of the state of operators that it names."""
+        of_snapshots = sum(handle.size_bytes for handle in self.snapshots)
+        return of_snapshots + sum(state.state_size for state in self.operator_states)
+
+
+def document_uris(document: CheckpointDocument) -> Iterator[str]:
+    """Return the URI of everything that a checkpoint names, as often as it is named."""
+    yield from (handle.uri for handle in document.snapshots)
+    if isinstance(document.state, FileStateHandle):
+        yield document.state.uri
+    yield from state_uris(document.operator_states)
+
+
+def state_uris(states: Iterable[OperatorState]) -> Iterator[str]:
+    """Return the URI of every file that holds state of operators, as often as it is named."""
+    for state in states:
+        for stream in streams_of(state):
+            if isinstance(stream, FileStateHandle | SegmentFileStateHandle):
+                yield stream.uri
+
+
+OF_JOB = "job:"
+OF_DIRECTORY = "dir:"
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeUris:
+    """
+    Shortens URIs that lie below a directory.
+
+    :param prefix: What says that a URI was shortened.
+    :param base: The directory, or ``None`` where nothing is to be shortened.
+    """
+
+    prefix: str
+    base: str | None
+
+    def shorten(self, uri: str) -> str:
+        """
+        Return a URI as it is written.
+
+        :raises InvalidConfigurationError: for what is no absolute URI and would be taken for a shortened one.
+        """
+        if self.covers(uri):
+            return f"{self.prefix}{uri.removeprefix(f'{self.base}/')}"
+        if is_relative(uri):
+            raise InvalidConfigurationError(f"Expected an absolute URI such as file:///data/x, found {redact(uri)!r}.")
+        return uri
+
+    def covers(self, uri: str) -> bool:
+        """Tell whether a URI lies below the directory."""
+        return (
+            self.base is not None and uri.startswith(f"{self.base}/") and _is_plain(uri.removeprefix(f"{self.base}/"))
+        )
+
+    def cover(self, uris: Iterable[str]) -> bool:
+        """Tell whether all of the URIs lie below the directory."""
+        return all(map(self.covers, uris))
+
+
+def lengthen(written: str, metadata_uri: str) -> str:
+    """
+    Return the URI that was written.
+
+    :param metadata_uri: Where it was read from.
+    :raises ValueError: for one that leads out of the directory to which it is relative.
+    """
+    if not is_relative(written):
+        return written
+    prefix, path = written[:4], written[4:]
+    if not _is_plain(path):
+        raise ValueError(f"{written!r} leads out of its directory")
+    base = directory_of(metadata_uri) if prefix == OF_DIRECTORY else job_directory_of(metadata_uri)
+    return f"{base}/{path}"
+
+
+def is_relative(written: str) -> bool:
+    """Tell whether a URI was shortened; one whose scheme happens to be called like a prefix was not."""
+    return written.startswith((OF_JOB, OF_DIRECTORY)) and not written[4:].startswith("//")
+
+
+def directory_of(metadata_uri: str) -> str:
+    """Return the directory of a metadata file."""
+    return metadata_uri.rstrip("/").rpartition("/")[0]
+
+
+def job_directory_of(metadata_uri: str) -> str:
+    """Return the directory of the job whose checkpoint a metadata file describes."""
+    return directory_of(directory_of(metadata_uri))
+
+
+def _is_plain(path: str) -> bool:
+    return not {"", ".", ".."} & set(path.split("/"))
+
 
 MAGIC = b"statecheck-metadata"
 VERSION = 1
@@ -190,3 +354,72 @@ def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     # A later release of the same version may add fields; what is not known here is not needed here.
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
+
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
+"""What says that the bytes themselves are bad, in contrast to a storage that does not answer."""
+
+
+def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    """
+    Read and verify the metadata of a completed checkpoint.
+
+    :raises CorruptStateError: if length or checksum differ from the row's.
+    :raises CheckpointNotFoundError: if the file is missing, or was never written.
+    :raises IncompatibleCheckpointError: if it is no metadata file of a known version.
+    """
+    if checkpoint.metadata_uri is None:
+        raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
+    size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
+    # The row names the place of the checkpoint, which an earlier setting of its directory may have chosen.
+    data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
+        checkpoint.metadata_uri, size=size, sha256=digest
+    )
+    return decode_metadata(data, uri=checkpoint.metadata_uri)
+
+
+class DocumentCache:
+    """
+    The metadata of checkpoints that were read or written before; a checkpoint never changes.
+
+    :param storage_of: Gives the storage that a checkpoint lies in.
+    """
+
+    def __init__(self, storage_of: Callable[[CheckpointRecord], CheckpointStorage]) -> None:
+        self._storage_of = storage_of
+        self._documents: dict[int, CheckpointDocument] = {}
+
+    def remember(self, checkpoint_id: int, document: CheckpointDocument) -> None:
+        """
+        Keep a document that was just written or read.
+
+        :param checkpoint_id: The id of the checkpoint's row; a savepoint that was restored has another one inside.
+        """
+        self._documents[checkpoint_id] = document
+
+    def forget(self, checkpoint_id: int) -> None:
+        """Drop a document whose checkpoint is gone."""
+        self._documents.pop(checkpoint_id, None)
+
+    def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
+        """Return a completed checkpoint's document, as :func:`load_document`."""
+        if checkpoint.checkpoint_id not in self._documents:
+            self.remember(checkpoint.checkpoint_id, load_document(self._storage_of(checkpoint), checkpoint))
+        return self._documents[checkpoint.checkpoint_id]
+
+    def named_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
+        """
+        Return the snapshots and files that any of the checkpoints names.
+
+        :return: ``None`` if one of them cannot be read: then nobody knows what it names.
+        """
+        uris: set[str] = set()
+        for checkpoint in checkpoints:
+            try:
+                uris.update(document_uris(self.load(checkpoint)))
+            except UNREADABLE as error:
+                log.warning("Checkpoint %s cannot be read (%s)", checkpoint.checkpoint_id, error)
+                return None
+        return frozenset(uris)

@@ -1,19 +1,24 @@
 """
-Finds orphans: bytes of ended attempts that no live row names.
+Orphan files: detection, quarantine and deletion.
 
 By epoch, never by age: a write that takes six hours is older than any age guard, but its attempt is still open.
+
+No bytes are moved, for object stores cannot rename. The notes are one small file for each job in a checkpoint directory. They
+only ever hold something back: lost or damaged ones begin the wait anew.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Set as AbstractSet
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 
-from airflow_provider_statecheck.checkpoint.effects import needed_though_ended
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     STATE_DIRECTORY,
@@ -24,17 +29,135 @@ from airflow_provider_statecheck.checkpoint.layout import (
     is_keyed_directory,
     is_merged_directory,
     job_uri,
+    orphans_uri,
     shared_uri,
     taskowned_uri,
 )
+from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
-from airflow_provider_statecheck.checkpoint.validation import HIGHEST_ID
-from airflow_provider_statecheck.storage.aligned_rows import aligned_in_progress, is_left_on_purpose, retained_aligned
-from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.documents import UNREADABLE, DocumentCache
+from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
+from airflow_provider_statecheck.checkpoint.transitions import needed_though_ended
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+from airflow_provider_statecheck.storage.metadata_file import (
+    UNREADABLE,
+    CheckpointDocument,
+    DocumentCache,
+    decode_metadata,
+    document_uris,
+)
+
+log = logging.getLogger(__name__)
+
+SHORTEST_STAY = timedelta(days=1)
+"""How long an orphan stays at least."""
+
+
+class Quarantine:
+    """
+    The orphans of a job below the storage's base.
+
+    :param storage: Where the bytes are.
+    :param job_id: The job.
+    :param stay: How long an orphan stays, a day or more.
+    :param dry_run: Write nothing.
+    :raises InvalidConfigurationError: for less than a day.
+    """
+
+    def __init__(
+        self, storage: CheckpointStorage, job_id: JobId, *, stay: timedelta = SHORTEST_STAY, dry_run: bool = False
+    ) -> None:
+        require_stay(stay)
+        self._storage = storage
+        self._root = job_uri(storage.base_uri, job_id)
+        self._uri = orphans_uri(storage.base_uri, job_id)
+        self._stay = stay
+        self._dry_run = dry_run
+
+    def admit(self, orphans: AbstractSet[str], now: datetime) -> frozenset[str]:
+        """
+        Note what was found and return what has stayed long enough.
+
+        What was noted before and is no orphan any more is forgotten.
+
+        :raises StorageError: if the storage fails.
+        """
+        before = self._read()
+        # Not later than now: a clock that was ahead would hold them back for as long.
+        notes = {uri: min(before.get(uri, now), now) for uri in sorted(orphans)}
+        # Before anything is deleted: killed in between, the next call finds the same and deletes it.
+        if notes != before and not self._dry_run:
+            self._write(notes)
+        return frozenset(uri for uri, since in notes.items() if now - since >= self._stay)
+
+    def forget(self) -> None:
+        """
+        Drop all notes.
+
+        :raises StorageError: if the storage fails.
+        """
+        if not self._dry_run and self._storage.exists(self._uri):
+            self._storage.delete_file(self._uri)
+
+    def _read(self) -> dict[str, datetime]:
+        try:
+            notes = json.loads(self._storage.read_bytes(self._uri))
+            return {f"{self._root}/{path}": _time(since) for path, since in notes.items()}
+        except CheckpointNotFoundError:
+            return {}
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("The notes in %s cannot be understood, every orphan waits anew: %s", self._uri, error)
+            return {}
+
+    def _write(self, notes: dict[str, datetime]) -> None:
+        if not notes:
+            self._storage.delete_file(self._uri)
+            return
+        told = {uri.removeprefix(f"{self._root}/"): since.isoformat() for uri, since in notes.items()}
+        self._storage.write_bytes(self._uri, json.dumps(told, indent=1).encode(), overwrite=True)
+
+
+def require_stay(stay: timedelta | None) -> None:
+    """
+    Refuse a stay that is too short.
+
+    :raises InvalidConfigurationError: for less than a day.
+    """
+    require("quarantine", stay, lambda found: found is None or found >= SHORTEST_STAY, "a day or more")
+
+
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return time
+
+
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+
+
+def aligned_in_progress(view: JobView) -> tuple[int, ...]:
+    """Return the aligned checkpoints that the next leader goes on with; only their parts tell what they name."""
+    rows = view.of_operator(ALIGNED_OPERATOR_ID)
+    return tuple(c.checkpoint_id for c in rows if c.status in _IN_PROGRESS)
+
+
+def retained_aligned(view: JobView) -> tuple[CheckpointRecord, ...]:
+    """Return the aligned checkpoints that may name state in the directories of others."""
+    return tuple(c for c in view.of_operator(ALIGNED_OPERATOR_ID) if c.status is CheckpointStatus.COMPLETED)
+
+
+def is_left_on_purpose(checkpoint: CheckpointRecord) -> bool:
+    """Tell whether the bytes of an ended aligned checkpoint stay: it may be complete, or they are its user's."""
+    if checkpoint.operator_id != ALIGNED_OPERATOR_ID:
+        return False
+    if checkpoint.status is CheckpointStatus.SUBSUMED:
+        return not checkpoint.properties.discard_on_subsumed
+    # An abort whose outcome is in doubt is taken from garbage collection by the very transition that aborts it.
+    is_kept = checkpoint.discarded_at is not None and checkpoint.discarded_at == checkpoint.ended_at
+    return is_kept and checkpoint.status is CheckpointStatus.ABORTED
+
 
 _OPERATOR_ID = re.compile(r"[0-9a-f]{32}/")
 
@@ -287,3 +410,70 @@ def _name(path: str) -> str:
 
 def _holds_files(directory: str) -> bool:
     return is_merged_directory(directory) or is_keyed_directory(directory) or directory == STATE_DIRECTORY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepReport:
+    """What a sweep found."""
+
+    deleted: tuple[str, ...] = ()
+    """Directories and files that were orphans."""
+    skipped: tuple[str, ...] = ()
+    """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
+    quarantined: tuple[str, ...] = ()
+    """Orphans that stay for now."""
+
+
+def sweep(
+    storage: CheckpointStorage,
+    view: JobView,
+    documents: DocumentCache,
+    *,
+    of: tuple[OperatorRecord, ...] | None = None,
+    read_again: Callable[[], JobView] | None = None,
+    row_of: Callable[[int], CheckpointRecord | None] = lambda _: None,
+    quarantine: Quarantine | None = None,
+) -> SweepReport:
+    """
+    Delete the orphans of a job below the storage's base.
+
+    :param storage: Where the bytes are.
+    :param view: The job's rows, read before anything is listed: what came later has a higher epoch and is not touched.
+    :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
+    :param of: The operators whose bytes are looked at; by default all.
+    :param read_again: Reads the job's rows once more. Without it, files that no operator's name is on are left alone.
+    :param row_of: Reads the row of one checkpoint; needed for jobs with more checkpoints than the view holds.
+    :param quarantine: Where orphans stay for a while first; bytes of which a row says that they may go stay nowhere.
+    :raises StorageError: if the storage fails.
+    """
+    view = _with_rows_of_directories(storage, view, row_of)
+    found = OrphanSearch(storage, view, documents, of=of, read_again=read_again).find()
+    due = frozenset((*found.directories, *found.files))
+    if quarantine is not None:
+        due = quarantine.admit(due, view.read_at)
+    deleted = _delete(StorageDiscarder(storage, view.job.job_id), found, due)
+    log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(found.skipped))
+    waiting = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
+    return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=waiting)
+
+
+def _with_rows_of_directories(
+    storage: CheckpointStorage, view: JobView, row_of: Callable[[int], CheckpointRecord | None]
+) -> JobView:
+    if view.job.next_checkpoint_id <= RECENT:
+        return view
+    known = {c.checkpoint_id for c in view.checkpoints}
+    rows = [row_of(i) for i in checkpoint_ids(storage, view.job.job_id) if i not in known]
+    # Any other row is newer than the view, and what it means for the others is not in it.
+    older = tuple(row for row in rows if row is not None and row.discarded_at is not None)
+    return replace(view, checkpoints=(*older, *view.checkpoints)) if older else view
+
+
+def _delete(discarder: StorageDiscarder, found: Orphans, due: frozenset[str]) -> tuple[str, ...]:
+    directories = (*found.ended, *(uri for uri in found.directories if uri in due))
+    files = tuple(uri for uri in found.files if uri in due)
+    for uri in directories:
+        discarder.discard_location(uri)
+    for uri in files:
+        discarder.discard_file(uri)
+    return (*directories, *files)

@@ -11,11 +11,10 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
+    with_streams,
 )
-from airflow_provider_statecheck.checkpoint.states.streams import with_streams
-from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,22 +7,25 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_UID
-from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent, StoredFile
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StoredFile
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
-from airflow_provider_statecheck.checkpoint.states.streams import with_streams
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, with_streams
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
-from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    decode_metadata,
+    encode_metadata,
+)
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
 from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.uris import normalise_base
-from airflow_provider_statecheck.storage.views.inline_budget import DEFAULT_INLINE_BUDGET, spill_above_budget
+from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
 
 _DIGEST = 32
 

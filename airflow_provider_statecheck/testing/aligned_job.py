@@ -1,53 +1,91 @@
-"""A job of several operators in one process, whose checkpoints are aligned; for tests and as an example of the wiring."""
+"""A job of several operators in one process, with aligned checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.coordination.completed_store import DefaultCompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.coordination.failure_manager import (
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
     UNLIMITED_TOLERABLE_FAILURES,
     CheckpointFailureManager,
 )
-from airflow_provider_statecheck.checkpoint.coordination.id_counter import JobIDCounter
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID, take_leadership
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus, ExecutionTask
-from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateRegistry
-from airflow_provider_statecheck.checkpoint.coordination.task_messages import AcknowledgeMessage, DeclineMessage
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage, DeclineMessage
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus, ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRows
-from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, take_leadership
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import is_savepoint_of, job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.options import CheckpointOptions
+from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRows, LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
-from airflow_provider_statecheck.checkpoint.statistics.tracker import CheckpointStatsTracker
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsTracker
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints
+from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints, StoredStates
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
-from airflow_provider_statecheck.storage.stored_states import StoredStates
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.executors import InlineExecutor
 from airflow_provider_statecheck.testing.messages import make_owner
+
+
+class InlineExecutor(Executor):
+    """Runs what is submitted at once, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a call and return a future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class HeldExecutor(Executor):
+    """Keeps what is submitted until it is told to run it."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Keep a call."""
+        future: Future[Any] = Future()
+        self.held.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run_next(self) -> None:
+        """Run the oldest call that is kept."""
+        future, call = self.held.pop(0)
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    def run_all(self) -> None:
+        """Run what is kept, and what that submits, until nothing is left."""
+        while self.held:
+            self.run_next()
+
 
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)

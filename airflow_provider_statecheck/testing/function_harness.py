@@ -6,24 +6,23 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, Self
 
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend
-from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
-from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.lifecycle import FunctionLifecycle
-from airflow_provider_statecheck.state.functions.map_function import as_map_function
-from airflow_provider_statecheck.state.functions.overrides import wants_end_of_input
-from airflow_provider_statecheck.state.functions.runtime_context import TaskInfo
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
+from airflow_provider_statecheck.state.functions.contexts import KeyedContext, TaskInfo
+from airflow_provider_statecheck.state.functions.lifecycle import FunctionLifecycle, wants_end_of_input
+from airflow_provider_statecheck.state.functions.user_functions import (
+    FlatMapFunction,
+    KeyedProcessFunction,
+    as_map_function,
+)
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.operator.raw_input import raw_operator_state_inputs
+from airflow_provider_statecheck.state.operator.raw_state import raw_operator_state_inputs
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
 
 _KEY_GROUPS = 128
 _MOST_STATE = 64 * 1024 * 1024

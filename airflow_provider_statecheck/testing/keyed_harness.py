@@ -1,4 +1,4 @@
-"""Backends of keyed state in the hands of a suite: opened, saved and restored at any parallelism, at a time as it wants it."""
+"""Harness of the keyed state suites, with a sample of each kind of state."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
-from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import redistribute_keyed
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateBackend, StateEnvironment
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
-from airflow_provider_statecheck.storage.views.job_directories import JobDirectories
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory, JobDirectories
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEY_GROUPS = 16
 OPERATOR = "totals"
@@ -139,3 +145,70 @@ class KeyedHarness:
             epoch=ATTEMPT.epoch,
             operator_name=OPERATOR,
         )
+
+
+class Concatenate:
+    """Collects texts in a list and gives them as one."""
+
+    def create_accumulator(self) -> list[str]:
+        return []
+
+    def add(self, value: str, accumulator: list[str]) -> list[str]:
+        return [*accumulator, value]
+
+    def get_result(self, accumulator: list[str]) -> str:
+        return ",".join(accumulator)
+
+    def merge(self, a: list[str], b: list[str]) -> list[str]:
+        return a + b
+
+
+def all_descriptors() -> dict[str, Any]:
+    """Return a descriptor of each kind."""
+    return {
+        "value": ValueStateDescriptor("value", int),
+        "list": ListStateDescriptor("list", int),
+        "reducing": ReducingStateDescriptor("reducing", lambda a, b: a + b, int),
+        "aggregating": AggregatingStateDescriptor("aggregating", Concatenate(), list[str]),
+        "folding": FoldingStateDescriptor("folding", ["start"], lambda acc, value: [*acc, value], list[str]),
+        "map": MapStateDescriptor("map", str, int),
+    }
+
+
+def read_all(backend: Any) -> dict[str, Any]:
+    """Return what the current key has in a state of each kind."""
+    states = {name: backend.get_partitioned_state(each) for name, each in all_descriptors().items()}
+    return {
+        "value": states["value"].value(),
+        "list": list(states["list"].get()),
+        "reducing": states["reducing"].get(),
+        "aggregating": states["aggregating"].get(),
+        "folding": states["folding"].get(),
+        "map": {key: value for key, value in states["map"].entries()},  # noqa: C416 - entries, not pairs
+    }
+
+
+def write_all(backend: Any, number: int) -> None:
+    """Give the current key something in a state of each kind."""
+    states = {name: backend.get_partitioned_state(each) for name, each in all_descriptors().items()}
+    states["value"].update(number)
+    states["list"].add_all([number, number + 1])
+    states["reducing"].add(number)
+    states["aggregating"].add(str(number))
+    states["folding"].add(str(number))
+    states["map"].put("number", number)
+
+
+NOTHING: dict[str, Any] = {"value": None, "list": [], "reducing": None, "aggregating": None, "folding": None, "map": {}}
+
+
+def written(number: int) -> dict[str, Any]:
+    """Return what :func:`read_all` gives after :func:`write_all`."""
+    return {
+        "value": number,
+        "list": [number, number + 1],
+        "reducing": number,
+        "aggregating": str(number),
+        "folding": ["start", str(number)],
+        "map": {"number": number},
+    }

@@ -9,9 +9,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
-from airflow_provider_statecheck.checkpoint.flink_keys import _COUNTERPARTS
-from airflow_provider_statecheck.configuration import SECTION
+from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
+from airflow_provider_statecheck.configuration import _COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.arrow.settings import PREFIX, ArrowStateSettings
 from scripts.docs.tables import code, table

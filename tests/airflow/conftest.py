@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 
 ROOT = Path(__file__).parents[2]

@@ -19,12 +19,12 @@ from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.metadata.outcomes import executing
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.metadata.database import executing
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import create_engine, text
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.airflow.example_data import make_data
 

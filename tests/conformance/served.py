@@ -10,8 +10,8 @@ from pathlib import Path
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.api_process import RUNNING_FILE, SECRET
+from tests.contracts.running_tasks import RunningTasks
 
 ROOT = Path(__file__).parents[2]
 

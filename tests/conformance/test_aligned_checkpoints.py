@@ -10,26 +10,27 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.metadata.engines import open_engine
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
-from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_faults import Crash, FaultyFiles, FaultyJobs, StepFault, StepPlan
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
-from airflow_provider_statecheck.testing.memory_id_counter import InMemoryCheckpointIDCounter
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import (
+    InMemoryCheckpointIDCounter,
+    InMemoryHandleRows,
+    InMemoryJobStore,
+)
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.aligned_faults import Crash, FaultyFiles, FaultyJobs, StepFault, StepPlan
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 ENDED = {"completed", "aborted", "subsumed"}

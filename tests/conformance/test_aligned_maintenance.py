@@ -9,24 +9,22 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, RetireJob
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
-from airflow_provider_statecheck.checkpoint.run_end import ended_attempts
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy, JobStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StateCheckError
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RetireJob, ended_attempts
+from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.aligned_faults import Crash, StepFault, StepPlan
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
-from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns, NoTokens
 from tests.conformance.databases import OnPostgres, OnSqlite
 from tests.conformance.test_aligned_checkpoints import CHECKPOINT, faulty, in_memory, on_database
+from tests.contracts.aligned_faults import Crash, StepFault, StepPlan
+from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 
 DAY = 24 * 3600.0
 

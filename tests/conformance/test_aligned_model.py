@@ -11,15 +11,15 @@ from typing import Any
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StateCheckError
-from airflow_provider_statecheck.testing.aligned_faults import StepFault, StepPlan
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from tests.conformance.test_aligned_checkpoints import faulty, in_memory, is_loadable, on_sqlite
+from tests.contracts.aligned_faults import StepFault, StepPlan
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 TERMINAL = {CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED}

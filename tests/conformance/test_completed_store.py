@@ -5,18 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.completed_store_contract import (
-    JOB,
-    OPERATOR,
-    CompletedCheckpointStoreContract,
-)
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import InMemoryHandleRows, InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.completed_store_contract import JOB, OPERATOR, CompletedCheckpointStoreContract
 
 
 class TestInMemory(CompletedCheckpointStoreContract):

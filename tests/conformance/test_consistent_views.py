@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.hooks.collecting import collect_job
+from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.conformance.databases import OnPostgres, OnSqlite

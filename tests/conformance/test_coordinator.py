@@ -8,16 +8,16 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.operator_uids_contract import of_cleared, registration
-from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.coordinator_contract import CoordinatorContract
+from tests.contracts.operator_uids_contract import of_cleared, registration
+from tests.contracts.running_tasks import RunningTasks
 
 
 class TestInMemory(CoordinatorContract):

@@ -12,12 +12,12 @@ from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, Attemp
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.gateway.retrying import RetryingGateway
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.coordinator_contract import CoordinatorContract
-from airflow_provider_statecheck.testing.running_tasks import RunningTasks
 from tests.conformance.api_process import KILL_FOLDER
 from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock, FolderTasks
+from tests.contracts.coordinator_contract import CoordinatorContract
+from tests.contracts.running_tasks import RunningTasks
 
 
 class AnyTaskGateway(HttpGateway):

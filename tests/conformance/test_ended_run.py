@@ -11,15 +11,15 @@ from sqlalchemy import DateTime, String, select, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from airflow_provider_statecheck.api.ended_run import settle_ended_run
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.api.airflow_services import settle_ended_run
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.plugins import run_end
+from airflow_provider_statecheck.plugins import listeners
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
 
@@ -117,7 +117,7 @@ class EndedRunContract:
 
         monkeypatch.setattr(SqlJobStore, "describe", refused)
         with Session(engine) as session:
-            run_end.on_dag_run_success(self.run(session), "")
+            listeners.on_dag_run_success(self.run(session), "")
             session.commit()
             assert session.scalar(select(Run.state)) == "success"
 
@@ -131,17 +131,19 @@ class TestPostgres(OnPostgres, EndedRunContract): ...
 @pytest.mark.parametrize(
     ("hook", "msg", "expected"),
     [
-        (run_end.on_dag_run_success, "success", JobStatus.FINISHED),
-        (run_end.on_dag_run_failed, "task_failure", JobStatus.FAILED),
-        (run_end.on_dag_run_failed, "timed_out", JobStatus.FAILED),
-        (run_end.on_dag_run_failed, "Dag Run's state was manually set to `failed`.", JobStatus.CANCELED),
+        (listeners.on_dag_run_success, "success", JobStatus.FINISHED),
+        (listeners.on_dag_run_failed, "task_failure", JobStatus.FAILED),
+        (listeners.on_dag_run_failed, "timed_out", JobStatus.FAILED),
+        (listeners.on_dag_run_failed, "Dag Run's state was manually set to `failed`.", JobStatus.CANCELED),
     ],
 )
 def test_a_run_that_somebody_marked_as_failed_was_cancelled(
     monkeypatch: pytest.MonkeyPatch, hook: Any, msg: str, expected: JobStatus
 ) -> None:
     told = []
-    monkeypatch.setattr("airflow_provider_statecheck.api.ended_run.settle_ended_run", lambda _, how: told.append(how))
+    monkeypatch.setattr(
+        "airflow_provider_statecheck.api.airflow_services.settle_ended_run", lambda _, how: told.append(how)
+    )
     hook(SimpleNamespace(triggered_by="timetable"), msg)
     assert told == [expected]
 
@@ -152,7 +154,7 @@ def test_nothing_is_raised_into_the_scheduler(
     def fail(*_: Any) -> None:
         raise CoordinatorError("the database is away")
 
-    monkeypatch.setattr("airflow_provider_statecheck.api.ended_run.settle_ended_run", fail)
-    run_end.on_dag_run_success(SimpleNamespace(triggered_by="timetable"), "")
-    run_end.on_dag_run_failed(object(), "")
+    monkeypatch.setattr("airflow_provider_statecheck.api.airflow_services.settle_ended_run", fail)
+    listeners.on_dag_run_success(SimpleNamespace(triggered_by="timetable"), "")
+    listeners.on_dag_run_failed(object(), "")
     assert caplog.text.count("stay until garbage collection") == 2

@@ -10,21 +10,20 @@ from itertools import chain
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.coordination.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.testing.id_counter_contract import JOB, CheckpointIDCounterContract
-from airflow_provider_statecheck.testing.memory_id_counter import InMemoryCheckpointIDCounter
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import InMemoryCheckpointIDCounter, InMemoryJobStore
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.id_counter_contract import JOB, CheckpointIDCounterContract
 
 PROCESSES = 3
 DRAWS = 20
 DRAWING = """
 import sys
 from sqlalchemy import create_engine
-from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter
 
 url, schema, job_id, draws = sys.argv[1:]
 counter = SqlCheckpointIDCounter(create_engine(url, connect_args={"options": f"-csearch_path={schema}"}), job_id)

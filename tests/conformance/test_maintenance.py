@@ -7,19 +7,19 @@ from datetime import timedelta
 import pytest
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.api.tokens import TokenKeeper
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.api.services import TokenKeeper
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.maintenance_contract import AIRFLOW, DAY, TEST, MaintenanceContract
 
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
 

@@ -8,8 +8,8 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.rewinding_contract import RewindingContract
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.rewinding_contract import RewindingContract
 
 
 class TestInMemory(RewindingContract):

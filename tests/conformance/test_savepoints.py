@@ -8,8 +8,8 @@ from sqlalchemy.engine import Engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.savepoint_contract import SavepointContract
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.savepoint_contract import SavepointContract
 
 
 class TestInMemory(SavepointContract):

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.state_backend_contract import StateBackendContract

@@ -11,17 +11,16 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
-from airflow_provider_statecheck.testing.state_handle_store_contract import JOB, OPERATOR, StateHandleStoreContract
+from airflow_provider_statecheck.testing.memory_store import InMemoryHandleRows, InMemoryJobStore
+from tests.contracts.state_handle_store_contract import JOB, OPERATOR, StateHandleStoreContract
 
 
 class TestInMemory(StateHandleStoreContract):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
-from airflow_provider_statecheck.checkpoint.handles.state_handles import ResourceVersion, StatePointer
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.state_handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.state_handles import ResourceVersion, StatePointer
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -21,11 +21,10 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from airflow_provider_statecheck.testing.handle_faults import FaultyHandleRows, FaultyStates
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows, InMemoryStates
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import InMemoryHandleRows, InMemoryJobStore, InMemoryStates
 from airflow_provider_statecheck.testing.messages import make_registration
-from airflow_provider_statecheck.testing.state_handle_store_contract import JOB
+from tests.contracts.handle_faults import FaultyHandleRows, FaultyStates
+from tests.contracts.state_handle_store_contract import JOB
 
 NAMES = st.sampled_from(["a", "b"])
 CLIENTS = st.sampled_from([0, 1, 2])

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnknownStateError
-from airflow_provider_statecheck.spark.stages.stage_states import coordinator_state
+from airflow_provider_statecheck.spark.stages.stage_state import coordinator_state
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
-from airflow_provider_statecheck.state.reading.read_state import read_state
+from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import BACKENDS, StatefulJob
 

@@ -13,20 +13,12 @@ from sqlalchemy import Select, event, insert, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
-from airflow_provider_statecheck.checkpoint import attempt_coordinator
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint import coordinator
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
-from airflow_provider_statecheck.checkpoint.coordination.leadership import ALIGNED_OPERATOR_ID
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
-from airflow_provider_statecheck.checkpoint.forgetting import (
-    BATCH_SIZE,
-    DEFAULT_AGE,
-    EndedCheckpoints,
-    ForgettableRows,
-)
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.job_view import RECENT, CheckpointPage
-from airflow_provider_statecheck.checkpoint.maintenance import ForgetRows, JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmDiscards,
@@ -34,24 +26,29 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptStatus,
+    CheckpointStatus,
+    RequestStatus,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, EndedCheckpoints, ForgettableRows
+from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
+from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
-from airflow_provider_statecheck.metadata.mapping import CHECKPOINTS, REQUESTS
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.record_table import RecordTable, keys
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
-from airflow_provider_statecheck.metadata.sql_id_counter import SqlCheckpointIDCounter
+from airflow_provider_statecheck.metadata.record_table import CHECKPOINTS, REQUESTS, RecordTable, keys
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlCheckpointIDCounter, SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.maintenance_contract import NoTokens
 from airflow_provider_statecheck.testing.messages import (
     make_acknowledgement,
     make_registration,
 )
 from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.contracts.maintenance_contract import NoTokens
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 MOST_STATEMENTS = {"trigger": 6, "acknowledge": 8, "confirm": 4}
@@ -124,7 +121,7 @@ class StatementContract:
     def test_an_attempt_that_finishes_removes_a_bounded_number_of_batches(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attempt_coordinator, "_BATCHES_AT_END", 2)
+        monkeypatch.setattr(coordinator, "_BATCHES_AT_END", 2)
         stage = Stage(engine)
         stage.checkpoint()
         add_history(stage, 2 * BATCH_SIZE + 1)

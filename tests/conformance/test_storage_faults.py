@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.retries import RetryPolicy
 from tests.object_store import KEY, SECRET, Fault, ObjectStore, running_object_store
 
 PASSING = [

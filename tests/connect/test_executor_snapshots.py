@@ -6,9 +6,9 @@ import pytest
 
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter
-from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.object_store import SECRET
 

@@ -23,9 +23,8 @@ from airflow_provider_statecheck.spark.sources.delta_source import DeltaSource
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
 from airflow_provider_statecheck.spark.sources.sql_source import SqlSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Sum
-from airflow_provider_statecheck.spark.state_reading import read_state
-from airflow_provider_statecheck.spark.state_writing import write_savepoint
+from airflow_provider_statecheck.spark.stages.stage import Count, Sum
+from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from tests.spark.stages.stage_tries import StageTries
 from tests.unit.spark.sinks.iceberg.tables import TABLE, create_table, opened, properties_in, table_in

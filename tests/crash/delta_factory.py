@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.delta.files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaFiles, DeltaTableAccess
 from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
 from airflow_provider_statecheck.testing.faults import FaultPlan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.iceberg import ledger_branch
+from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_ledger
 from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import OpenTable
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 
@@ -26,7 +26,7 @@ def properties_in(work: Path) -> dict[str, str]:
 
 def make(work: Path, plan: FaultPlan) -> IcebergSink:
     """Return the sink; the process is the driver of one try, and ends with it."""
-    ledger_branch.commit_change = _counted(plan, CHANGE, ledger_branch.commit_change)
+    iceberg_ledger.commit_change = _counted(plan, CHANGE, iceberg_ledger.commit_change)
     OpenTable.load = _counted(plan, "sink.load_table", OpenTable.load)  # type: ignore[method-assign]
     return IcebergSink(TABLE, properties=properties_in(work))
 

@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, OnClear
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
+from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, faulty_gateway, faulty_storage
 from tests.crash.sink_steps import SteppedSink, StepPlan, WriteKill
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_statecheck.spark.sinks.sink import Sink
-    from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+    from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
 
 JOB, UID = "sink-crash", "stage"
 OUTPUT = "part bigint, number bigint, total bigint, name string"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.faults import FaultPlan

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.two_phase_commit.file_log import FileCommitLog
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import FileCommitLog
 from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink
 

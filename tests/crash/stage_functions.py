@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.spark.sinks.data_files import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
-from airflow_provider_statecheck.spark.sinks.parquet_writer import ParquetSinkWriter
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
+from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS, FaultPlan, _Counted
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
+    from airflow_provider_statecheck.state.functions.contexts import RuntimeContext
 
 QUANTITY: ValueStateDescriptor[int] = ValueStateDescriptor("quantity", int, 0)
 MODES: MapStateDescriptor[int] = MapStateDescriptor("modes", str, int)

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.gateway.retrying import RetryingGateway
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Sum
-from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Stage, StageSettings, Sum
 from airflow_provider_statecheck.spark.stages.stage_run import StageRun
-from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_gateway, faulty_storage
 from tests.crash.stage_functions import CountedSink, DriverKill, OrderedQuantity

@@ -21,22 +21,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, job_uri
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
-from airflow_provider_statecheck.spark.sinks.names import staged_epoch
-from airflow_provider_statecheck.spark.stages.executor.aggregate_run import STATE_NAME, scan_values
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.target_files import staged_epoch
+from airflow_provider_statecheck.spark.stages.executor.operator_run import STATE_NAME, scan_values
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.documents import DocumentCache, load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.sweep import sweep
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache, document_uris, load_document
+from airflow_provider_statecheck.storage.orphans import sweep
 from airflow_provider_statecheck.testing.faults import READING_CALLS, FaultMode
 from tests.crash import stage_pipeline
 from tests.crash.sink_suite import wait_for_abandoned_tasks

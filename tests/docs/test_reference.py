@@ -11,7 +11,7 @@ import pytest
 from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand
 
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
-from airflow_provider_statecheck.cli.exits import Exit
+from airflow_provider_statecheck.cli.output import Exit
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from scripts.docs import __main__ as program
 from scripts.docs.arguments import CLASSES

@@ -21,9 +21,8 @@ import yaml
 from packaging.requirements import Requirement
 
 from airflow_provider_statecheck.api.app import health_router
-from airflow_provider_statecheck.checkpoint.flink_keys import refuse_useless, state_backend_settings
-from airflow_provider_statecheck.configuration import SECTION
-from airflow_provider_statecheck.gateway.paths import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.configuration import SECTION, refuse_useless, state_backend_settings
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of

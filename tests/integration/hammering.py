@@ -19,8 +19,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks.collecting import collect_job
-from airflow_provider_statecheck.hooks.savepointing import serve_idle
+from airflow_provider_statecheck.maintenance.gc import collect_job
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -19,14 +19,12 @@ import pytest
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource, TriggerCheckpoint
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding, RewindJob
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -37,17 +35,17 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.disposing import dispose
-from airflow_provider_statecheck.hooks.pruning import PrunedJob, PruneRequest, prune_job
-from airflow_provider_statecheck.hooks.savepointing import serve_idle
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, UnknownRuns
+from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.storage.document import SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, decode_metadata
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import STORAGE_CALLS
 from airflow_provider_statecheck.testing.messages import make_owner

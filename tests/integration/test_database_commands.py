@@ -14,22 +14,19 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, inspect, text
 
-from airflow_provider_statecheck.api.tokens import TokenKeeper
-from airflow_provider_statecheck.checkpoint.acknowledgements import AcknowledgementRecord
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord
+from airflow_provider_statecheck.api.services import TokenKeeper
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
-from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
-from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord
+from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, SnapshotRequest, StatisticsRecord
+from airflow_provider_statecheck.checkpoint.state_handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.metadata.models import Base
-from airflow_provider_statecheck.metadata.sql_handles import SqlHandleRows
+from airflow_provider_statecheck.metadata.sql_state_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
-from airflow_provider_statecheck.testing.memory_handles import InMemoryStates
+from airflow_provider_statecheck.testing.memory_store import InMemoryStates
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 
 pytestmark = pytest.mark.airflow

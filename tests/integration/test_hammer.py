@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import LARGEST_PAGE, CheckpointPage, JobView
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, CheckpointPage, JobView
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.conformance.databases import own_schema
 from tests.integration.hammering import hammer, settle
 from tests.unit.written_stage import JOB, WrittenStage

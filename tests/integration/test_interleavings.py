@@ -23,13 +23,13 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.metadata.models import Job
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.conformance.databases import own_schema
 from tests.integration.interleaving import FOREIGN, NAMED, repeatable_keys, run_process

@@ -19,8 +19,8 @@ from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.conformance.api_process import DATABASE_FILE, KILL_FOLDER, KILL_RATE_FILE

@@ -13,19 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.checkpoint.clock import SystemClock
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.liveness import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding, RewindJob
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import RunSupersededError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.script import run_stage
 from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_run import StageResult
+from airflow_provider_statecheck.spark.stages.stage_run import StageResult, run_stage
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

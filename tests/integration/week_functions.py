@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
+from airflow_provider_statecheck.state.functions.user_functions import KeyedProcessFunction
 
 
 @dataclass

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.live.components import Component
 from tests.live.postgres import Postgres, running_postgres

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import astuple, dataclass
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, CheckpointRecord
+from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.live.cases import Case
 from tests.live.runs import StageRun
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord
+from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.live.deployment import Deployment
 from tests.live.rest import wait_until
 

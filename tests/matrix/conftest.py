@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.connect_server import ConnectServer
 from tests.matrix import places
 from tests.matrix.places import ROOT, Place

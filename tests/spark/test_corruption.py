@@ -13,15 +13,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 
 JOB = "corruption"
 LARGE = 30_000

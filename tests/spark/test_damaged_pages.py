@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from tests.spark.tries import PlannedError, Tries, ids
 
 ROWS = 3000

@@ -23,11 +23,15 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.snapshots.dataframes import read_dataframe, schema_json_of, write_dataframe
+from airflow_provider_statecheck.spark.snapshots.columns import readable_type
+from airflow_provider_statecheck.spark.snapshots.dataframes import (
+    StoredDataFrames,
+    read_dataframe,
+    schema_json_of,
+    write_dataframe,
+)
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, build_manifest, verify_files
-from airflow_provider_statecheck.spark.snapshots.schema import readable_type
-from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 # Each is compared by value, and where Python cannot hold the values, by their text in Spark.

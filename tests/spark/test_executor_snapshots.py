@@ -16,10 +16,10 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Environmen
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.fingerprints import plan_digest
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
-from airflow_provider_statecheck.spark.snapshots import stored_dataframes
+from airflow_provider_statecheck.spark.snapshots import dataframes
+from airflow_provider_statecheck.spark.snapshots.columns import file_schema
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter, build_manifest, verify_files
-from airflow_provider_statecheck.spark.snapshots.schema import file_schema
-from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.object_store import SECRET
 from tests.spark.test_dataframe_snapshots import TYPES, as_text, nullable
@@ -209,12 +209,12 @@ class TestFingerprints:
         assert fingerprint(one, known) != fingerprint(two, known)
 
     def test_how_many_tasks_read_it_does_not_count(self, spark, frames, storage, fingerprint, monkeypatch):
-        from airflow_provider_statecheck.spark.snapshots import executor_reader
+        from airflow_provider_statecheck.spark.snapshots import executor_io
 
         manifest = frames.write(spark.range(0, 1000, 1, 8), uri_of(storage))
         known = {uri_of(storage): "f" * 64}
         whole = frames.read(spark, uri_of(storage), manifest)
-        monkeypatch.setattr(executor_reader, "_MIN_TASK_BYTES", 1)
+        monkeypatch.setattr(executor_io, "_MIN_TASK_BYTES", 1)
         shared = frames.read(spark, uri_of(storage), manifest)
         assert (whole.rdd.getNumPartitions(), shared.rdd.getNumPartitions()) == (1, 8)
         assert fingerprint(whole, known) == fingerprint(shared, known)
@@ -223,7 +223,7 @@ class TestFingerprints:
         """Another release reads the same snapshots, by other code."""
         manifest = frames.write(spark.range(10), uri_of(storage))
         before = fingerprint(frames.read(spark, uri_of(storage), manifest), {})
-        monkeypatch.setattr(stored_dataframes, "read_snapshot", read_otherwise)
+        monkeypatch.setattr(dataframes, "read_snapshot", read_otherwise)
         monkeypatch.setattr(plan_digest, "read_snapshot", read_otherwise)
         assert fingerprint(frames.read(spark, uri_of(storage), manifest), {}) == before
 
@@ -313,8 +313,8 @@ RETRIED = """
 import json, os
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
-from airflow_provider_statecheck.spark.snapshots import stored_dataframes
-from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles
+from airflow_provider_statecheck.spark.snapshots import dataframes
+from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 class Losing(ExecutorFiles):
@@ -324,7 +324,7 @@ class Losing(ExecutorFiles):
         if task.partitionId() == 1 and task.attemptNumber() == 0:
             raise RuntimeError("lost after it wrote")
 
-stored_dataframes.ExecutorFiles = Losing
+dataframes.ExecutorFiles = Losing
 conf = json.loads(os.environ["SPARK_CONF"]) | {
     "spark.master": "local[2,3]",
     "spark.eventLog.enabled": "true",
@@ -333,7 +333,7 @@ conf = json.loads(os.environ["SPARK_CONF"]) | {
 }
 spark = SparkSession.builder.config(map=conf).getOrCreate()
 storage = CheckpointStorage.open(os.environ["BASE"], **json.loads(os.environ["OPTIONS"]))
-frames = stored_dataframes.StoredDataFrames(storage)
+frames = dataframes.StoredDataFrames(storage)
 uri = storage.base_uri + "/data"
 manifest = frames.write(spark.range(0, 90, 1, 3), uri)
 rows = sorted(row.id for row in frames.read(spark, uri, manifest).collect())

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
-from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.spark.context import StageContext
 

@@ -14,8 +14,7 @@ from airflow_provider_statecheck.exceptions import SourceChangedError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputSource
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Sum
-from airflow_provider_statecheck.spark.stages.stage import Stage
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage, Sum
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.spark.stages.functions import FailingOnce
 from tests.spark.stages.stage_tries import JOB, StageTries

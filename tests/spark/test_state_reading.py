@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.state_reading import read_state
+from airflow_provider_statecheck.spark.state_dataframes import read_state
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.reading import read_state as arrow
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.reading import state_reader as arrow
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.written_state import BACKENDS, StatefulJob
 

@@ -10,15 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.context import StageContext
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
-from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import load_document
 
 JOB = "two-operators"
 ITEMS = range(1, 8)

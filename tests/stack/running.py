@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from scripts.stack.compose import ROOT, settings

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.job_view import JobView
+from airflow_provider_statecheck.checkpoint.store import JobView
 from tests.served_rows import job_in
 from tests.standalone_cluster import SPARK_HOME, StandaloneCluster
 

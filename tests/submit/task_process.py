@@ -6,8 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
-from airflow_provider_statecheck.operators.stage_submit import CheckpointedStageSubmitOperator
+from airflow_provider_statecheck.operators.spark_submit import (
+    CheckpointedSparkSubmitOperator,
+    CheckpointedStageSubmitOperator,
+)
 from tests.stand_in_task import TASK_ID, execute_as_a_worker_would
 
 

@@ -12,23 +12,22 @@ from airflow.sdk.configuration import conf
 
 from airflow_provider_statecheck.api.airflow_services import _maintenance_dags
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
+from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.configuration import StatecheckSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.hooks.address import coordinator_address
-from airflow_provider_statecheck.operators import registration
+from airflow_provider_statecheck.hooks.connection import coordinator_address
+from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
+from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
-from airflow_provider_statecheck.operators.stage_submit import CheckpointedStageSubmitOperator
-from airflow_provider_statecheck.spark.stages.settings_of_driver import stage_settings_of
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.spark.stages.submitted import stage_settings_of
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
 from tests.unit.operators.test_checkpointed import ARGUMENTS
 from tests.unit.operators.test_identity import make_context
 
@@ -73,13 +72,13 @@ def in_file() -> Iterator[Callable[[str, str], None]]:
 @pytest.fixture(autouse=True)
 def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "is_orm_open", lambda: False)
-    monkeypatch.setattr(registration, "push_link", lambda *_: None)
+    monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
 
 
 def prepared(**arguments: Any) -> tuple[Any, ...]:
     """Return all that an operator hands to its stage."""
     operator = CheckpointedPySparkOperator(task_id="t", python_callable=lambda: None, **arguments)
-    stage = registration.prepare_stage(operator, make_context())
+    stage = checkpointed.prepare_stage(operator, make_context())
     asked = replace(stage.registration, attempt_key="")
     return asked, stage.driver, stage.storage.base_uri, stage.storage.allowed, stage.on_overlap
 

@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
-from airflow_provider_statecheck.checkpoint.maintenance import JobMaintenance
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
 from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.snapshots.manifest import build_manifest
-from airflow_provider_statecheck.storage.document import SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns, NoTokens
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
+from tests.contracts.maintenance_contract import KnownRuns, NoTokens
 
 JOB = "sales"
 

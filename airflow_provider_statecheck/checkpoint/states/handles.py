@@ -1,11 +1,14 @@
-"""Where state lies: plain values, which whoever has the storage can open or delete."""
+"""State handles of a checkpoint: where keyed and operator state is stored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
 class CheckpointedStateScope(StrEnum):
@@ -140,3 +143,138 @@ class OperatorStateHandle:
     def state_size(self) -> int:
         """Return how many bytes of state there are."""
         return self.stream.state_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSubtaskState:
+    """What one subtask saved."""
+
+    managed_operator: tuple[OperatorStateHandle, ...] = ()
+    raw_operator: tuple[OperatorStateHandle, ...] = ()
+    managed_keyed: tuple[KeyedStateHandle, ...] = ()
+    raw_keyed: tuple[KeyedStateHandle, ...] = ()
+
+    @property
+    def has_state(self) -> bool:
+        """Tell whether there is any state."""
+        return bool(self.managed_operator or self.raw_operator or self.managed_keyed or self.raw_keyed)
+
+    @property
+    def state_size(self) -> int:
+        """Return how many bytes of state there are."""
+        handles = (*self.managed_operator, *self.raw_operator, *self.managed_keyed, *self.raw_keyed)
+        return sum(handle.state_size for handle in handles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorState:
+    """
+    What all subtasks of an operator saved; a subtask without state has no entry.
+
+    :raises InvalidConfigurationError: for a subtask that the operator does not have, or any of one that is fully finished.
+    """
+
+    operator_id: OperatorId
+    uid: str
+    name: str = ""
+    parallelism: int
+    max_parallelism: int
+    subtask_states: dict[int, OperatorSubtaskState] = field(default_factory=dict)
+    coordinator_state: StreamStateHandle | None = None
+    is_fully_finished: bool = False
+    """Whether all its subtasks had come to their end; then none of them has state."""
+
+    def __post_init__(self) -> None:
+        for index in self.subtask_states:
+            self._require_index(index)
+
+    @property
+    def has_state(self) -> bool:
+        """Tell whether a subtask or its coordinator has any state."""
+        return self.coordinator_state is not None or any(state.has_state for state in self.subtask_states.values())
+
+    @property
+    def state_size(self) -> int:
+        """Return how many bytes of state there are."""
+        own = self.coordinator_state.state_size if self.coordinator_state else 0
+        return own + sum(state.state_size for state in self.subtask_states.values())
+
+    def put_state(self, index: int, state: OperatorSubtaskState) -> OperatorState:
+        """
+        Return the operator with the state of one more subtask, or another state of one that it has.
+
+        :raises InvalidConfigurationError: for a subtask that the operator does not have, or if it is fully finished.
+        """
+        return replace(self, subtask_states=self.subtask_states | {index: state})
+
+    def _require_index(self, index: int) -> None:
+        if self.is_fully_finished:
+            raise InvalidConfigurationError(
+                f"Expected no state of subtasks of the fully finished operator {self.uid!r}, found some of subtask {index}."
+            )
+        if not 0 <= index < self.parallelism:
+            raise InvalidConfigurationError(
+                f"Expected a subtask of operator {self.uid!r} from 0 to {self.parallelism - 1}, found {index}."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterState:
+    """What a master hook saved."""
+
+    name: str
+    version: int
+    data: bytes
+
+
+def streams_of(state: OperatorState) -> Iterator[StreamStateHandle]:
+    """Return every stream that an operator's state names, as often as it is named."""
+    if state.coordinator_state is not None:
+        yield state.coordinator_state
+    for subtask in state.subtask_states.values():
+        for handle in (*subtask.managed_operator, *subtask.raw_operator, *subtask.managed_keyed, *subtask.raw_keyed):
+            yield from _streams_of_handle(handle)
+
+
+def _streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterator[StreamStateHandle]:
+    if not isinstance(handle, IncrementalKeyedStateHandle):
+        yield handle.stream
+        return
+    for _, stream in (*handle.shared, *handle.private):
+        yield stream
+    if handle.meta is not None:
+        yield handle.meta
+
+
+Move = Callable[[StreamStateHandle], StreamStateHandle]
+"""Gives the stream that takes the place of another."""
+
+
+def with_streams(state: OperatorState, move: Move) -> OperatorState:
+    """Return an operator's state with every stream replaced."""
+    own = state.coordinator_state
+    return replace(
+        state,
+        coordinator_state=None if own is None else move(own),
+        subtask_states={i: _subtask(subtask, move) for i, subtask in state.subtask_states.items()},
+    )
+
+
+def _subtask(state: OperatorSubtaskState, move: Move) -> OperatorSubtaskState:
+    return OperatorSubtaskState(
+        managed_operator=tuple(replace(h, stream=move(h.stream)) for h in state.managed_operator),
+        raw_operator=tuple(replace(h, stream=move(h.stream)) for h in state.raw_operator),
+        managed_keyed=tuple(_keyed(h, move) for h in state.managed_keyed),
+        raw_keyed=tuple(_keyed(h, move) for h in state.raw_keyed),
+    )
+
+
+def _keyed(handle: KeyedStateHandle, move: Move) -> KeyedStateHandle:
+    if isinstance(handle, KeyGroupsStateHandle):
+        return replace(handle, stream=move(handle.stream))
+    return replace(
+        handle,
+        shared=tuple((path, move(stream)) for path, stream in handle.shared),
+        private=tuple((path, move(stream)) for path, stream in handle.private),
+        meta=None if handle.meta is None else move(handle.meta),
+    )

@@ -1,20 +1,100 @@
-"""Steps with ``when="auto"``: computed into Spark's cache, timed, and written where that pays."""
+"""Steps with ``when="auto"``: snapshotted only where that is cheaper than recomputing."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.spark.costs.auto_decision import Decision, decide
-from airflow_provider_statecheck.spark.costs.auto_facts import AutoFact
-from airflow_provider_statecheck.spark.costs.cached_size import cached_bytes, is_cached
+from airflow_provider_statecheck.spark.costs.stage_costs import AutoFact
 from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
-from airflow_provider_statecheck.spark.snapshots.live import Stopwatch
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+COMPUTE_PER_WRITE = 2.0
+"""
+How many times longer than writing a step computing it must take to be worth it.
+
+A written step is read back at least once, which costs about as much again, and that before anything has failed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a step, and why."""
+
+    is_written: bool
+    reason: str
+
+
+def decide(compute_seconds: float, write_seconds: float | None, *, unwritten_seconds: float = 0.0) -> Decision:
+    """
+    Compare what a retry would save with what writing costs now.
+
+    :param compute_seconds: What computing the step took, from the cache of those before it.
+    :param write_seconds: What writing it is expected to take; ``None`` where nothing was learned yet.
+    :param unwritten_seconds: What computing those took that were not written since the last one that was; a retry
+        repeats them too.
+    """
+    if write_seconds is None:
+        return Decision(
+            True, f"computing took {compute_seconds:.2f} s, how long writing takes is not known yet and measured now"
+        )
+    limit = COMPUTE_PER_WRITE * write_seconds
+    is_written = compute_seconds + unwritten_seconds >= limit
+    sign = ">=" if is_written else "<"
+    return Decision(
+        is_written,
+        f"computing took {compute_seconds:.2f} s{_before(unwritten_seconds)} {sign} {limit:.2f} s = "
+        f"{COMPUTE_PER_WRITE:g} x {write_seconds:.2f} s for writing",
+    )
+
+
+def _before(unwritten_seconds: float) -> str:
+    return f" and {unwritten_seconds:.2f} s before it" if unwritten_seconds else ""
+
+
+_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def is_cached(frame: DataFrame) -> bool:
+    """Tell whether somebody has asked Spark to keep this DataFrame."""
+    level = frame.storageLevel
+    return level.useMemory or level.useDisk
+
+
+def cached_bytes(frame: DataFrame) -> int | None:
+    """Return how large a cached and computed DataFrame is, ``None`` if Spark does not say."""
+    # A new query: one that was planned before it was cached would go on to tell of its sources.
+    return explained_bytes(_explained(frame.select("*")))
+
+
+def explained_bytes(explained: str) -> int | None:
+    """
+    Return the size of the cached relation at the top of a plan.
+
+    :param explained: What ``explain("cost")`` prints.
+    """
+    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
+    found = _STATISTICS.search(explained)
+    if found is None or not top.startswith("InMemoryRelation"):
+        return None
+    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
+
+
+def _explained(frame: Any) -> str:
+    if hasattr(frame, "_jdf"):
+        query = frame._jdf.queryExecution()
+        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
+    return str(frame._explain_string(mode="cost"))
+
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,15 @@
-"""What checkpointing costs a stage, over all its tries, and whether there is budget for more of it."""
+"""Measured costs of steps, snapshots and checkpoints over all tries, and the overhead budget."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.spark.scope import Scope, StepKey
 
 log = logging.getLogger(__name__)
 
@@ -94,3 +96,105 @@ def require_budget(overhead_budget: object) -> None:
         raise InvalidConfigurationError(
             f"Expected overhead_budget to be above 0 and at most 1, such as 0.05 for 5 %, found {overhead_budget!r}."
         )
+
+
+MIB = 1024 * 1024
+ASSUMED_BYTES_PER_SECOND = 64 * MIB
+"""Of storage that nothing is known of yet."""
+_KEPT = 16
+# Of a smaller write most may be the start of a Spark job or a slow commit, which says nothing about bytes; a rate learned
+# from one would keep all large steps from being written, and so from ever correcting it.
+_TELLING_BYTES = 64 * MIB
+
+
+class WriteTimes:
+    """
+    The last writes of a stage that were timed alone, apart from computing.
+
+    A write is taken to cost a fixed part, the shortest small one seen, and its bytes at the rate of all larger ones
+    together.
+
+    :param encoded: What :meth:`encode` gave.
+    """
+
+    def __init__(self, encoded: Any = ()) -> None:
+        self._seen: list[tuple[int, float]] = [(int(size), float(seconds)) for size, seconds in encoded]
+
+    def encode(self) -> list[Any]:
+        """Return the writes as JSON."""
+        return [[size, round(seconds, 3)] for size, seconds in self._seen]
+
+    def observe(self, size_bytes: int, seconds: float) -> None:
+        """Learn from a write; only the last ones count."""
+        self._seen = [*self._seen, (size_bytes, seconds)][-_KEPT:]
+
+    def expected_seconds(self, size_bytes: int) -> float | None:
+        """Return how long writing so many bytes will take; ``None`` where nothing was learned."""
+        if not self._seen:
+            return None
+        fixed = self._fixed_seconds()
+        return fixed + size_bytes / self._bytes_per_second(fixed)
+
+    def part_of(self, seconds: float, size_bytes: int) -> float:
+        """Return which part of computing and writing in one go was writing."""
+        expected = self.expected_seconds(size_bytes)
+        return min(seconds, size_bytes / ASSUMED_BYTES_PER_SECOND if expected is None else expected)
+
+    def _fixed_seconds(self) -> float:
+        # Where only large ones were seen a small one is thought to be free; when it is written it shows.
+        return min((seconds for size, seconds in self._seen if size < _TELLING_BYTES), default=0.0)
+
+    def _bytes_per_second(self, fixed: float) -> float:
+        telling = [
+            (size, seconds - fixed) for size, seconds in self._seen if size >= _TELLING_BYTES and seconds > fixed
+        ]
+        if not telling:
+            return ASSUMED_BYTES_PER_SECOND
+        return sum(size for size, _ in telling) / sum(seconds for _, seconds in telling)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoFact:
+    """What computing a step showed."""
+
+    fingerprint: str
+    """Of the code that was measured."""
+    compute_seconds: float
+    size_bytes: int | None
+    """As Spark tells of the cached DataFrame; ``None`` where it does not."""
+
+
+class AutoFacts:
+    """
+    The measured steps of a stage, so that a retry which knows nothing more decides the same.
+
+    :param encoded: What :meth:`encode` gave.
+    """
+
+    def __init__(self, encoded: Any = ()) -> None:
+        self._facts: dict[StepKey, AutoFact] = {
+            (tuple((loop, item) for loop, item in scope), name): AutoFact(
+                fingerprint=fingerprint, compute_seconds=seconds, size_bytes=size
+            )
+            for scope, name, fingerprint, seconds, size in encoded
+        }
+
+    def encode(self) -> list[Any]:
+        """Return the facts as JSON."""
+        return [
+            [[list(pair) for pair in scope], name, fact.fingerprint, round(fact.compute_seconds, 3), fact.size_bytes]
+            for (scope, name), fact in sorted(self._facts.items(), key=lambda entry: entry[0])
+        ]
+
+    def find(self, step: StepKey, fingerprint: str) -> AutoFact | None:
+        """Return what is known of a step, unless it has changed since."""
+        fact = self._facts.get(step)
+        return fact if fact is not None and fact.fingerprint == fingerprint else None
+
+    def remember(self, step: StepKey, fact: AutoFact) -> None:
+        """Keep what computing a step showed."""
+        self._facts[step] = fact
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Forget the steps inside a finished item."""
+        self._facts = {step: fact for step, fact in self._facts.items() if step[0][: len(scope)] != scope}

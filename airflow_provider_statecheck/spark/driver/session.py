@@ -1,5 +1,5 @@
 """
-The driver's JVM: started apart from the task's process group, and replaced when it died.
+The driver's Spark session: how it is started, classified and replaced.
 
 Airflow ends a task by a signal to its process group. A JVM in that group is gone before the stage can say goodbye, so it
 gets a session of its own; it still ends with Python, whose death closes its standard input.
@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.spark.driver.sessions import is_connect
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_CONNECT_MODULES = "pyspark.sql.connect."
+
+
+def is_connect(session_or_frame: Any) -> bool:
+    """Tell whether a session, or what belongs to one, speaks to a Spark Connect server."""
+    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
+
+
+def runs_in_this_process(spark: Any) -> bool:
+    """Tell whether all of Spark is this process and its JVM, so that it sees the same files and packages."""
+    return not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
+
 
 log = logging.getLogger(__name__)
 
@@ -161,3 +174,23 @@ def _gateway_process() -> Any:
 
 def _accumulator_server(context: Any) -> Any:
     return getattr(context, "_accumulatorServer", None)
+
+
+_CONNECT_ERRORS = "pyspark.errors.exceptions.connect"
+# A server that is gone, or one in its place that does not know the session.
+_LOST = re.compile(r"UNAVAILABLE|INVALID_HANDLE|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|Connection refused")
+
+
+def is_server_lost(error: BaseException) -> bool:
+    """Tell whether an error, or what caused it, says that the server is gone or was started anew."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if _is_of_client(seen) and _LOST.search(str(seen)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_of_client(error: BaseException) -> bool:
+    # A PythonException tells of the user's function, whose own connections are none of ours.
+    return type(error).__module__ == _CONNECT_ERRORS and type(error).__name__ != "PythonException"

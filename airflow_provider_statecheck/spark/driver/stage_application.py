@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_statecheck.spark.driver.package_zip import write_file
+from airflow_provider_statecheck.spark.driver.readiness import write_file
 
 _CODE = b"""from airflow_provider_statecheck.spark.stages.submitted import main
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from airflow_provider_statecheck.spark.driver.sessions import is_connect
+from airflow_provider_statecheck.spark.driver.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

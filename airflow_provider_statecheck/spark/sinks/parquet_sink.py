@@ -1,21 +1,376 @@
-"""A directory of Parquet files to which each completed checkpoint adds its files exactly once."""
+"""A directory of Parquet files that receives the output of each completed checkpoint exactly once."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
-from airflow_provider_statecheck.spark.sinks.committable import Committable
-from airflow_provider_statecheck.spark.sinks.committer import ParquetCommitter
-from airflow_provider_statecheck.spark.sinks.data_file_writer import FileLayout
-from airflow_provider_statecheck.spark.sinks.parquet_writer import ParquetSinkWriter
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
-from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget, TargetFiles
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CoordinatorError,
+    CorruptStateError,
+    InvalidConfigurationError,
+)
+from airflow_provider_statecheck.spark.sinks.data_files import FileLayout, ParquetSinkWriter
+from airflow_provider_statecheck.spark.sinks.ledger import (
+    Ancestry,
+    CommitRecord,
+    Ledger,
+    PublishedFile,
+    Start,
+    in_parallel,
+    refuse_output_of_gone,
+)
+from airflow_provider_statecheck.spark.sinks.sink import (
+    Committable,
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    require_one_of,
+)
+from airflow_provider_statecheck.spark.sinks.target_checks import (
+    agreed_schema,
+    refuse_earlier_output,
+    require_committed_by_others,
+    require_directory,
+    require_fitting,
+)
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    OpenedTarget,
+    TargetFiles,
+    final_name,
+    lineage_of_file,
+    staged_epoch,
+    staging_directory,
+    why_gone,
+)
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.snapshots.manifest import footer_digest
 from airflow_provider_statecheck.storage.uris import redact
+
+
+def publish(files: TargetFiles, record: CommitRecord, file: PublishedFile) -> None:
+    """
+    Give a staged file its final name; if it has that already, that is success.
+
+    :raises CorruptStateError: if the file is nowhere, or another one has its name.
+    """
+    staged = f"{staging_directory(files.lineage)}/{file.staged}"
+    if files.size(file.name) is None:
+        try:
+            files.move(staged, file.name)
+        except CheckpointNotFoundError:
+            if files.size(file.name) is None:
+                raise _lost(files, record, file) from None
+        else:
+            return
+    _require_same(files, file)
+    files.delete(staged)
+
+
+def _require_same(files: TargetFiles, file: PublishedFile) -> None:
+    size = files.size(file.name)
+    if size != file.size_bytes or _digest(files, file) != file.footer_sha256:
+        raise CorruptStateError(
+            f"Expected {file.size_bytes} bytes of our own in {files.target}/{file.name}, found {size} that differ; somebody "
+            "changed the file. Move it away and run the task again.",
+            uri=f"{files.target}/{file.name}",
+        )
+
+
+def _digest(files: TargetFiles, file: PublishedFile) -> str:
+    return footer_digest(lambda start, end: files.read_range(file.name, start, end), file.name, file.size_bytes)
+
+
+def _lost(files: TargetFiles, record: CommitRecord, file: PublishedFile) -> CorruptStateError:
+    return CorruptStateError(
+        f"Expected output of checkpoint {record.checkpoint_id} in {files.target}, either as {file.name} or staged as "
+        f"{file.staged}, found neither; {why_gone(files.is_local)}",
+        uri=f"{files.target}/{file.name}",
+        checkpoint_id=record.checkpoint_id,
+    )
+
+
+log = logging.getLogger(__name__)
+
+_ALL = sys.maxsize
+
+
+@dataclass(slots=True)
+class ParquetCommitter:
+    """One attempt's hold on a target."""
+
+    files: TargetFiles
+    context: SinkContext
+    partition_by: tuple[str, ...]
+    refuses_earlier_output: bool
+    _ledger: Ledger = field(init=False)
+    _has_swept: bool = field(init=False, default=False)
+
+    def open(self) -> None:
+        """
+        Take the target over.
+
+        :raises StaleAttemptError: A newer attempt has it.
+        :raises EnvironmentNotReadyError: Nothing can be written there.
+        :raises UnsupportedStateError: What is to be written does not fit what is there.
+        :raises CorruptStateError: Output of the restored checkpoint is gone.
+        """
+        # First the files, then the ledger: a file that no record names afterwards never had one.
+        names = self.files.list_files()
+        self._ledger = Ledger.load(self.files)
+        self._ledger.require_newest(self.context.epoch)
+        if self.refuses_earlier_output and self.context.restored_checkpoint_id is None:
+            refuse_earlier_output(self.files, self._ledger)
+        self._refuse_output_of_gone()
+        require_fitting(self.files, names, self._ledger, self.context.schema, self.partition_by)
+        start = Start(self.context.generation, self.context.restored_checkpoint_id, self.context.restored_epoch)
+        self._require_first_opening(start)
+        self._require_output_of_restored(start)
+        self._ledger.begin_attempt(self.context.epoch, start)
+        self._ledger.require_newest(self.context.epoch)
+        self._settle()
+        self._sweep_published(names)
+
+    def commit(self, checkpoint_id: int, committables: Sequence[Committable]) -> None:
+        """
+        Publish what belongs to a checkpoint.
+
+        :raises StaleAttemptError: A newer attempt has the target.
+        :raises CorruptStateError: Output is missing or was changed.
+        :raises IncompatibleCheckpointError: It is of another job, which has not committed it.
+        :raises UnsupportedStateError: It does not fit what is there.
+        """
+        ours = [task for task in committables if task.lineage == self.files.lineage]
+        require_committed_by_others(self.files, [task for task in committables if task.lineage != self.files.lineage])
+        self._ledger.require_newest(self.context.epoch)
+        if not ours and (committables or checkpoint_id <= (self.context.restored_checkpoint_id or 0)):
+            return  # nothing to publish, and nothing tells which attempt of ours took it
+        record = self._record(checkpoint_id, ours)
+        if self._is_dead(record):
+            log.warning(
+                "The output of checkpoint %s is not published: what was committed since replaces it", record.key
+            )
+            self._ledger.retract(record)
+        elif record.key not in self._ledger.commits:
+            self._publish_in_order(record)
+        self._settle()
+        self._sweep_staged_once()
+
+    def close(self) -> None:
+        """
+        Clean up after a success.
+
+        :raises StaleAttemptError: A newer attempt has the target.
+        :raises CorruptStateError: Output of this attempt is gone.
+        """
+        names = self.files.list_files()
+        self._ledger = Ledger.load(self.files)
+        self._ledger.require_newest(self.context.epoch)
+        line = self._ledger.history().line_to(self.context.epoch, _ALL)
+        self._require_not_retracted(line)
+        for record in self._ledger.active:
+            if record.key in self._ledger.intents and line.holds(record.epoch, record.checkpoint_id):
+                self._publish(record)
+        self._end(line)
+        self._settle()
+        self._ledger.drop_finished_intents()
+        self._sweep_published(names)
+        self._sweep_staged(self.context.epoch)
+
+    def _record(self, checkpoint_id: int, committables: Sequence[Committable]) -> CommitRecord:
+        epoch = max((task.epoch for task in committables), default=self.context.epoch)
+        generation = self._ledger.starts[epoch].generation if epoch in self._ledger.starts else self.context.generation
+        begun = self._ledger.commits.get(f"{generation}-{checkpoint_id}") or self._ledger.intents.get(
+            f"{generation}-{checkpoint_id}"
+        )
+        if begun is not None:
+            self._require_all_named(begun, committables)
+            return begun
+        return self._new_record(checkpoint_id, epoch, generation, committables)
+
+    def _new_record(
+        self, checkpoint_id: int, epoch: int, generation: int, committables: Sequence[Committable]
+    ) -> CommitRecord:
+        line = self._ledger.history().line_to(epoch, checkpoint_id)
+        return CommitRecord(
+            job_name=self.context.job_name,
+            uid=self.context.uid,
+            generation=generation,
+            checkpoint_id=checkpoint_id,
+            epoch=epoch,
+            line=line,
+            schema=agreed_schema(self.files, self._ledger, committables, self.context.schema),
+            partition_by=self.partition_by,
+            files=self._files_of(checkpoint_id, generation, committables),
+        )
+
+    def _files_of(
+        self, checkpoint_id: int, generation: int, committables: Sequence[Committable]
+    ) -> tuple[PublishedFile, ...]:
+        # Carried along from a checkpoint whose commit was never confirmed, though it was made.
+        named = self._named()
+        found = (
+            PublishedFile(
+                staged=file.staged,
+                name="/".join(
+                    part
+                    for part in (
+                        file.directory,
+                        final_name(self.files.lineage, generation, checkpoint_id, task.subtask, file.staged),
+                    )
+                    if part
+                ),
+                size_bytes=file.size_bytes,
+                rows=file.rows,
+                footer_sha256=file.footer_sha256,
+            )
+            for task in committables
+            for file in task.files
+            if file.staged not in named
+        )
+        return tuple(sorted(set(found), key=lambda file: file.name))
+
+    def _named(self) -> frozenset[str]:
+        return frozenset(name for record in self._ledger.active for name in record.staged)
+
+    def _require_all_named(self, begun: CommitRecord, committables: Sequence[Committable]) -> None:
+        unknown = sorted({file.staged for task in committables for file in task.files} - self._named())
+        if unknown:
+            raise CorruptStateError(
+                f"Expected the same output with each commit of checkpoint {begun.checkpoint_id} in {self.files.target}, found "
+                f"{unknown[0]} beside what was committed; the checkpoint is not the one that was committed. Start over.",
+                checkpoint_id=begun.checkpoint_id,
+            )
+
+    def _is_dead(self, record: CommitRecord) -> bool:
+        # Open commits of a branch that an attempt left are told to it again and again until they are confirmed.
+        newest = self._ledger.newest
+        if newest is None or record.key in self._ledger.commits or not newest.replaces(record):
+            return False
+        line = self._ledger.history(record).line_to(self.context.epoch, _ALL)
+        return line.holds(newest.epoch, newest.checkpoint_id)
+
+    def _publish_in_order(self, record: CommitRecord) -> None:
+        self._require_not_retracted(record.line)
+        self._require_in_order(record)
+        waiting = [r for r in self._ledger.active if r.key in self._ledger.intents and r.order < record.order]
+        for earlier in waiting:
+            if record.line.holds(earlier.epoch, earlier.checkpoint_id):
+                self._publish(earlier)
+        self._publish(record)
+
+    def _require_in_order(self, record: CommitRecord) -> None:
+        newest = self._ledger.newest
+        if newest is not None and newest.order > record.order:
+            raise CoordinatorError(
+                f"Expected to commit no output to {self.files.target} but that of checkpoints after {newest.checkpoint_id} of "
+                f"attempt {newest.epoch}, found checkpoint {record.checkpoint_id} of attempt {record.epoch}; restore from "
+                f"checkpoint {newest.checkpoint_id}, or start over.",
+                checkpoint_id=record.checkpoint_id,
+            )
+
+    def _refuse_output_of_gone(self) -> None:
+        if not self._ledger.starts:
+            storage = self.files.storage
+            refuse_output_of_gone(
+                self.context, self.files.target, lambda lineage: Ledger.load(TargetFiles(storage, lineage)).has_output
+            )
+
+    def _require_first_opening(self, start: Start) -> None:
+        epoch = self.context.epoch
+        if self._ledger.starts.get(epoch, start) != start and any(r.epoch == epoch for r in self._ledger.active):
+            raise CoordinatorError(
+                f"Expected attempt {epoch} to restore nothing after its own first commit to {self.files.target}, found "
+                f"checkpoint {start.restored}; register a new attempt."
+            )
+
+    def _require_output_of_restored(self, start: Start) -> None:
+        history = self._ledger.history()
+        taken_by = start.taken_by or history.taken.get(start.restored or 0)
+        if start.restored is not None and taken_by is not None:
+            self._require_not_retracted(history.line_to(taken_by, start.restored))
+
+    def _require_not_retracted(self, line: Ancestry) -> None:
+        gone = [r for r in self._ledger.retracted.values() if r.files and line.holds(r.epoch, r.checkpoint_id)]
+        if gone:
+            raise _retracted(self.files, gone[0], self._ledger.newest)
+
+    def _publish(self, record: CommitRecord) -> None:
+        if record.key not in self._ledger.intents:
+            self._ledger.intend(record)
+        try:
+            in_parallel(lambda file: publish(self.files, record, file), record.files, is_local=self.files.is_local)
+        finally:
+            # Whatever went wrong, that a newer attempt took over explains it.
+            self._ledger.require_newest(self.context.epoch)
+        self._ledger.complete(record)
+
+    def _settle(self) -> None:
+        newest = self._ledger.newest
+        replaced = [r for r in self._ledger.active if newest is not None and newest.replaces(r)]
+        if not replaced and not self._ledger.half_retracted:
+            return
+        self._ledger.require_newest(self.context.epoch)
+        for record in (*replaced, *self._ledger.half_retracted):
+            self._ledger.retract(record)
+        self._ledger.half_retracted = []
+
+    def _end(self, line: Ancestry) -> None:
+        newest = self._ledger.newest
+        outside = [r for r in self._ledger.active if not line.holds(r.epoch, r.checkpoint_id)]
+        if not outside or (newest is not None and newest.epoch == self.context.epoch):
+            return
+        restored = self.context.restored_checkpoint_id or 0
+        latest = self._ledger.latest_schema
+        self._ledger.complete(
+            CommitRecord(
+                job_name=self.context.job_name,
+                uid=self.context.uid,
+                generation=self.context.generation,
+                checkpoint_id=restored,
+                epoch=self.context.epoch,
+                line=self._ledger.history().line_to(self.context.epoch, restored),
+                schema=latest.schema if latest else "",
+                partition_by=self.partition_by,
+                files=(),
+                is_end=True,
+            )
+        )
+
+    def _sweep_published(self, names: dict[str, int]) -> None:
+        known = {file.name for record in self._ledger.active for file in record.files}
+        strays = [n for n in names if lineage_of_file(n) == self.files.lineage and n not in known]
+        in_parallel(self.files.delete, strays, is_local=self.files.is_local)
+
+    def _sweep_staged_once(self) -> None:
+        newest = self._ledger.newest
+        if not self._has_swept and newest is not None and newest.epoch == self.context.epoch:
+            self._sweep_staged(self.context.epoch - 1)
+            self._has_swept = True
+
+    def _sweep_staged(self, last_epoch: int) -> None:
+        directory = staging_directory(self.files.lineage)
+        named = {name for record in self._ledger.intents.values() for name in record.staged}
+        strays = [
+            f"{directory}/{name}"
+            for name in self.files.list_files(directory)
+            if name not in named and (staged_epoch(name) or 0) <= last_epoch
+        ]
+        in_parallel(self.files.delete, strays, is_local=self.files.is_local)
+
+
+def _retracted(files: TargetFiles, gone: CommitRecord, newest: CommitRecord | None) -> CorruptStateError:
+    by = f" when checkpoint {newest.checkpoint_id} of attempt {newest.epoch} replaced it" if newest else ""
+    return CorruptStateError(
+        f"Expected the output of checkpoint {gone.checkpoint_id} in {files.target}, found that it was retracted{by}; restore "
+        "from the newest checkpoint or from one before that, or start over.",
+        checkpoint_id=gone.checkpoint_id,
+    )
+
 
 _FILE_BYTES = 512 * 1024 * 1024
 Compression = Literal["zstd", "snappy", "gzip", "lz4", "brotli", "none"]

@@ -1,10 +1,14 @@
-"""What a stage asks of the place where its output goes."""
+"""Contract between a stage and its sinks."""
 
 from __future__ import annotations
 
+import base64
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +114,114 @@ class Sink(Protocol):
         :param succeeded: Whether the stage came to its end, with every commit confirmed.
         """
         ...
+
+
+OnEarlierOutput = Literal["retract", "refuse"]
+"""What a fresh start does with the output of earlier ones."""
+
+
+def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """
+    Refuse an argument that is none of the choices.
+
+    :raises InvalidConfigurationError: Says which there are.
+    """
+    if value not in allowed:
+        raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCommittable(ABC):
+    """The output of one task; a task without output has one too, which tells which attempt took the checkpoint."""
+
+    KIND: ClassVar[str]
+    """What it is, for messages."""
+
+    lineage: str
+    epoch: int
+    subtask: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {"format_version": FORMAT_VERSION, **fields}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """
+        Return what a task handed over.
+
+        :raises CorruptStateError: if it is something else.
+        """
+        try:
+            if int(document["format_version"]) != FORMAT_VERSION:
+                raise ValueError(document["format_version"])  # noqa: TRY301 - told below with all the other ways
+            return cls(
+                lineage=str(document["lineage"]),
+                epoch=int(document["epoch"]),
+                subtask=int(document["subtask"]),
+                **cls._output(document),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptStateError(
+                f"Expected {cls.KIND} of format {FORMAT_VERSION}, found {str(document)[:100]!r}; restore with the version and "
+                "the kind of sink that wrote it, or from another checkpoint."
+            ) from error
+
+    @classmethod
+    @abstractmethod
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that only this kind has; errors of plain Python mean that it is something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """A complete Parquet file that waits for its commit."""
+
+    staged: str
+    """Its name within the staging directory."""
+    directory: str
+    """The partition that it belongs to, such as ``day=2024-01-01``; empty without partitions."""
+    size_bytes: int
+    rows: int
+    footer_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committable(TaskCommittable):
+    """All files of one task."""
+
+    KIND: ClassVar[str] = "a committable of a Parquet sink"
+
+    schema: str
+    """As :func:`encode_schema` gives it, with the columns of the partitions."""
+    files: tuple[StagedFile, ...]
+
+    @classmethod
+    def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {"schema": str(document["schema"]), "files": tuple(_staged_file(file) for file in document["files"])}
+
+
+def encode_schema(schema: Any) -> str:
+    """Return an Arrow schema as text."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode()
+
+
+def decode_schema(text: str) -> Any:
+    """Return the Arrow schema of a text."""
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def _staged_file(document: Mapping[str, Any]) -> StagedFile:
+    return StagedFile(
+        staged=str(document["staged"]),
+        directory=str(document["directory"]),
+        size_bytes=int(document["size_bytes"]),
+        rows=int(document["rows"]),
+        footer_sha256=str(document["footer_sha256"]),
+    )

@@ -7,19 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, StateCheckError
-from airflow_provider_statecheck.spark.sinks.choices import OnEarlierOutput, require_one_of
-from airflow_provider_statecheck.spark.sinks.committable import Committable
-from airflow_provider_statecheck.spark.sinks.names import staged_epoch, staging_directory
-from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
-from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
-from airflow_provider_statecheck.spark.sinks.sql.output_columns import require_columns
-from airflow_provider_statecheck.spark.sinks.sql.row_writer import SqlSinkWriter
-from airflow_provider_statecheck.spark.sinks.sql.tables import TableName
+from airflow_provider_statecheck.spark.sinks.sink import (
+    Committable,
+    OnEarlierOutput,
+    SinkContext,
+    SinkTaskContext,
+    require_one_of,
+)
+from airflow_provider_statecheck.spark.sinks.sql.loading import SqlSinkWriter
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql.tables import TableName, require_columns
+from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
 from airflow_provider_statecheck.spark.sinks.target_checks import require_directory
-from airflow_provider_statecheck.spark.sinks.target_files import OpenedTarget, TargetFiles
-from airflow_provider_statecheck.spark.sinks.two_phase_commit.committer import TwoPhaseCommitter
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
+from airflow_provider_statecheck.spark.sinks.target_files import (
+    OpenedTarget,
+    TargetFiles,
+    staged_epoch,
+    staging_directory,
+)
+from airflow_provider_statecheck.spark.sinks.two_phase_committer import TwoPhaseCommitter
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.sql.database import shown_address
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,9 @@
-"""The files below the target of a sink: bytes by relative names, of which only those of one lineage can be changed."""
+"""Files below the target of a sink, and the names that tell whose they are."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,12 +11,69 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sinks.names import lineage_directory, lineage_of, lineage_of_file
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext
-from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.storage import local_files
+from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
+from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
+
+LEDGER_DIRECTORY = "_statecheck"
+"""Readers of Parquet directories pass over names with such a beginning."""
+_LINEAGE_LENGTH = 12
+_SHORT_LENGTH = 12
+# Not .parquet: a glob such as **/*.parquet looks into hidden directories too.
+_STAGED_SUFFIX = ".staged"
+_STAGED = re.compile(r"(\d+)-[0-9a-f]{32}\.staged")
+_FINAL = re.compile(r"part-([0-9a-f]{12})-g\d+-c\d+-\d+-[0-9a-f]{12}\.parquet")
+
+
+def lineage_of(job_id: str, uid: str) -> str:
+    """Return what names the files of one sink of one job, and of no other, in all attempts."""
+    return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]
+
+
+def lineage_directory(lineage: str) -> str:
+    """Return where everything of a lineage lies but its published files."""
+    return f"{LEDGER_DIRECTORY}/{lineage}"
+
+
+def staging_directory(lineage: str) -> str:
+    """Return where files wait for their commit."""
+    return f"{lineage_directory(lineage)}/staging"
+
+
+def staged_name(epoch: int, key: str) -> str:
+    """
+    Return the name of a file within the staging directory.
+
+    :param key: 32 hex characters that nobody else uses.
+    """
+    return f"{epoch}-{key}{_STAGED_SUFFIX}"
+
+
+def staged_epoch(name: str) -> int | None:
+    """Return which attempt wrote a file of the staging directory, ``None`` for a name of another form."""
+    match = _STAGED.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def final_name(lineage: str, generation: int, checkpoint_id: int, subtask: int, staged: str) -> str:
+    """Return the name under which a staged file is published."""
+    short = staged.removesuffix(_STAGED_SUFFIX).rpartition("-")[2][:_SHORT_LENGTH]
+    return f"part-{lineage}-g{generation}-c{checkpoint_id}-{subtask}-{short}.parquet"
+
+
+def lineage_of_file(path: str) -> str | None:
+    """Return whose published file a path is, ``None`` if no sink of ours wrote it."""
+    match = _FINAL.fullmatch(path.rpartition("/")[2])
+    return match.group(1) if match else None
+
+
+def is_hidden(path: str) -> bool:
+    """Tell whether readers of a Parquet directory pass over a file."""
+    # Spark reads a directory _a=1 as the partition it is.
+    return any(part[:1] in "._" and "=" not in part for part in path.split("/"))
+
 
 # Those on which a rename is one step of the server.
 _RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
@@ -49,7 +108,7 @@ class TargetFiles:
     def local_path(self, name: str) -> Path:
         """Return where a file of a local target is, with the directory that it lies in made."""
         path = Path(self.storage.locate(self._uri(name))[1])
-        local_files.make_directory(path.parent)
+        file_operations.make_directory(path.parent)
         return path
 
     def list_files(self, directory: str = "") -> dict[str, int]:
@@ -208,7 +267,7 @@ def why_gone(is_local: bool) -> str:
 
 def _rename_local(path: Path, new_path: Path) -> None:
     path.replace(new_path)
-    local_files.sync(new_path.parent)
+    file_operations.sync(new_path.parent)
 
 
 def _renames(filesystem: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.spark.driver.sessions import is_connect
+from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)

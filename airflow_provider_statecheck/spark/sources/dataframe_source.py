@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.changes import on_change_of, reconcile
 from airflow_provider_statecheck.spark.sources.enumerator import (
     ItemEnumerator,
     ItemSplit,
+    Limits,
     SourceState,
     decode_source_state,
 )
-from airflow_provider_statecheck.spark.sources.item import Item
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
-from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import require_count
+from airflow_provider_statecheck.spark.sources.source import require_count
+from airflow_provider_statecheck.spark.sources.source_changes import on_change_of, reconcile
+from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

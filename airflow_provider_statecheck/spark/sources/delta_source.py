@@ -10,19 +10,31 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sinks.delta.library import library_options
-from airflow_provider_statecheck.spark.sinks.delta.log import DeltaLog
-from airflow_provider_statecheck.spark.sinks.delta.table import DeltaSnapshot, DeltaTableAccess
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-from airflow_provider_statecheck.spark.sources.changes import OnChange, on_change_of
-from airflow_provider_statecheck.spark.sources.delta_files import DataFile, additions, files_of, require_plain_files
-from airflow_provider_statecheck.spark.sources.delta_reader import DeltaReader, Position
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import (
+    DeltaLog,
+    DeltaSnapshot,
+    DeltaTableAccess,
+    library_options,
+)
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.sources.delta_files import (
+    DataFile,
+    DeltaReader,
+    Position,
+    additions,
+    files_of,
+    require_plain_files,
+)
+from airflow_provider_statecheck.spark.sources.enumerator import (
+    ItemEnumerator,
+    Limits,
+    SourceState,
+    decode_source_state,
+)
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
-from airflow_provider_statecheck.spark.sources.item import Item
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
-from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
+from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, on_change_of
+from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 

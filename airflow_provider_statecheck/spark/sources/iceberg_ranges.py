@@ -13,9 +13,9 @@ from airflow_provider_statecheck.exceptions import (
     SourceRestartRequiredError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sources.changes import OnChange
 from airflow_provider_statecheck.spark.sources.enumerator import SourceState
-from airflow_provider_statecheck.spark.sources.item import Item
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange
+from airflow_provider_statecheck.spark.sources.splits import Item
 from airflow_provider_statecheck.storage.uris import redact
 
 _SHOWN = 3

@@ -1,10 +1,13 @@
-"""What a source is to a stage: bounded rows, cut into splits, of which each increment of the stage reads a few."""
+"""Contract between a stage and its sources: bounded rows, cut into splits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from airflow_provider_statecheck.checkpoint.config_options import parse_size
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,3 +114,32 @@ class Source(Protocol):
         :raises SourceRestartRequiredError: if it has changed and the source wants the stage to begin again.
         """
         ...
+
+
+AUTO = "auto"
+
+
+def parse_bytes_per_increment(value: str | int | None) -> int | None:
+    """
+    Return how many bytes an increment reads, ``None`` for ``"auto"`` or where nothing is given.
+
+    :raises InvalidConfigurationError: for what is no size, or less than a byte.
+    """
+    if value is None or value == AUTO:
+        return None
+    size = parse_size("bytes_per_increment", value)
+    if size < 1:
+        raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least a byte, found {value!r}.")
+    return size
+
+
+def require_count(count: object, name: str) -> int:
+    """
+    Return a number of files, row groups or splits.
+
+    :param name: Which argument it is, for the message.
+    :raises InvalidConfigurationError: if it is less than 1, or no number.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidConfigurationError(f"Expected {name} to be a number from 1; found {count!r}.")
+    return count

@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.snapshots.arrow_columns import arrow_schema
-from airflow_provider_statecheck.spark.sources.changes import on_change_of
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
-from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import require_count
-from airflow_provider_statecheck.spark.sources.sql.columns import Columns, columns_of_table, given_columns
+from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
+from airflow_provider_statecheck.spark.sources.enumerator import (
+    ItemEnumerator,
+    Limits,
+    SourceState,
+    decode_source_state,
+)
+from airflow_provider_statecheck.spark.sources.source import require_count
+from airflow_provider_statecheck.spark.sources.source_changes import on_change_of
+from airflow_provider_statecheck.spark.sources.splits import Ledger
+from airflow_provider_statecheck.spark.sources.sql.changed_rows import Watch
 from airflow_provider_statecheck.spark.sources.sql.database import Address, Database, open_database, shown_address
-from airflow_provider_statecheck.spark.sources.sql.next_run import Cuts, next_run
-from airflow_provider_statecheck.spark.sources.sql.reader import KeptPosition, Position, SqlReader
-from airflow_provider_statecheck.spark.sources.sql.relation import Relation
-from airflow_provider_statecheck.spark.sources.sql.watch import Watch
+from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SavedPosition, SqlReader, next_run
+from airflow_provider_statecheck.spark.sources.sql.relation import Columns, Relation, columns_of_table, given_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +102,7 @@ class SqlSource:
         """
         database = open_database(self._address)
         before = None if restored is None else decode_source_state(restored)
-        kept = None if before is None else KeptPosition.decode(before.reader, self._key)
+        kept = None if before is None else SavedPosition.decode(before.reader, self._key)
         columns = self._columns(database, kept)
         relation = self._relation(columns)
         watch = self._watch(database, relation, kept, before)
@@ -112,7 +114,7 @@ class SqlSource:
         state = SourceState(ledger, 0 if before is None else before.increments)
         return ItemEnumerator(state, Limits(items=self._readers), reader, lambda _: None)
 
-    def _columns(self, database: Database, kept: KeptPosition | None) -> Columns:
+    def _columns(self, database: Database, kept: SavedPosition | None) -> Columns:
         if self._schema is not None:
             return given_columns(self._schema)
         if kept is not None:
@@ -136,7 +138,7 @@ class SqlSource:
         return tuple(columns.schema.names) if self._names is None else self._names
 
     def _watch(
-        self, database: Database, relation: Relation, kept: KeptPosition | None, before: SourceState | None
+        self, database: Database, relation: Relation, kept: SavedPosition | None, before: SourceState | None
     ) -> Watch:
         finished = frozenset(() if before is None else (before.ledger.items[i].name for i in before.ledger.finished))
         seen = [] if kept is None else kept.seen_of(finished)

@@ -2,26 +2,225 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sinks.target_files import open_target
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-from airflow_provider_statecheck.spark.sources.changes import on_change_of
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
-from airflow_provider_statecheck.spark.sources.planning import Limits
-from airflow_provider_statecheck.spark.sources.sizes import AUTO, parse_bytes_per_increment, require_count
-from airflow_provider_statecheck.spark.sources.stage_output.commits import commits_in, names_of
-from airflow_provider_statecheck.spark.sources.stage_output.reader import StageOutputReader
-from airflow_provider_statecheck.spark.sources.stage_output.retractions import carried
+from airflow_provider_statecheck.exceptions import (
+    InvalidConfigurationError,
+    SourceChangedError,
+    SourceRestartRequiredError,
+)
+from airflow_provider_statecheck.spark.sinks.ledger import Ledger as SinkLedger
+from airflow_provider_statecheck.spark.sinks.read_committed import CommittedFile, committed_files
+from airflow_provider_statecheck.spark.sinks.sink import decode_schema
+from airflow_provider_statecheck.spark.sinks.target_files import LEDGER_DIRECTORY, TargetFiles, open_target
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.sources.enumerator import (
+    ItemEnumerator,
+    ItemSplit,
+    Limits,
+    SourceState,
+    decode_source_state,
+)
+from airflow_provider_statecheck.spark.sources.file_listing import FileListing, source_paths
+from airflow_provider_statecheck.spark.sources.file_source import (
+    SMALLEST_TARGET_BYTES,
+    WANTED_INCREMENTS,
+    FileFormat,
+    FileReader,
+)
+from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, compare, on_change_of
+from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The files of one checkpoint of one sink."""
+
+    lineage: str
+    checkpoint_id: int
+    files: tuple[CommittedFile, ...]
+
+    @property
+    def item(self) -> Item:
+        """Return it as a source knows it; the names of files say what is in them."""
+        names = sorted(file.uri.rpartition("/")[2] for file in self.files)
+        return Item.of(f"{self.lineage}/{self.checkpoint_id}", sum(file.size_bytes for file in self.files), names)
+
+
+def commits_in(path: str, options: Mapping[str, Any]) -> tuple[Commit, ...]:
+    """
+    Return the checkpoints whose output is in force, in the order in which a sink has committed them.
+
+    :raises InvalidConfigurationError: if no sink ever wrote there.
+    :raises StorageError: if the storage fails, or sinks commit faster than their ledgers can be read.
+    """
+    by_commit = sorted(committed_files(path, storage_options=options), key=_commit_of)
+    if not by_commit:
+        _require_ledger(path, options)
+    groups = ((commit, tuple(files)) for commit, files in groupby(by_commit, key=_commit_of))
+    return tuple(Commit(lineage, checkpoint_id, files) for (checkpoint_id, lineage), files in groups)
+
+
+def schema_of(path: str, lineages: Iterable[str], options: Mapping[str, Any]) -> StructType:
+    """Return the columns of all files that sinks of some lineages have committed."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    ledgers = [SinkLedger.load(TargetFiles.open(path, lineage, options)) for lineage in sorted(set(lineages))]
+    latest = [ledger.latest_schema for ledger in ledgers]
+    schemas = [decode_schema(record.schema) for record in latest if record is not None]
+    fields = {field.name: field for schema in schemas for field in schema}
+    return from_arrow_schema(pa.schema(list(fields.values())))
+
+
+def names_of(commits: Sequence[Commit]) -> dict[str, Commit]:
+    """Return checkpoints by the names of their items."""
+    return {commit.item.name: commit for commit in commits}
+
+
+def _commit_of(file: CommittedFile) -> tuple[int, str]:
+    return file.checkpoint_id, file.lineage
+
+
+def _require_ledger(path: str, options: Mapping[str, Any]) -> None:
+    storage = open_target(path, options)
+    if not storage.list_files(f"{storage.base_uri}/{LEDGER_DIRECTORY}"):
+        raise InvalidConfigurationError(
+            f"Expected output of a ParquetSink in {storage!r}, found no ledger of one; correct the path, or run the stage that "
+            "writes there first."
+        )
+
+
+_SHOWN = 5
+
+
+def carried(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_run: bool) -> Ledger:
+    """
+    Return what is to be read, and what of it is finished.
+
+    Commits that appeared belong to the next run. What was retracted before it was read is simply gone then; within a run
+    it is missed.
+
+    :param now: All commits that are in force.
+    :raises SourceChangedError: if what was retracted matters and the stage is to fail.
+    :raises SourceRestartRequiredError: if it is to begin again.
+    """
+    gone = _retracted(ledger, now)
+    finished = {ledger.items[i].name for i in ledger.finished}
+    missed = [item for item in gone if not new_run or item.name in finished]
+    if missed and on_change is not OnChange.IGNORE:
+        raise retracted([item.name for item in missed], on_change)
+    lost = {item.name for item in gone}
+    known = [item for item in ledger.items if item.name not in lost]
+    names = {item.name for item in known}
+    appeared = [item for item in now if item.name not in names]
+    return ledger.carried_to([*known, *appeared] if new_run else known)
+
+
+def retracted(names: Sequence[str], on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
+    """Return the error that says which commits are gone."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    found = (
+        f"Expected the output of the stage upstream as it was when it was listed, found that it retracted {_described(names)}"
+        f"{more}, because it fell back or began again"
+    )
+    if on_change is OnChange.RESTART:
+        return SourceRestartRequiredError(f"{found}; the stage begins again, as on_change='restart' says.")
+    return SourceChangedError(
+        f"{found}. Set on_change to 'restart' to read everything again, or to 'ignore' to keep what was read and go on with "
+        "what is there now."
+    )
+
+
+def _retracted(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+    changes = compare(ledger.items, now)
+    changed = {item.name for item in changes.changed}
+    return [*changes.vanished, *(item for item in ledger.items if item.name in changed)]
+
+
+def _described(names: Sequence[str]) -> str:
+    pairs = [name.partition("/") for name in names[:_SHOWN]]
+    return ", ".join(f"checkpoint {checkpoint} of {lineage}" for lineage, _, checkpoint in pairs)
+
+
+class StageOutputReader:
+    """
+    Reads whole checkpoints.
+
+    :param uri: The directory of the sink.
+    :param commits: By the names of their items.
+    :param columns: Which columns to read, ``None`` for all.
+    :param restored: What an earlier reader of this source gave.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        uri: str,
+        commits: Mapping[str, Commit],
+        columns: tuple[str, ...] | None,
+        on_change: OnChange,
+        options: Mapping[str, Any],
+        restored: Mapping[str, Any] | None,
+    ) -> None:
+        self._uri = uri
+        self._commits = commits
+        self._on_change = on_change
+        self._listing = FileListing(source_paths(uri), options)
+        self._schema_json: str | None = (restored or {}).get("schema")
+        self._spark = spark
+        self._columns = columns
+
+    def require_unchanged(self, items: Sequence[Item]) -> None:
+        """
+        Look for the files of commits again.
+
+        :raises SourceChangedError: if one is gone and the stage is to fail.
+        :raises SourceRestartRequiredError: if it is to begin again.
+        """
+        owners = {file.uri: item.name for item in items for file in self._commits[item.name].files}
+        sizes = {file.uri: file.size_bytes for item in items for file in self._commits[item.name].files}
+        changes = self._listing.changes([Item(uri, size, b"") for uri, size in sizes.items()])
+        # What a file holds follows from its name, so its time of change says nothing.
+        changed = [item.name for item in changes.changed if item.size_bytes != sizes[item.name]]
+        gone = dict.fromkeys(owners[uri] for uri in [*(item.name for item in changes.vanished), *changed])
+        if gone:
+            raise retracted(list(gone), OnChange.RESTART if self._on_change is OnChange.RESTART else OnChange.FAIL)
+
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        """
+        Return the rows of commits.
+
+        :raises InvalidConfigurationError: if Spark does not reach the files.
+        """
+        files = [file for split in splits if split.item for file in self._commits[split.item.name].files]
+        items = [Item(file.uri, file.size_bytes, b"") for file in files]
+        return self._files(items).load([ItemSplit(item.name, item.size_bytes, item) for item in items])
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what another attempt needs to read in the same way: the columns, once something was read."""
+        return {"schema": self._schema_json}
+
+    def _files(self, items: Sequence[Item]) -> FileReader:
+        file_format = FileFormat(name="parquet", options={}, columns=self._columns)
+        restored = {"schema": self._schema()}
+        return FileReader(self._spark, file_format, self._listing, items, on_change=self._on_change, restored=restored)
+
+    def _schema(self) -> str:
+        if self._schema_json is None:
+            lineages = [commit.lineage for commit in self._commits.values()]
+            self._schema_json = schema_of(self._uri, lineages, self._listing.options).json()
+        return self._schema_json
 
 
 class StageOutputSource:

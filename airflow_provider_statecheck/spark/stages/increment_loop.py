@@ -1,38 +1,134 @@
-"""Increment after increment: read, run, save, acknowledge, commit, while the next one is already at work."""
+"""The increment loop: read, run, snapshot, acknowledge, commit."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
-from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, StoppedWithSavepointError
-from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.progress import StageProgress
-from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.increment_frame import increment_frame
-from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs
-from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
-from airflow_provider_statecheck.spark.stages.planned import PlannedVertex
-from airflow_provider_statecheck.spark.stages.report_check import require_all_subtasks
-from airflow_provider_statecheck.spark.stages.restored_parts import SINK, SOURCE, STATE_KEY
-from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
-from airflow_provider_statecheck.spark.stages.source_amounts import amount_of, total_of
-from airflow_provider_statecheck.spark.stages.stage_states import StageStates, single_state
+from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
+from airflow_provider_statecheck.spark.costs.pacing import Pace
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
+from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs, IncrementTasks, increment_frame
+from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, SOURCE, STATE_KEY, StageStates, single_state
+from airflow_provider_statecheck.spark.status_log import StageProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
+    from airflow_provider_statecheck.spark.sinks.sink import Sink
     from airflow_provider_statecheck.spark.sources.source import Increment, SplitEnumerator
+
+
+def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[PlannedVertex], parallelism: int) -> None:
+    """
+    Refuse the reports of an increment in which Spark ran some subtasks of a keyed vertex and not others.
+
+    Spark runs none where it knows that there are no rows.
+
+    :raises CoordinatorError: naming the subtasks that are missing, or that reported twice.
+    """
+    reports = list(reports)
+    for number, vertex in enumerate(vertices):
+        found = sorted(report.subtask for report in reports if report.vertex == number)
+        if vertex.key is not None and found and found != list(range(parallelism)):
+            raise CoordinatorError(
+                f"Expected a report of each of the {parallelism} subtasks behind key_by{vertex.key.columns}, found those of "
+                f"{found}; Spark changed the number of partitions, so turn off what coalesces them."
+            )
+
+
+Committable = Mapping[str, Any]
+
+
+class SinkCommits:
+    """
+    Keeps committables by the checkpoint that they belong to, and commits those of completed ones, oldest first.
+
+    :param sink: ``None`` for a stage without one; then there is nothing to commit ever.
+    :param attempt: The registered try.
+    :param restored: What :meth:`encode` gave.
+    """
+
+    def __init__(self, sink: Sink | None, attempt: StageAttempt, restored: Any = None) -> None:
+        self._sink = sink
+        self._attempt = attempt
+        self._staged: list[Committable] = []
+        self._open: dict[int, list[Committable]] = {int(n): list(each) for n, each in (restored or {}).items()}
+
+    def stage(self, committables: Iterable[Committable]) -> None:
+        """Take what the writers of an increment gave; it belongs to the next checkpoint."""
+        self._staged.extend(committables)
+
+    def assign(self, checkpoint_id: int) -> None:
+        """
+        Let a checkpoint have what was staged since the one before.
+
+        It stays that checkpoint's whatever becomes of it: one that seems to have failed may be completed, and then both it
+        and the next one name the same output in the same way.
+        """
+        if self._staged:
+            self._open[checkpoint_id] = self._staged
+            self._staged = []
+
+    def encode(self) -> dict[str, Any]:
+        """Return what is open as JSON."""
+        return {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
+
+    @property
+    def has_open(self) -> bool:
+        """Tell whether anything of a checkpoint waits for its commit."""
+        return bool(self._open)
+
+    def commit(self, completed: int) -> None:
+        """
+        Commit all that is open, oldest first, and confirm that.
+
+        :param completed: The checkpoint that holds it, which is complete.
+        :raises StateCheckError: if the sink fails; what is open stays open.
+        """
+        for checkpoint_id in sorted(self._open):
+            if self._sink is not None:
+                self._sink.commit(checkpoint_id, self._open[checkpoint_id])
+        self._attempt.confirm_commits((completed,))
+        self._open = {}
+
+    def end(self) -> None:
+        """
+        Confirm what earlier tries left open and this one did not go on from: the sink has replaced it.
+
+        :raises StateCheckError: if the coordinator does not answer.
+        """
+        latest = self._attempt.latest
+        if self._attempt.grant.effects.commits and latest is not None and not self._open:
+            self._attempt.confirm_commits((latest.checkpoint_id,))
+
+
+def total_of(enumerator: SplitEnumerator) -> int:
+    """Return how much there is."""
+    return enumerator.total_splits if enumerator.total_bytes is None else enumerator.total_bytes
+
+
+def finished_of(enumerator: SplitEnumerator) -> int:
+    """Return how much of it is read."""
+    known = enumerator.total_bytes is not None and enumerator.finished_bytes is not None
+    return (enumerator.finished_bytes or 0) if known else enumerator.finished_splits
+
+
+def amount_of(increment: Increment) -> int:
+    """Return how much an increment reads."""
+    return len(increment.splits) if increment.size_bytes is None else increment.size_bytes
+
 
 log = logging.getLogger(__name__)
 

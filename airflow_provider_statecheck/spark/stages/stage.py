@@ -1,21 +1,116 @@
-"""How a stateful stage is declared; nothing runs here."""
+"""Declaration of a stateful stage: nodes, aggregates and settings."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from airflow_provider_statecheck.checkpoint.config import AUTO as AUTO
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.stages.aggregates import Aggregate
-from airflow_provider_statecheck.spark.stages.nodes import AggregateNode, KeyNode, MapNode, Node, ProcessNode
-from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
-from airflow_provider_statecheck.state.functions.map_function import MapFunction
-from airflow_provider_statecheck.state.functions.overrides import require_keyed_process_function
+from airflow_provider_statecheck.state.functions.lifecycle import require_keyed_process_function
+from airflow_provider_statecheck.state.functions.user_functions import FlatMapFunction, MapFunction
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink
     from airflow_provider_statecheck.spark.sources.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """
+    One aggregate of a group.
+
+    :param expression: What is aggregated: a column, or any expression of Spark SQL.
+    """
+
+    expression: str
+
+    spark_function: ClassVar[str]
+    """The name of the function that Spark has for the first step."""
+    combine: ClassVar[str]
+    """The name of the function that Arrow has for combining partial results."""
+
+
+class Sum(Aggregate):
+    """The sum of what is not null; null where nothing was."""
+
+    spark_function = "sum"
+    combine = "sum"
+
+
+class Max(Aggregate):
+    """The largest of what is not null."""
+
+    spark_function = "max"
+    combine = "max"
+
+
+class Min(Aggregate):
+    """The smallest of what is not null."""
+
+    spark_function = "min"
+    combine = "min"
+
+
+class Count(Aggregate):
+    """
+    How many there were.
+
+    :param expression: What must not be null to count; by default every row does.
+    """
+
+    spark_function = "count"
+    combine = "sum"
+
+    def __init__(self, expression: str = "1") -> None:
+        super().__init__(expression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapNode:
+    """A function of single elements, which may have operator state and, behind a key, keyed state."""
+
+    uid: str
+    function: Any
+    output: Any = None
+    """``None`` where elements keep their columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNode:
+    """From here on elements of one key meet in one subtask."""
+
+    columns: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNode:
+    """A function with keyed state."""
+
+    uid: str
+    function: Any
+    output: Any = None
+    """``None`` where it gives nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateNode:
+    """Aggregates by key, of which the library knows how to compute them on whole columns."""
+
+    uid: str
+    aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
+    emits_changes: bool = False
+    """Whether changed keys are given after each increment, in contrast to all of them at the end."""
+
+
+Node = MapNode | KeyNode | ProcessNode | AggregateNode
+"""What can stand between source and sink."""
+
 
 RESERVED_UIDS = ("source", "sink")
 
@@ -149,3 +244,30 @@ class Stage:
             raise InvalidConfigurationError(
                 "Expected a stage in the order source, functions, sink, found a part before its source or behind its sink."
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """What an operator or a script decides."""
+
+    logical_date: datetime | None = None
+    """By which state expires; without it the date that the run is named by, else the time at which its first try was
+    registered."""
+    checkpoint_interval: timedelta | str | int | None = None
+    """How much time lies between two checkpoints; ``None`` takes one after each increment, ``auto`` finds it by what
+    checkpoints cost and how often the job failed."""
+    min_pause: timedelta | str | int | None = None
+    renamed_uids: Mapping[str, str] = field(default_factory=dict)
+    """New uids of functions by old ones, within the stage."""
+    allow_non_restored_state: bool = False
+    """Whether state of functions that are gone is dropped."""
+    data_inline_threshold: int = 20 * 1024
+    """Up to how many bytes state travels in the metadata."""
+    state_config: Mapping[str, str] = field(default_factory=dict)
+    """Which state backend a stage has that names none, and how it keeps state, by Flink's keys such as ``state.backend``."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Of the filesystems of source and sink where they have none of their own."""
+    combines: bool | None = None
+    """Whether aggregates are combined in the JVM before the shuffle; ``None`` finds out where it pays."""
+    monotonic: Callable[[], float] = time.monotonic
+    """The clock for durations, in seconds."""

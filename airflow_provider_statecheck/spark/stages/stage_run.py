@@ -10,39 +10,40 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.layout import shared_uri
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval
-from airflow_provider_statecheck.spark.progress import StageProgress
+from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.stages.carried_schemas import carried_schemas
-from airflow_provider_statecheck.spark.stages.combining import Combining
-from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs
-from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
-from airflow_provider_statecheck.spark.stages.increment_tasks import IncrementTasks
-from airflow_provider_statecheck.spark.stages.planned import PlannedVertex, StagePlanner
-from airflow_provider_statecheck.spark.stages.restored_functions import Parallelism, restore_functions
-from airflow_provider_statecheck.spark.stages.restored_parts import SINK, RestoredParts
-from airflow_provider_statecheck.spark.stages.schema_probe import probe_schemas
-from airflow_provider_statecheck.spark.stages.session_settings import stage_settings_applied
-from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
-from airflow_provider_statecheck.spark.stages.source_amounts import finished_of, total_of
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_settings import AUTO, StageSettings
-from airflow_provider_statecheck.spark.stages.stage_states import StageStates
-from airflow_provider_statecheck.spark.stages.user_code import make_importable
-from airflow_provider_statecheck.spark.stages.vertices import vertices_of
-from airflow_provider_statecheck.state.keys.max_parallelism_advice import max_parallelism_advice
+from airflow_provider_statecheck.spark.script import open_attempt
+from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementJobs, IncrementTasks
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, finished_of, total_of
+from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
+from airflow_provider_statecheck.spark.stages.preparation import (
+    carried_schemas,
+    make_importable,
+    max_parallelism_advice,
+    probe_schemas,
+    stage_settings_applied,
+)
+from airflow_provider_statecheck.spark.stages.stage import AUTO, Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage_state import (
+    SINK,
+    Parallelism,
+    RestoredStageState,
+    StageStates,
+    restore_functions,
+)
+from airflow_provider_statecheck.spark.status_log import StageProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
     from airflow_provider_statecheck.state.backends.state_backend import StateBackend
+
 
 log = logging.getLogger(__name__)
 
@@ -145,25 +146,25 @@ class StageRun:
         latest = self._attempt.latest
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
 
-    def _confirm(self, found: RestoredStage | None, restored: RestoredParts) -> None:
+    def _confirm(self, found: RestoredStage | None, restored: RestoredStageState) -> None:
         # A source that begins again takes nothing of a savepoint, so the savepoint stays its owner's.
         is_left = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
         self._attempt.confirm_restore(None if is_left else found)
 
-    def _start(self, restored: RestoredStage | None) -> tuple[RestoredParts, SplitEnumerator]:
-        parts = RestoredParts(self._attempt, restored)
+    def _start(self, restored: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
+        parts = RestoredStageState(self._attempt, restored)
         try:
             return parts, self._open_source(parts)
         except SourceRestartRequiredError as changed:
             log.warning("The stage begins again: %s", changed)
-            fresh = RestoredParts(self._attempt, None)
+            fresh = RestoredStageState(self._attempt, None)
             return fresh, self._open_source(fresh)
 
     def _parts_of_users(self) -> list[object]:
         functions = [node.function for node in self._stage.nodes if hasattr(node, "function")]
         return [*functions, self._stage.output, self._stage.state_backend]
 
-    def _open_source(self, restored: RestoredParts) -> SplitEnumerator:
+    def _open_source(self, restored: RestoredStageState) -> SplitEnumerator:
         source = cast("Source", self._stage.input)  # vertices_of refused a stage without one
         return source.open(
             self._spark,
@@ -172,7 +173,7 @@ class StageRun:
             storage_options=self._settings.storage_options,
         )
 
-    def _open_sink(self, restored: RestoredParts, schema: Any) -> None:
+    def _open_sink(self, restored: RestoredStageState, schema: Any) -> None:
         sink = self._stage.output
         if sink is None:
             return
@@ -201,7 +202,7 @@ class StageRun:
             self._stage.output.close(kind is None)
 
     def _restore_states(
-        self, restored: RestoredParts, planned: Sequence[PlannedVertex]
+        self, restored: RestoredStageState, planned: Sequence[PlannedVertex]
     ) -> tuple[StageStates, dict[str, Any]]:
         operators = [operator for vertex in planned for operator in vertex.operators]
         settings, subtasks = self._settings, self._stage.parallelism or _default_parallelism(self._spark)
@@ -254,13 +255,13 @@ class StageRun:
 
         return backend_of_stage(self._stage.state_backend, self._settings.state_config)
 
-    def _pace(self, restored: RestoredParts) -> Pace:
+    def _pace(self, restored: RestoredStageState) -> Pace:
         settings, interval = self._settings, self._settings.checkpoint_interval
         return Pace(
             self._auto_interval(restored) if interval == AUTO else interval, settings.min_pause, settings.monotonic
         )
 
-    def _auto_interval(self, restored: RestoredParts) -> AutoInterval:
+    def _auto_interval(self, restored: RestoredStageState) -> AutoInterval:
         view, operator_id = self._attempt.job_view(), self._attempt.grant.attempt.operator_id
         return AutoInterval(FailureHistory.of(view, operator_id), restored.cost_seconds)
 
@@ -269,7 +270,7 @@ class StageRun:
             self._uid, total_of(enumerator), kept=finished_of(enumerator), monotonic=self._settings.monotonic
         )
 
-    def _now_ms(self, restored: RestoredParts) -> int:
+    def _now_ms(self, restored: RestoredStageState) -> int:
         """Return the time by which state expires: one for all tries of the run, so that each finds the same values alive."""
         date = self._settings.logical_date or logical_date_of(self._run_key())
         if date is None and restored.run == self._run_key() and restored.now_ms is not None:
@@ -291,7 +292,7 @@ class StageRun:
 
 
 def _default_parallelism(spark: SparkSession) -> int:
-    from airflow_provider_statecheck.spark.driver.sessions import is_connect
+    from airflow_provider_statecheck.spark.driver.session import is_connect
 
     if is_connect(spark):
         return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -304,7 +305,75 @@ def _advise(subtasks: int, max_parallelism: int) -> None:
         log.warning("%s", advice)
 
 
-def _commit_restored(restored: RestoredParts, commits: SinkCommits) -> None:
+def _commit_restored(restored: RestoredStageState, commits: SinkCommits) -> None:
     # The try before may have ended between its checkpoint and the commit.
     if restored.checkpoint_id is not None and commits.has_open:
         commits.commit(restored.checkpoint_id)
+
+
+def run_stage(
+    spark: SparkSession,
+    stage: Stage,
+    *,
+    job: str,
+    checkpoint_dir: str,
+    metadata: str,
+    run: str = "script",
+    on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
+    num_retained: int = 2,
+    retained_runs: int = 1,
+    settings: StageSettings | None = None,
+    storage_options: dict[str, Any] | None = None,
+    from_savepoint: str | None = None,
+    claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
+    from_checkpoint: str | None = None,
+    fork: str | None = None,
+    allowed_locations: Sequence[str] = (),
+) -> StageResult:
+    """
+    Run a stage to its end, or from where its last try failed.
+
+    :param job: Name of the unit of recovery.
+    :param checkpoint_dir: Where the bytes go: a path or any fsspec URI.
+    :param metadata: SQLAlchemy URL of the database for the rows, such as ``sqlite:///state.db``; its tables are made.
+    :param run: Name of the run; a new one goes on from the state of the last. Names that are dates, such as ``2026-01-05``,
+        are in their order, and an earlier one is refused.
+    :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
+    :param num_retained: How many completed checkpoints to keep, at least 1.
+    :param retained_runs: Of how many earlier runs to keep the last checkpoint, so that as many can be begun again.
+    :param settings: How the stage is run.
+    :param storage_options: Options of the filesystem of the checkpoints.
+    :param from_savepoint: Pointer to what a try begins from that would start with nothing.
+    :param claim_mode: Whose that is then: ``no_claim`` (default, its owner's) or ``claim`` (the job's).
+    :param from_checkpoint: For a run that works on a copy: the checkpoint of the job that it begins at, as an id,
+        ``run:<run>``, ``before:<run>`` or a pointer.
+    :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default that of the run.
+    :param allowed_locations: Where else checkpoints and savepoints may name files, as URIs such as ``s3://archive``.
+    :raises InvalidConfigurationError: for an argument out of range, or a stage whose parts do not fit.
+    :raises RunSupersededError: if the state stands at a later run.
+    """
+    settings = settings or StageSettings()
+    attempt = open_attempt(
+        spark,
+        job=job,
+        checkpoint_dir=checkpoint_dir,
+        metadata=metadata,
+        uid=stage.uid or "stage",
+        run=run,
+        on_clear=OnClear(on_clear),
+        num_retained=num_retained,
+        retained_runs=retained_runs,
+        checkpoint_timeout_seconds=600.0,
+        tolerable_failed_checkpoints=-1,
+        storage_options=storage_options or {},
+        savepoint_dir=None,
+        from_savepoint=from_savepoint,
+        claim_mode=RestoreMode(claim_mode),
+        renamed_uids=settings.renamed_uids,
+        allow_non_restored_state=settings.allow_non_restored_state,
+        from_checkpoint=from_checkpoint,
+        fork=fork,
+        allowed_locations=allowed_locations,
+        data_inline_threshold=settings.data_inline_threshold,
+    )
+    return StageRun(spark, attempt, stage, settings).run()

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from airflow_provider_statecheck.checkpoint.config_option import parse_whole_number
-from airflow_provider_statecheck.checkpoint.units import parse_size
+from airflow_provider_statecheck.checkpoint.config_options import parse_size, parse_whole_number
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 _COMPRESSIONS = ("lz4", "zstd", None)

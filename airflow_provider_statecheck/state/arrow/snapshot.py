@@ -16,23 +16,19 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
-from airflow_provider_statecheck.state.arrow.file_run import FileRun
+from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_to_merge
 from airflow_provider_statecheck.state.arrow.layout import VALUE, single
-from airflow_provider_statecheck.state.arrow.merge_policy import runs_to_merge
-from airflow_provider_statecheck.state.arrow.merging import merge_runs
-from airflow_provider_statecheck.state.arrow.meta import SnapshotMeta, StateFiles, encode_meta
-from airflow_provider_statecheck.state.arrow.part import Part, Parts
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
+from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
+from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.sorted_run import SortedRun
+from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
+from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
-from airflow_provider_statecheck.storage.views.state_stream import CheckpointStateOutputStream
-from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 
 @dataclass(frozen=True, slots=True)

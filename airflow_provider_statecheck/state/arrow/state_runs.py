@@ -1,24 +1,43 @@
-"""The rows of one state: runs of the last snapshot that is sure, and what was changed since."""
+"""The runs of one state, with changes in memory and spilled to disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_statecheck.state.arrow.block_cache import BlockCache
-from airflow_provider_statecheck.state.arrow.file_run import FileRun
-from airflow_provider_statecheck.state.arrow.layout import DELETED, KEY_GROUP, NAMESPACE, StateLayout
-from airflow_provider_statecheck.state.arrow.memory_run import MemoryRun
-from airflow_provider_statecheck.state.arrow.merging import merge_runs
-from airflow_provider_statecheck.state.arrow.part import Parts
-from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
-from airflow_provider_statecheck.state.arrow.part_writer import PartWriter
-from airflow_provider_statecheck.state.arrow.row_form import RowForm
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
+from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.state.arrow.blocks import BlockCache
+from airflow_provider_statecheck.state.arrow.compaction import merge_runs, merge_tables
+from airflow_provider_statecheck.state.arrow.layout import (
+    DELETED,
+    KEY_GROUP,
+    NAMESPACE,
+    USER_KEY,
+    VALUE,
+    StateLayout,
+    order_codes,
+    position_columns,
+    single,
+)
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, PartWriter
+from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.arrow.runs import FileRun, Found, MemoryRun, SortedRun, find_rows
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.arrow.sorted_run import SortedRun
+from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.storage.views.state_stream import CheckpointStateOutputStream
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
 
@@ -161,3 +180,222 @@ def _follows(run: SortedRun, key_group: int) -> bool:
 
 def _first_key_group(table: Any) -> int:
     return int(table.column(KEY_GROUP)[0].as_py())
+
+
+class Gone:
+    """What stands in place of a value that was removed."""
+
+
+GONE: Final = Gone()
+
+
+def key_columns(keys: KeySerializer, values: Sequence[Any]) -> list[Any]:
+    """Return keys that are in form as Arrow columns."""
+    import pyarrow as pa
+
+    types = keys.arrow_types
+    if len(types) == 1:
+        return [pa.array(values, type=types[0])]
+    columns = zip(*values, strict=True) if values else ((),) * len(types)
+    return [pa.array(column, type=wanted) for column, wanted in zip(columns, types, strict=True)]
+
+
+def changed_rows(
+    layout: StateLayout,
+    key_groups: Any,
+    columns: Sequence[Any],
+    namespace: str,
+    values: Any,
+    deleted: Any,
+    user_keys: Any = None,
+) -> Any:
+    """
+    Return changes of one namespace as a table in order.
+
+    :param key_groups: An Arrow array of int32.
+    :param columns: The columns of the keys.
+    :param deleted: An Arrow array of booleans, or ``None`` if nothing is deleted.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    have = dict(zip(layout.key_names, columns, strict=True))
+    have |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
+    has_namespace = namespace != VOID_NAMESPACE
+    if has_namespace:
+        have[NAMESPACE] = pa.repeat(pa.scalar(namespace, pa.string()), len(key_groups))
+    schema = layout.schema(namespace=has_namespace, deleted=deleted is not None)
+    table = pa.table([have[name] for name in schema.names], schema=schema)
+    return table.take(pa.array(np.argsort(order_codes(position_columns(table)), kind="stable")))
+
+
+def joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
+    """Return changes of several namespaces as one table in order."""
+    import numpy as np
+    import pyarrow as pa
+
+    if len(tables) == 1:
+        return tables[0]
+    deleted = any(DELETED in table.schema.names for table in tables)
+    joined = pa.concat_tables([layout.conform(table, namespace=True, deleted=deleted) for table in tables])
+    return joined.take(pa.array(np.argsort(order_codes(position_columns(joined)), kind="stable")))
+
+
+def marks(values: Iterable[Any]) -> Any:
+    """Return which of some values are gone as an Arrow array, ``None`` if none is."""
+    import pyarrow as pa
+
+    gone = [value is GONE for value in values]
+    return pa.array(gone, pa.bool_()) if any(gone) else None
+
+
+def groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
+    """Return the key groups of keys as an Arrow array."""
+    import pyarrow as pa
+
+    return pa.array([key_groups[key] for key in keys], pa.int32())
+
+
+class LocalSpill:
+    """A directory that is made when it is needed and goes with this object."""
+
+    def __init__(self) -> None:
+        self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
+        self._is_made = False
+
+    @property
+    def uri(self) -> str:
+        """Return where the files are."""
+        return f"file://{self._path}"
+
+    def open_stream(self) -> LocalStream:
+        """
+        Open a new file.
+
+        :raises StorageError: if this machine has no space.
+        """
+        try:
+            if not self._is_made:
+                self._path.mkdir(mode=0o700)
+                self._is_made = True
+                # A backend that is forgotten rather than disposed of must not fill the disk.
+                weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
+            return LocalStream(self._path / uuid.uuid4().hex)
+        except OSError as error:
+            raise _failed(error) from error
+
+    def close(self) -> None:
+        """Delete all files; without effect the second time."""
+        if self._is_made:
+            shutil.rmtree(self._path, ignore_errors=True)
+            self._is_made = False
+
+
+class LocalStream:
+    """A ``CheckpointStateOutputStream`` to a file that no checkpoint names."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("xb")
+
+    def write(self, data: bytes) -> None:
+        """
+        Add bytes.
+
+        :raises StorageError: if this machine has no space.
+        """
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _failed(error) from error
+
+    def get_pos(self) -> int:
+        """Return how many bytes were written."""
+        return self._file.tell()
+
+    def flush_to_file(self) -> None:
+        """Do nothing: it is a file."""
+
+    def close_and_get_handle(self) -> FileStateHandle:
+        """
+        Close the file and return where it is.
+
+        :raises StorageError: if this machine has no space.
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise _failed(error) from error
+        return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
+
+    def close(self) -> None:
+        """Give the file up."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _failed(error: OSError) -> StorageError:
+    return StorageError(f"State cannot be kept on this machine: {error}; make space, or raise memtable_bytes.")
+
+
+_OF_KEY = "of_key"
+
+
+def newest_of_void(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+    """Return the rows of single values that keys have without a namespace, without those that are gone."""
+    import numpy as np
+    import pyarrow as pa
+
+    numbers = np.arange(len(keys))
+    for run in runs.all:
+        missing = np.ones(len(numbers), bool)
+        for found in find_rows(runs.layout, run, keys):
+            some = _of_void(found)
+            missing[some.keys] = False
+            yield _without_gone(Found(some.rows, numbers[some.keys]))
+        numbers = numbers[missing]
+        if not len(numbers):
+            return
+        if not missing.all():
+            keys = _taken(keys, pa.array(np.flatnonzero(missing)))
+
+
+def newest_of_all(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+    """Return the rows that keys have in any namespace and under any user key, without those that are gone."""
+    import pyarrow as pa
+
+    found = [some for run in runs.all for some in find_rows(runs.layout, run, keys)]
+    if not found:
+        return
+    deleted = any(DELETED in some.rows.schema.names for some in found)
+    tables = [
+        runs.layout.conform(some.rows, namespace=True, deleted=deleted).append_column(_OF_KEY, pa.array(some.keys))
+        for some in found
+    ]
+    merged = merge_tables(tables)
+    yield _without_gone(Found(merged.drop_columns([_OF_KEY]), single(merged.column(_OF_KEY)).to_numpy()))
+
+
+def _of_void(found: Found) -> Found:
+    import pyarrow.compute as pc
+
+    if NAMESPACE not in found.rows.schema.names:
+        return found
+    chosen = single(pc.equal(found.rows.column(NAMESPACE), VOID_NAMESPACE))
+    return _filtered(found, chosen)
+
+
+def _without_gone(found: Found) -> Found:
+    import pyarrow.compute as pc
+
+    if DELETED not in found.rows.schema.names:
+        return found
+    return _filtered(found, single(pc.invert(found.rows.column(DELETED))))
+
+
+def _filtered(found: Found, chosen: Any) -> Found:
+    return Found(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
+
+
+def _taken(keys: KeyBatch, rows: Any) -> KeyBatch:
+    return KeyBatch(keys.key_groups.take(rows), tuple(column.take(rows) for column in keys.columns))

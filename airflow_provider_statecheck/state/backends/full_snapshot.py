@@ -1,24 +1,183 @@
-"""A snapshot that writes all keyed state into one stream."""
+"""
+Full snapshots of keyed state: format, writing and reading.
+
+The header is JSON, which says what each state is and what its columns are; a section has, for each state, Arrow record batches
+with those columns. It can be read without any code of the types, and nothing in it is executed.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
+import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.states.handles import (
     KeyedStateHandle,
     KeyGroupsStateHandle,
     StreamStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.key_groups import EMPTY_KEY_GROUP, KeyGroupRange
-from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StorageError
-from airflow_provider_statecheck.state.backends.full_snapshot_format import encode_header, encode_section
-from airflow_provider_statecheck.state.backends.state_rows import StateRows
+from airflow_provider_statecheck.checkpoint.states.key_groups import (
+    EMPTY_KEY_GROUP,
+    KeyGroupRange,
+    KeyGroupRangeOffsets,
+)
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    SnapshotCancelledError,
+    StorageError,
+)
+from airflow_provider_statecheck.state.backends.restored_state import StateRows
+from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
-from airflow_provider_statecheck.storage.views.state_stream import CheckpointStateOutputStream
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
+
+MAGIC = b"SCKEYED\x01"
+PREFIX_SIZE = 16
+"""Of the magic bytes, the length of the header and its checksum."""
+SECTION_SIZE = 16
+"""Of what stands before the blocks of a section."""
+_PREFIX = struct.Struct("<8sII")
+_SECTION = struct.Struct("<IIQ")
+_COUNTS = struct.Struct("<IQ")
+_BLOCK = struct.Struct("<QQ")
+_ALIGNMENT = 8
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotHeader:
+    """What a full snapshot is of."""
+
+    number_of_key_groups: int
+    schemas: OperatorSchemas
+    arrow_schemas: tuple[Any, ...]
+    """Of the blocks of each keyed state."""
+
+
+def encode_header(number_of_key_groups: int, key: SerializerSnapshot, states: Sequence[StateRows]) -> bytes:
+    """Return the bytes before the first section."""
+    schemas = OperatorSchemas(key=key, keyed=tuple(state.schema for state in states))
+    columns = [base64.b64encode(state.arrow_schema.serialize()).decode() for state in states]
+    header = {
+        "version": VERSION,
+        "number_of_key_groups": number_of_key_groups,
+        "schemas": encode_schemas(schemas),
+        "columns": columns,
+    }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    return _PREFIX.pack(MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
+
+
+def decode_prefix(prefix: bytes) -> int:
+    """
+    Return the length of the header that follows.
+
+    :raises CorruptStateError: for other bytes.
+    """
+    if len(prefix) != PREFIX_SIZE or not prefix.startswith(MAGIC):
+        raise CorruptStateError(f"Expected a full snapshot of keyed state, found bytes that begin with {prefix[:8]!r}.")
+    length: int = _PREFIX.unpack(prefix)[1]
+    return length
+
+
+def decode_header(prefix: bytes, encoded: bytes) -> SnapshotHeader:
+    """
+    Return what a header says.
+
+    :param prefix: What stands before it.
+    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises CorruptStateError: for bytes that are no header.
+    """
+    import pyarrow as pa
+
+    if zlib.crc32(encoded) != _PREFIX.unpack(prefix)[2]:
+        raise CorruptStateError("Expected the header of a full snapshot as it was written, found other bytes.")
+    try:
+        header = json.loads(encoded)
+        _require_version(header["version"])
+        columns = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(each))) for each in header["columns"])
+        return SnapshotHeader(header["number_of_key_groups"], decode_schemas(header["schemas"]), columns)
+    except (LookupError, TypeError, ValueError, pa.ArrowException) as error:
+        raise CorruptStateError(f"Expected the header of a full snapshot, found {encoded[:200]!r}.") from error
+
+
+def encode_section(blocks: Iterable[tuple[int, Any]]) -> bytes:
+    """
+    Return the bytes of one key group.
+
+    :param blocks: Indexes of states, each with an Arrow record batch.
+    """
+    parts = [_encode_block(state, batch) for state, batch in blocks]
+    body = b"".join(parts)
+    return _SECTION.pack(len(parts), _checksum(len(parts), body), len(body)) + body
+
+
+def section_length(section: bytes) -> int:
+    """
+    Return how many bytes follow the beginning of a section.
+
+    :raises CorruptStateError: if it is cut off.
+    """
+    if len(section) != SECTION_SIZE:
+        raise CorruptStateError(f"Expected {SECTION_SIZE} bytes where a key group begins, found {len(section)}.")
+    length: int = _SECTION.unpack(section)[2]
+    return length
+
+
+def decode_section(section: bytes, body: bytes, columns: Sequence[Any]) -> list[tuple[int, Any]]:
+    """
+    Return the blocks of one key group: indexes of states with Arrow record batches.
+
+    :param columns: The columns of each state.
+    :raises CorruptStateError: for bytes that were changed.
+    """
+    count, checksum, length = _SECTION.unpack(section)
+    if len(body) != length or _checksum(count, body) != checksum:
+        raise CorruptStateError(
+            f"Expected {length} bytes with checksum {checksum} of a key group, found {len(body)} others."
+        )
+    return _decode_blocks(body, count, columns)
+
+
+def _checksum(count: int, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(_COUNTS.pack(count, len(body))))
+
+
+def _encode_block(state: int, batch: Any) -> bytes:
+    message = batch.serialize().to_pybytes()
+    return b"".join((_BLOCK.pack(state, len(message)), message, bytes(-len(message) % _ALIGNMENT)))
+
+
+def _decode_blocks(body: bytes, count: int, columns: Sequence[Any]) -> list[tuple[int, Any]]:
+    import pyarrow as pa
+
+    buffer, position = pa.py_buffer(body), 0
+    blocks = []
+    for _ in range(count):
+        state, length = _BLOCK.unpack_from(body, position)
+        position += _BLOCK.size
+        blocks.append((state, pa.ipc.read_record_batch(buffer.slice(position, length), columns[state])))
+        position += length + -length % _ALIGNMENT
+    return blocks
+
+
+def _require_version(version: Any) -> None:
+    if version != VERSION:
+        raise IncompatibleCheckpointError(
+            f"Expected a full snapshot of keyed state in version {VERSION}, found {version!r}; restore with the release that "
+            f"wrote it, or a newer one."
+        )
 
 
 class Rows(Protocol):
@@ -127,3 +286,81 @@ def _cancelled() -> SnapshotCancelledError:
     return SnapshotCancelledError(
         "Expected a snapshot that goes on, found one that was cancelled; nothing of it is left."
     )
+
+
+OpenStream = Callable[[StreamStateHandle], io.BufferedIOBase]
+
+
+class FullSnapshotReader:
+    """
+    Reads the key groups of one subtask.
+
+    :param open_stream: Opens the bytes of a handle.
+    :param number_of_key_groups: The maximum parallelism, with which the state must have been written.
+    :param key_group_range: The key groups that are read.
+    """
+
+    def __init__(self, open_stream: OpenStream, number_of_key_groups: int, key_group_range: KeyGroupRange) -> None:
+        self._open_stream = open_stream
+        self._number_of_key_groups = number_of_key_groups
+        self._key_group_range = key_group_range
+
+    def read(self, handle: KeyedStateHandle) -> tuple[SnapshotHeader, tuple[StateRows, ...]] | None:
+        """
+        Return the states of a handle, ``None`` if it has none of the key groups.
+
+        :raises IncompatibleCheckpointError: if another backend wrote it, a newer version, or one of other key groups.
+        :raises CorruptStateError: if the bytes were changed.
+        :raises StorageError: if the storage fails.
+        """
+        if not isinstance(handle, KeyGroupsStateHandle):
+            raise IncompatibleCheckpointError(
+                f"Expected a full snapshot of keyed state, found a {type(handle).__name__}, which another state backend wrote; "
+                f"restore with that one."
+            )
+        wanted = [each for each in self._offsets_of(handle) if each[1] != EMPTY_KEY_GROUP]
+        if not wanted:
+            return None
+        with self._open_stream(handle.stream) as stream:
+            return self._read(stream, wanted, handle.stream.state_size)
+
+    def _offsets_of(self, handle: KeyGroupsStateHandle) -> KeyGroupRangeOffsets:
+        try:
+            offsets = KeyGroupRangeOffsets(handle.key_group_range, handle.offsets)
+        except InvalidConfigurationError as error:
+            raise CorruptStateError(f"Expected a handle of keyed state, found one that is broken: {error}") from error
+        return offsets.get_intersection(self._key_group_range)
+
+    def _read(
+        self, stream: io.BufferedIOBase, wanted: Iterable[tuple[int, int]], size: int
+    ) -> tuple[SnapshotHeader, tuple[StateRows, ...]]:
+        prefix = stream.read(PREFIX_SIZE)
+        header = decode_header(prefix, _read_exactly(stream, decode_prefix(prefix), size))
+        self._require_key_groups(header.number_of_key_groups)
+        blocks: list[list[tuple[int, Any]]] = [[] for _ in header.schemas.keyed]
+        for key_group, offset in wanted:
+            for state, batch in _read_section(stream, offset, header, size):
+                blocks[state].append((key_group, batch))
+        states = zip(header.schemas.keyed, header.arrow_schemas, blocks, strict=True)
+        return header, tuple(StateRows(schema, columns, tuple(found)) for schema, columns, found in states)
+
+    def _require_key_groups(self, found: int) -> None:
+        if found != self._number_of_key_groups:
+            raise IncompatibleCheckpointError(
+                f"Expected state of {self._number_of_key_groups} key groups, found state of {found}; the maximum parallelism of "
+                f"an operator cannot be changed once it has state."
+            )
+
+
+def _read_section(stream: io.BufferedIOBase, offset: int, header: SnapshotHeader, size: int) -> list[tuple[int, Any]]:
+    stream.seek(offset)
+    section = stream.read(SECTION_SIZE)
+    return decode_section(section, _read_exactly(stream, section_length(section), size), header.arrow_schemas)
+
+
+def _read_exactly(stream: io.BufferedIOBase, length: int, size: int) -> bytes:
+    # A length that was changed must not ask for more memory than there is.
+    data = stream.read(min(length, size))
+    if len(data) != length:
+        raise CorruptStateError(f"Expected {length} bytes, found {len(data)}; the state was cut off.")
+    return data

@@ -1,4 +1,4 @@
-"""Which state backend a stage has: the application's, else the configuration's, else the default."""
+"""State backends by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,55 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
 from airflow_provider_statecheck.state.arrow.settings import PREFIX as ARROW_PREFIX
-from airflow_provider_statecheck.state.backends.factories import (
-    ArrowStateBackendFactory,
-    FsStateBackendFactory,
-    MemoryStateBackendFactory,
-)
 from airflow_provider_statecheck.state.backends.state_backend import (
     ConfigurableStateBackend,
     StateBackend,
     StateBackendFactory,
 )
+
+
+class MemoryStateBackendFactory:
+    """Makes backends whose snapshots travel in their handles."""
+
+    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
+        """Make a backend with the directories of the configuration."""
+        from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
+
+        return MemoryStateBackend(config=config)
+
+    def get_identifier(self) -> str:
+        """Return ``memory``."""
+        return "memory"
+
+
+class FsStateBackendFactory:
+    """Makes backends that write snapshots to files."""
+
+    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
+        """Make a backend with the directories of the configuration."""
+        from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+
+        return FsStateBackend(config=config)
+
+    def get_identifier(self) -> str:
+        """Return ``filesystem``."""
+        return "filesystem"
+
+
+class ArrowStateBackendFactory:
+    """Makes backends whose state is in Arrow files, of which snapshots add only the new ones."""
+
+    def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
+        """Make a backend as the configuration says."""
+        from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
+
+        backend: StateBackend = ArrowStateBackend().configure(config)
+        return backend
+
+    def get_identifier(self) -> str:
+        """Return ``arrow``."""
+        return "arrow"
+
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """The settings that name a backend; the first wins."""

@@ -1,23 +1,30 @@
-"""What calls a function at the moments of its life, in Flink's order."""
+"""Life cycle of a user function, in Flink's order of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.initialization_context import StateInitializationContext
-from airflow_provider_statecheck.state.functions.rich_function import RichFunction
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext, TaskInfo
-from airflow_provider_statecheck.state.functions.snapshot_context import StateSnapshotContext
-from airflow_provider_statecheck.state.operator.stream_provider import StatePartitionStreamProvider
-from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.state.functions.contexts import (
+    RuntimeContext,
+    StateInitializationContext,
+    StateSnapshotContext,
+    TaskInfo,
+)
+from airflow_provider_statecheck.state.functions.user_functions import (
+    CheckpointedFunction,
+    KeyedProcessFunction,
+    RichFunction,
+)
+from airflow_provider_statecheck.state.operator.raw_state import StatePartitionStreamProvider
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.keyed_state_store import KeyedStateStore
-    from airflow_provider_statecheck.state.operator.operator_state_store import OperatorStateStore
+    from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 
 
 class FunctionLifecycle:
@@ -107,3 +114,38 @@ class FunctionLifecycle:
         self._runtime_context = context
         if isinstance(self._function, RichFunction):
             self._function.open(context)
+
+
+def overrides(function: object, base: type, method: str) -> bool:
+    """Tell whether an object has a method of its own in place of its base's, by its class or by itself."""
+    own = getattr(function, method, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(base, method)
+
+
+def processes_batches(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Tell whether a function takes tables."""
+    return overrides(function, KeyedProcessFunction, "process_batch")
+
+
+def processes_elements(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Tell whether a function takes single elements."""
+    return overrides(function, KeyedProcessFunction, "process_element")
+
+
+def wants_end_of_input(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
+    """Tell whether a function is asked for each key at the end of the input."""
+    return overrides(function, KeyedProcessFunction, "on_end_of_input")
+
+
+def require_keyed_process_function(function: object) -> None:
+    """
+    Refuse what cannot be given elements of a key.
+
+    :raises InvalidConfigurationError: for another object, a class, or a function that takes neither elements nor tables.
+    """
+    if not isinstance(function, KeyedProcessFunction):
+        raise InvalidConfigurationError(f"Expected an object of a KeyedProcessFunction, found {function!r}.")
+    if not (processes_elements(function) or processes_batches(function)):
+        raise InvalidConfigurationError(
+            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them."
+        )

@@ -1,30 +1,213 @@
-"""What all backends of keyed state have in common: the current key, the registered states and how states are looked up."""
+"""Base of keyed state backends: the current key, registered states, and namespaces."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.keyed.batch_state import BatchState
-from airflow_provider_statecheck.state.keyed.key_context import NO_KEY_GROUP, KeyContext
-from airflow_provider_statecheck.state.keyed.keyed_state_store import DefaultKeyedStateStore, KeyedStateStore
-from airflow_provider_statecheck.state.keyed.merging import require_mergeable
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.keyed.registration import reconfigured, require_same_state
-from airflow_provider_statecheck.state.keyed.states.creation import create_state
-from airflow_provider_statecheck.state.keyed.states.state import State
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateMigrationError
+from airflow_provider_statecheck.state.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    StateKind,
+    ValueStateDescriptor,
+)
+from airflow_provider_statecheck.state.keyed.expiry import TimeToLive, TtlCells, TtlEntries
+from airflow_provider_statecheck.state.keyed.keyed_state_store import (
+    BatchState,
+    DefaultKeyedStateStore,
+    KeyedStateStore,
+)
+from airflow_provider_statecheck.state.keyed.map_state import MapState
+from airflow_provider_statecheck.state.keyed.registered_state import (
+    NO_KEY_GROUP,
+    KeyContext,
+    RegisteredState,
+    StateValues,
+)
+from airflow_provider_statecheck.state.keyed.states import (
+    AggregatingState,
+    DefaultedValueState,
+    FoldingState,
+    ListState,
+    MergeableState,
+    ReducingState,
+    State,
+    TtlListState,
+    ValueState,
+)
 from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE, MapTable, StateTable
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Outcome,
+    SerializerSnapshot,
+    TypeSerializer,
+    describe,
+    kept_distinct,
+    serializer_from_now_on,
+)
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.descriptors import StateDescriptor
+    from airflow_provider_statecheck.state.backends.state_backend import StateSnapshot
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-    from airflow_provider_statecheck.state.schemas import StateSchema
-    from airflow_provider_statecheck.state.snapshots import StateSnapshot
-    from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+    from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
+
+
+def create_state(
+    descriptor: StateDescriptor[Any],
+    registered: RegisteredState,
+    table: StateTable | MapTable,
+    context: KeyContext,
+    namespace: str,
+    now_ms: Callable[[], int],
+    operator: str,
+) -> State:
+    """
+    Return a state over its table, with all that the descriptor wants of it.
+
+    :param operator: What users call the operator, for errors.
+    """
+    values = StateValues(registered, operator)
+    ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
+    if registered.kind is StateKind.MAP:
+        return _map_state(registered, cast("MapTable", table), context, namespace, values, ttl)
+    cells = cast("StateTable", table)
+    if registered.kind is StateKind.LIST:
+        if ttl is None:
+            return ListState(cells, context, namespace, values)
+        return TtlListState(cells, context, namespace, values, ttl)
+    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace, values)
+
+
+def _map_state(
+    registered: RegisteredState,
+    table: MapTable,
+    context: KeyContext,
+    namespace: str,
+    values: StateValues,
+    ttl: TimeToLive | None,
+) -> State:
+    assert registered.key_serializer is not None  # noqa: S101 - for the type checker
+    check = partial(registered.key_serializer.to_arrow, [None])
+    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, values, check)
+
+
+def _single_state(
+    descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str, values: StateValues
+) -> State:
+    common = (table, context, namespace, values)
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return ReducingState(*common, descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return AggregatingState(*common, descriptor.aggregate_function)
+    if isinstance(descriptor, FoldingStateDescriptor):
+        initial = partial(getattr, descriptor, "initial")
+        return FoldingState(*common, initial, descriptor.fold_function)
+    if isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None:
+        return DefaultedValueState(*common, partial(getattr, descriptor, "default"))
+    return ValueState(*common)
+
+
+def require_mergeable(state: State) -> MergeableState:
+    """
+    Return a state whose namespaces can be merged.
+
+    :raises InvalidConfigurationError: for one of another kind.
+    """
+    if not isinstance(state, ListState | ReducingState | AggregatingState):
+        raise InvalidConfigurationError(
+            f"Expected a list, reducing or aggregating state, found {type(state).__name__}; others cannot be merged."
+        )
+    return cast("MergeableState", state)
+
+
+_SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
+
+
+def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
+    """
+    Refuse a descriptor that means another state than the one of its name.
+
+    :raises InvalidConfigurationError: for another kind, other types, or a time to live where there was none.
+    """
+    differs = _difference(known, wanted)
+    if differs:
+        raise InvalidConfigurationError(
+            f"Expected the state {wanted.name} to be what it was at first, found {differs}; use another name for another state."
+        )
+
+
+def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
+    """
+    Return a state with the serializers that its restored data asks for.
+
+    :raises StateMigrationError: for another kind, or if the restored data cannot go on with the serializers.
+    """
+    if restored.kind is not wanted.kind:
+        raise StateMigrationError(
+            f"Expected {wanted.name} to be the {restored.kind} state that was restored, found a {wanted.kind} state; use another "
+            f"name for another state."
+        )
+    verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
+    serializer = serializer_from_now_on(verdict, wanted.serializer)
+    if wanted.key_serializer is None or restored.key is None:
+        return replace(wanted, serializer=serializer)
+    keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
+    return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
+
+
+def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return how restored data goes on with a serializer.
+
+    :raises StateMigrationError: if it cannot.
+    """
+    return _possible(name, serializer.resolve_compatibility(old), serializer, old)
+
+
+def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return how restored keys of a map go on with a serializer.
+
+    :raises StateMigrationError: if they cannot, or if two of them could become one.
+    """
+    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
+    return _possible(name, verdict, serializer, old)
+
+
+def _possible(
+    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
+) -> Compatibility:
+    if verdict.outcome is Outcome.INCOMPATIBLE:
+        raise StateMigrationError(
+            f"Expected the state {name} to be of a type that can go on with {describe(old)}, found "
+            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name for a "
+            f"new state.",
+            state=name,
+        )
+    return verdict
+
+
+def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
+    if wanted.kind is not known.kind:
+        return f"a {wanted.kind} state in place of a {known.kind} state"
+    if not _goes_on(wanted.serializer, known.serializer):
+        return f"{describe(wanted.serializer.snapshot())} in place of {describe(known.serializer.snapshot())}"
+    if known.key_serializer and wanted.key_serializer and not _goes_on(wanted.key_serializer, known.key_serializer):
+        return f"keys of {describe(wanted.key_serializer.snapshot())} in place of {describe(known.key_serializer.snapshot())}"
+    return "another time to live" if wanted.ttl != known.ttl else None
+
+
+def _goes_on(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
+    return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME
 
 
 class AbstractKeyedStateBackend(ABC):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.list_columns import lists_of
-from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.keyed.registration import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState, lists_of
 from airflow_provider_statecheck.state.schemas import StateSchema
 
 _Migrate = Callable[[Any], Any]

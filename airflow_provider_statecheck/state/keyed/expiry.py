@@ -1,14 +1,208 @@
-"""Leaving out what is expired when a whole state is written."""
+"""Expiry of values by time to live."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.keyed.list_columns import lists_of
+from airflow_provider_statecheck.state.descriptors import StateKind, StateTtlConfig, StateVisibility, UpdateType
+from airflow_provider_statecheck.state.keyed.registered_state import lists_of
+from airflow_provider_statecheck.state.keyed.tables import MapTable, StateTable
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlValue
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+
+
+class TimeToLive:
+    """
+    Tells what is expired, and renews what is read.
+
+    :param config: How long values live, and what renews them.
+    :param now_ms: The time, in milliseconds.
+    """
+
+    __slots__ = ("_lifetime", "_now_ms", "renews_on_read", "shows_expired")
+
+    def __init__(self, config: StateTtlConfig, now_ms: Callable[[], int]) -> None:
+        self._lifetime = config.ttl_ms
+        self._now_ms = now_ms
+        self.renews_on_read = config.update_type is UpdateType.ON_READ_AND_WRITE
+        self.shows_expired = config.state_visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
+
+    def stamped(self, value: Any) -> TtlValue:
+        """Return a value as it is stored now."""
+        return TtlValue(value, self._now_ms())
+
+    def is_expired(self, stored: TtlValue) -> bool:
+        """Tell whether a value has lived as long as it may."""
+        return stored.last_access_ms + self._lifetime <= self._now_ms()
+
+    def renewed(self, stored: TtlValue) -> TtlValue:
+        """Return a live value as it is stored after reading; the same one if reading does not renew."""
+        return self.stamped(stored.value) if self.renews_on_read else stored
+
+    def after_read(self, stored: list[TtlValue]) -> list[TtlValue]:
+        """Return what stays of values that were read; the same list if nothing changes."""
+        live = [value for value in stored if not self.is_expired(value)]
+        if self.renews_on_read:
+            return [self.stamped(value.value) for value in live]
+        return stored if len(live) == len(stored) else live
+
+    def stamped_column(self, values: Any) -> Any:
+        """Return an Arrow array of values as it is stored now, null where there is none."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        times = pa.repeat(pa.scalar(self._now_ms(), pa.int64()), len(values))
+        return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=pc.is_null(values))
+
+    def expired_column(self, stored: Any) -> Any:
+        """Tell for each stored value whether it has lived as long as it may; not where there is none."""
+        import pyarrow.compute as pc
+
+        oldest = self._now_ms() - self._lifetime
+        return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
+
+    def unexpired_column(self, stored: Any, expired: Any) -> Any:
+        """Return the values of those that are not expired, null in place of the others."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        # A null index is a null value, of any type.
+        rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
+        return pc.struct_field(stored, "value").take(rows)
+
+    def visible_column(self, stored: Any, expired: Any) -> Any:
+        """Return the values that can be seen, null in place of the others."""
+        import pyarrow.compute as pc
+
+        return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
+
+
+class TtlCells:
+    """
+    Shows the values that are not expired; what is found expired is removed.
+
+    :param table: Holds a ``TtlValue`` for each value.
+    :param time_to_live: What expires when.
+    """
+
+    def __init__(self, table: StateTable, time_to_live: TimeToLive) -> None:
+        self._table = table
+        self._ttl = time_to_live
+
+    def get(self, key: Any, key_group: int, namespace: str) -> Any:
+        """Return the value, or ``None`` where there is none that can be seen."""
+        stored = self._table.get(key, key_group, namespace)
+        if stored is None:
+            return None
+        if self._ttl.is_expired(stored):
+            self._table.remove(key, key_group, namespace)
+            return stored.value if self._ttl.shows_expired else None
+        renewed = self._ttl.renewed(stored)
+        if renewed is not stored:
+            self._table.put(key, key_group, namespace, renewed)
+        return stored.value
+
+    def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
+        """Set the value, which lives from now on."""
+        self._table.put(key, key_group, namespace, self._ttl.stamped(value))
+
+    def remove(self, key: Any, key_group: int, namespace: str) -> None:
+        """Remove the value."""
+        self._table.remove(key, key_group, namespace)
+
+    def keys(self, namespace: str) -> Iterator[Any]:
+        """Return the keys that have a value, expired ones that nobody read included."""
+        return self._table.keys(namespace)
+
+    def get_batch(self, keys: KeyBatch) -> Any:
+        """Return an Arrow array of the values of distinct keys, null where there is none that can be seen."""
+        stored = self._table.get_batch(keys)
+        expired = self._ttl.expired_column(stored)
+        self._after_read(keys, stored, expired)
+        return self._ttl.visible_column(stored, expired)
+
+    def put_batch(self, keys: KeyBatch, values: Any) -> None:
+        """Set the values of distinct keys, which live from now on; null removes."""
+        self._table.put_batch(keys, self._ttl.stamped_column(values))
+
+    def _after_read(self, keys: KeyBatch, stored: Any, expired: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if self._ttl.renews_on_read:
+            live = self._ttl.unexpired_column(stored, expired)
+            self._table.put_batch(keys, self._ttl.stamped_column(live))
+        elif expired.true_count:
+            columns = tuple(pc.filter(column, expired) for column in keys.columns)
+            gone = KeyBatch(pc.filter(keys.key_groups, expired), columns)
+            self._table.put_batch(gone, pa.nulls(len(gone), stored.type))
+
+
+class TtlEntries:
+    """
+    Shows the entries that are not expired; what is found expired is removed.
+
+    :param table: Holds a ``TtlValue`` for each value.
+    :param time_to_live: What expires when.
+    """
+
+    def __init__(self, table: MapTable, time_to_live: TimeToLive) -> None:
+        self._table = table
+        self._ttl = time_to_live
+
+    def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
+        """Return the value of an entry, or ``None`` where there is none that can be seen."""
+        stored = self._table.get(key, key_group, namespace, user_key)
+        if stored is None or not self._is_seen(key, key_group, namespace, user_key, stored):
+            return None
+        return stored.value
+
+    def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
+        """Tell whether there is an entry that can be seen."""
+        stored = self._table.get(key, key_group, namespace, user_key)
+        return stored is not None and self._is_seen(key, key_group, namespace, user_key, stored)
+
+    def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
+        """Set an entry, which lives from now on."""
+        self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
+
+    def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
+        """Remove an entry."""
+        self._table.remove(key, key_group, namespace, user_key)
+
+    def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
+        """Return the entries that can be seen; each is read when the iterator comes to it."""
+        found = self._table.entries(key, key_group, namespace)
+        return (
+            (user_key, stored.value)
+            for user_key, stored in found
+            if self._is_seen(key, key_group, namespace, user_key, stored)
+        )
+
+    def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
+        """Tell whether a key has no entry that can be seen."""
+        return next(self.entries(key, key_group, namespace), None) is None
+
+    def clear(self, key: Any, key_group: int, namespace: str) -> None:
+        """Remove all entries of a key."""
+        self._table.clear(key, key_group, namespace)
+
+    def keys(self, namespace: str) -> Iterator[Any]:
+        """Return the keys that have an entry, expired ones that nobody read included."""
+        return self._table.keys(namespace)
+
+    def _is_seen(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
+        if self._ttl.is_expired(stored):
+            self._table.remove(key, key_group, namespace, user_key)
+            return self._ttl.shows_expired
+        renewed = self._ttl.renewed(stored)
+        if renewed is not stored:
+            self._table.put(key, key_group, namespace, user_key, renewed)
+        return True
 
 
 def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 The tables in which a backend keeps one keyed state; the rules of the states stand above them.
 
 A table never holds ``None`` in place of a value: what is empty is not there, and reading makes nothing. It holds values as they
-are kept (:mod:`~airflow_provider_statecheck.state.serializers.freezing`), which nobody changes; only the lists of a list state are
+are kept (:mod:`~airflow_provider_statecheck.state.serializers.nested_columns`), which nobody changes; only the lists of a list state are
 changed, by that state.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 VOID_NAMESPACE = ""
 """The namespace of state that has none."""

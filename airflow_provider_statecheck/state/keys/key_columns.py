@@ -1,4 +1,4 @@
-"""Whole Arrow columns of keys: brought into form, and their key groups at once."""
+"""Whole Arrow columns of keys: normal form, hashes and key groups."""
 
 from __future__ import annotations
 
@@ -6,9 +6,120 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
-from airflow_provider_statecheck.state.keys.column_hash import hash_byte_strings, hash_ints, hash_longs
-from airflow_provider_statecheck.state.keys.key_hash import SPARK_SEED
-from airflow_provider_statecheck.state.keys.key_types import LONG_DIGITS, KeyType, key_type_of
+from airflow_provider_statecheck.state.keys.key_types import (
+    LONG_DIGITS,
+    PRIME_1,
+    PRIME_2,
+    PRIME_3,
+    PRIME_4,
+    PRIME_5,
+    SPARK_SEED,
+    KeyType,
+    key_type_of,
+)
+
+_MASK = (1 << 64) - 1
+_BYTES_AT_ONCE = 1 << 22
+
+
+def hash_ints(values: Any, seeds: Any) -> Any:
+    """Return the hashes of whole numbers as such of 32 bits."""
+    import numpy as np
+
+    words = values.astype(np.int32).view(np.uint32).astype(np.uint64)
+    return _avalanche(_with_4_bytes(seeds + _number(PRIME_5 + 4), words))
+
+
+def hash_longs(values: Any, seeds: Any) -> Any:
+    """Return the hashes of whole numbers as such of 64 bits."""
+    import numpy as np
+
+    words = values.astype(np.int64).view(np.uint64)
+    return _avalanche(_with_8_bytes(seeds + _number(PRIME_5 + 8), words))
+
+
+def hash_byte_strings(column: Any, seeds: Any) -> Any:
+    """Return the hashes of the values of an Arrow array of text or bytes without nulls; those of one length go together."""
+    import numpy as np
+
+    starts, lengths, data = _buffers(column)
+    hashed = np.empty(len(seeds), dtype=np.uint64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        for some in np.array_split(rows, len(rows) * length // _BYTES_AT_ONCE + 1):
+            hashed[some] = _of_matrix(data[starts[some][:, None] + np.arange(length)], seeds[some])
+    return hashed
+
+
+def _buffers(column: Any) -> tuple[Any, Any, Any]:
+    import numpy as np
+    import pyarrow as pa
+
+    if not len(column):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    large = column.cast(pa.large_binary())
+    _, offsets, data = large.buffers()
+    bounds = np.frombuffer(offsets, dtype=np.int64)[large.offset : large.offset + len(large) + 1]
+    content = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, np.uint8)
+    return bounds[:-1], np.diff(bounds), content
+
+
+def _of_matrix(matrix: Any, seeds: Any) -> Any:
+    import numpy as np
+
+    length = matrix.shape[1]
+    words = np.ascontiguousarray(matrix[:, : length - length % 8]).view(np.uint64)
+    in_stripes = length // 32 * 4
+    hashed = _of_stripes(words[:, :in_stripes], seeds) if in_stripes else seeds + _number(PRIME_5)
+    hashed = hashed + _number(length)
+    for position in range(in_stripes, length // 8):
+        hashed = _with_8_bytes(hashed, words[:, position])
+    if length % 8 >= 4:
+        half = np.ascontiguousarray(matrix[:, length // 8 * 8 : length // 8 * 8 + 4]).view(np.uint32)
+        hashed = _with_4_bytes(hashed, half[:, 0].astype(np.uint64))
+    for position in range(length - length % 4, length):
+        byte = matrix[:, position].astype(np.uint64)
+        hashed = _rotated(hashed ^ byte * _number(PRIME_5), 11) * _number(PRIME_1)
+    return _avalanche(hashed)
+
+
+def _of_stripes(words: Any, seeds: Any) -> Any:
+    lanes = [seeds + _number(first) for first in (PRIME_1 + PRIME_2, PRIME_2, 0, -PRIME_1)]
+    for position in range(words.shape[1]):
+        lanes[position % 4] = _round(lanes[position % 4], words[:, position])
+    hashed = sum(_rotated(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True))
+    for lane in lanes:
+        hashed = (hashed ^ _round(0 * lane, lane)) * _number(PRIME_1) + _number(PRIME_4)
+    return hashed
+
+
+def _round(lane: Any, word: Any) -> Any:
+    return _rotated(lane + word * _number(PRIME_2), 31) * _number(PRIME_1)
+
+
+def _with_8_bytes(hashed: Any, word: Any) -> Any:
+    return _rotated(hashed ^ _round(0 * word, word), 27) * _number(PRIME_1) + _number(PRIME_4)
+
+
+def _with_4_bytes(hashed: Any, word: Any) -> Any:
+    return _rotated(hashed ^ word * _number(PRIME_1), 23) * _number(PRIME_2) + _number(PRIME_3)
+
+
+def _rotated(value: Any, bits: int) -> Any:
+    return value << _number(bits) | value >> _number(64 - bits)
+
+
+def _avalanche(hashed: Any) -> Any:
+    hashed = (hashed ^ hashed >> _number(33)) * _number(PRIME_2)
+    hashed = (hashed ^ hashed >> _number(29)) * _number(PRIME_3)
+    return hashed ^ hashed >> _number(32)
+
+
+def _number(value: int) -> Any:
+    import numpy as np
+
+    return np.uint64(value & _MASK)
+
 
 _AS_INTS = frozenset({"boolean", "tinyint", "smallint", "int", "date"})
 _AS_LONGS = frozenset({"bigint", "timestamp", "timestamp_ntz"})

@@ -1,4 +1,4 @@
-"""Keys of keyed state as Arrow columns and back, and the key group of each."""
+"""Keys of keyed state as Arrow columns, and the key group of each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.keys.key_columns import key_groups, normalized_column
-from airflow_provider_statecheck.state.keys.key_hash import SPARK_SEED, key_group_of_hash
-from airflow_provider_statecheck.state.keys.key_types import KeyType, key_type_of
-from airflow_provider_statecheck.state.serializers.compatibility import other_key
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility, Outcome, SerializerSnapshot
+from airflow_provider_statecheck.state.keys.key_types import SPARK_SEED, KeyType, key_group_of_hash, key_type_of
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Outcome,
+    SerializerSnapshot,
+    other_key,
+)
 
 _CLASS_ID = "key"
 _VERSION = 1
@@ -191,3 +194,20 @@ def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:
             f"Expected times of the years 1 to 9999 in the key column {field.name}: {error}."
         ) from error
     return values if key_type.is_exact else [key_type.normalized(value) for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBatch:
+    """
+    Distinct keys with the key groups that they belong to.
+
+    They are ordered by key group; within one, in no particular order.
+    """
+
+    key_groups: Any
+    """An Arrow array of int32, ascending."""
+    columns: tuple[Any, ...]
+    """One Arrow array for each column of the key, as long as ``key_groups``."""
+
+    def __len__(self) -> int:
+        return len(self.key_groups)

@@ -1,27 +1,152 @@
-"""The operator state of one subtask."""
+"""Operator state backend of one subtask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateHandle
-from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    CheckpointedStateScope,
+    DistributionMode,
+    OperatorStateHandle,
+)
+from airflow_provider_statecheck.exceptions import (
+    CoordinatorError,
+    CorruptStateError,
+    IncompatibleCheckpointError,
+    InvalidConfigurationError,
+    SnapshotCancelledError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, StateKind
-from airflow_provider_statecheck.state.keyed.state_values import misfit
-from airflow_provider_statecheck.state.operator.broadcast_state import BroadcastState
-from airflow_provider_statecheck.state.operator.element_serializers import ElementSerializers
-from airflow_provider_statecheck.state.operator.list_state import PartitionableListState
-from airflow_provider_statecheck.state.operator.restored_states import RestoredHandle, read_restored
-from airflow_provider_statecheck.state.operator.snapshot import OperatorStateSnapshot
-from airflow_provider_statecheck.state.operator.state_names import stored_name
-from airflow_provider_statecheck.state.operator.stream_format import WrittenState
+from airflow_provider_statecheck.state.keyed.registered_state import misfit
+from airflow_provider_statecheck.state.operator.states import BroadcastState, PartitionableListState
+from airflow_provider_statecheck.state.operator.stream_format import (
+    ElementSerializers,
+    WrittenElements,
+    WrittenState,
+    decode,
+    encode,
+    joined,
+    stored_name,
+)
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
+
+RestoredHandle = tuple[OperatorStateHandle, Callable[[], bytes]]
+"""A handle, and what reads all bytes of its stream."""
+
+
+def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]:
+    """
+    Return the restored states by their stored names, with the elements that the handles name.
+
+    A state of a stream of which no element is named is there too, and empty.
+
+    :raises StorageError: if the storage fails.
+    :raises CorruptStateError: if the bytes are others than those that were written.
+    :raises IncompatibleCheckpointError: if a newer version wrote them, or the streams contradict each other.
+    """
+    states: dict[str, WrittenState] = {}
+    for handle, read in restored:
+        for state in _of_handle(handle, decode(read())):
+            known = states.get(state.stored_name)
+            states[state.stored_name] = state if known is None else _both(known, state)
+    return {name: WrittenState(state.name, state.mode, joined(state.pieces)) for name, state in states.items()}
+
+
+def _of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState]) -> list[WrittenState]:
+    metas = dict(handle.states)
+    missing = metas.keys() - {state.stored_name for state in states}
+    if missing:
+        raise CorruptStateError(f"Expected the operator states {sorted(missing)} in their stream, found others.")
+    offsets = {name: meta.offsets for name, meta in metas.items()}
+    return [_selected(state, offsets.get(state.stored_name)) for state in states]
+
+
+def _selected(state: WrittenState, offsets: tuple[int, ...] | None) -> WrittenState:
+    if state.mode is DistributionMode.BROADCAST and offsets is not None:
+        return state
+    return WrittenState(state.name, state.mode, tuple(_take(state, offsets or ())))
+
+
+def _take(state: WrittenState, offsets: tuple[int, ...]) -> list[WrittenElements]:
+    taken: list[WrittenElements] = []
+    begin = 0
+    for piece in state.pieces:
+        end = begin + len(piece)
+        rows = [offset - begin for offset in offsets if begin <= offset < end]
+        taken.append(piece.take(rows))
+        begin = end
+    if sum(map(len, taken)) != len(offsets):
+        raise CorruptStateError(f"Expected {len(offsets)} elements of {state.name!r}, found only {begin} of them.")
+    return taken
+
+
+def _both(known: WrittenState, more: WrittenState) -> WrittenState:
+    if known.mode is not more.mode:
+        raise IncompatibleCheckpointError(
+            f"Expected all subtasks to distribute operator state {known.name!r} by {known.mode.value}, found "
+            f"{more.mode.value} too; restore from another checkpoint."
+        )
+    return WrittenState(known.name, known.mode, (*known.pieces, *more.pieces))
+
+
+class OperatorStateSnapshot:
+    """
+    Writes states that nobody changes any more.
+
+    :param states: All of the subtask; none at all give an empty result.
+    :param streams: Where they go.
+    """
+
+    def __init__(self, states: Sequence[WrittenState], streams: CheckpointStreamFactory) -> None:
+        self._states = states
+        self._streams = streams
+        self._is_cancelled = Event()
+
+    def run(self) -> SnapshotResult[OperatorStateHandle]:
+        """
+        Write the states into one stream.
+
+        :raises StorageError: if the storage fails; then no file is left.
+        :raises SnapshotCancelledError: if it was cancelled before the stream was whole.
+        """
+        self._require_going_on()
+        if not self._states:
+            return SnapshotResult.empty()
+        stream = self._streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+        try:
+            return self._write(stream)
+        finally:
+            stream.close()
+
+    def cancel(self) -> None:
+        """End the writing, so that it leaves no file; without effect once the stream is whole."""
+        self._is_cancelled.set()
+
+    def _write(self, stream: CheckpointStateOutputStream) -> SnapshotResult[OperatorStateHandle]:
+        for data in encode(self._states):
+            self._require_going_on()
+            stream.write(data)
+        self._require_going_on()
+        size = stream.get_pos()
+        handle = stream.close_and_get_handle()
+        if handle is None:
+            return SnapshotResult.empty()
+        states = tuple((state.stored_name, state.meta) for state in self._states)
+        return SnapshotResult(OperatorStateHandle(states=states, stream=handle), size)
+
+    def _require_going_on(self) -> None:
+        if self._is_cancelled.is_set():
+            raise SnapshotCancelledError("Expected the snapshot of operator state to go on, found it cancelled.")
+
 
 T = TypeVar("T")
 AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]

@@ -1,5 +1,5 @@
 """
-The bytes of the operator state of one subtask.
+Format of operator state on storage.
 
 A line with the magic word, the version and the length of what follows; JSON that names the states, what their serializers
 were and where their columns are; and the columns, each table as an Arrow IPC stream. The offset of an element is its row
@@ -9,15 +9,89 @@ among all rows of its state, so that an element costs what its value costs; a br
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, OperatorStateMeta
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.state.operator.state_names import stored_name
-from airflow_provider_statecheck.state.operator.written_elements import WrittenElements
-from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
+from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
+from airflow_provider_statecheck.state.keyed.abstract_backend import compatibility_of, compatibility_of_keys
+from airflow_provider_statecheck.state.serializers.base import own_of
+from airflow_provider_statecheck.state.serializers.nested_columns import is_immutable
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Outcome,
+    SerializerSnapshot,
+    TypeSerializer,
+    decode_snapshot,
+    encode_snapshot,
+    serializer_from_now_on,
+)
+
+_BROADCAST = "broadcast/"
+_LIST = "list/"
+
+
+def stored_name(name: str, mode: DistributionMode) -> str:
+    """Return a name that no other state of the operator has; that of a list is its own unless it looks like a made one."""
+    if mode is DistributionMode.BROADCAST:
+        return _BROADCAST + name
+    return _LIST + name if name.startswith((_BROADCAST, _LIST)) else name
+
+
+KEY = "key"
+VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenElements:
+    """Elements that were written with the same serializers; nobody changes them any more."""
+
+    key: SerializerSnapshot | None
+    """Of the keys of a broadcast map."""
+    value: SerializerSnapshot
+    table: Any
+    """An Arrow table with a column ``value``, and one ``key`` for a map."""
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def column(self, name: str) -> Any:
+        """Return a column as one Arrow array."""
+        return self.table.column(name).combine_chunks()
+
+    def take(self, rows: Sequence[int]) -> WrittenElements:
+        """Return some of the elements, in the order of their rows."""
+        import pyarrow as pa
+
+        if len(rows) == len(self) and list(rows) == list(range(len(self))):
+            return self
+        return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
+
+    def can_join(self, other: WrittenElements) -> bool:
+        """Tell whether both can be one."""
+        mine = self.key, self.value, self.table.schema
+        return mine == (other.key, other.value, other.table.schema)
+
+    def join(self, other: WrittenElements) -> WrittenElements:
+        """Return these elements and then others."""
+        import pyarrow as pa
+
+        return WrittenElements(self.key, self.value, pa.concat_tables([self.table, other.table]))
+
+
+def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
+    """Return the same elements in as few pieces as possible; one at least stays, for it says what the state is."""
+    found = list(pieces)
+    result: list[WrittenElements] = []
+    for piece in [piece for piece in found if len(piece)] or found[:1]:
+        if result and result[-1].can_join(piece):
+            result[-1] = result[-1].join(piece)
+        else:
+            result.append(piece)
+    return tuple(result)
+
 
 MAGIC = b"statecheck-operator-state"
 VERSION = 1
@@ -126,3 +200,91 @@ def _require_version(version: bytes) -> None:
             f"Expected operator state in version {VERSION}, found {version[:10]!r}; restore with the release that wrote the "
             f"checkpoint, or a newer one."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ElementSerializers:
+    """The serializers of a list, which has no keys, or of a broadcast map."""
+
+    state: str
+    """Its name, for errors."""
+    key: TypeSerializer[Any] | None
+    value: TypeSerializer[Any]
+
+    @classmethod
+    def of(cls, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any]) -> ElementSerializers:
+        """Return those that a descriptor names."""
+        return cls(descriptor.name, descriptor.key_serializer, descriptor.serializer)
+
+    def snapshots(self) -> tuple[SerializerSnapshot | None, SerializerSnapshot]:
+        """Return what keys and values are written with."""
+        return None if self.key is None else self.key.snapshot(), self.value.snapshot()
+
+    def write(self, elements: Sequence[Any]) -> WrittenElements:
+        """
+        Return elements as columns; entries of a map are pairs.
+
+        :raises UnsupportedStateError: for an element of another type.
+        """
+        import pyarrow as pa
+
+        key, value = self.snapshots()
+        if self.key is None:
+            return WrittenElements(key, value, pa.table({VALUE: self.value.to_arrow(elements)}))
+        keys, values = [entry[0] for entry in elements], [entry[1] for entry in elements]
+        columns = {KEY: self.key.to_arrow(keys), VALUE: self.value.to_arrow(values)}
+        return WrittenElements(key, value, pa.table(columns))
+
+    def own(self, value: Any) -> Any:
+        """
+        Return what the state keeps of an element, or of a value of a map.
+
+        :raises UnsupportedStateError: for one of another type.
+        """
+        return None if value is None else own_of(self.value)(value)
+
+    def own_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """
+        Return what the state keeps of an entry of a map.
+
+        :raises UnsupportedStateError: for a key or a value of another type.
+        """
+        return key if self.key is None else own_of(self.key)(key), self.own(value)
+
+    def copy(self, value: Any) -> Any:
+        """Return an element, or a value of a map, for a reader, who may change it."""
+        return value if value is None or is_immutable(self.value) else self.value.copy(value)
+
+    def read(self, written: WrittenElements) -> list[Any]:
+        """
+        Return elements from their columns, migrated if need be.
+
+        :raises StateMigrationError: if they cannot go on with these serializers.
+        """
+        verdict = compatibility_of(self.state, self.value, written.value)
+        values = _elements(verdict, self.value, written.column(VALUE))
+        if self.key is None or written.key is None:
+            return values
+        keys = compatibility_of_keys(self.state, self.key, written.key)
+        return list(zip(_elements(keys, self.key, written.column(KEY)), values, strict=True))
+
+    def reconfigured(self, pieces: Iterable[WrittenElements]) -> ElementSerializers:
+        """
+        Return the serializers to use from now on, after a look at all that was written.
+
+        :raises StateMigrationError: if any of it cannot go on with these serializers.
+        """
+        found = self
+        for piece in pieces:
+            verdict = compatibility_of(self.state, found.value, piece.value)
+            found = replace(found, value=serializer_from_now_on(verdict, found.value))
+            if found.key is not None and piece.key is not None:
+                verdict = compatibility_of_keys(self.state, found.key, piece.key)
+                found = replace(found, key=serializer_from_now_on(verdict, found.key))
+        return found
+
+
+def _elements(verdict: Compatibility, serializer: TypeSerializer[Any], array: Any) -> list[Any]:
+    if verdict.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION and verdict.migrate is not None:
+        array = verdict.migrate(array)
+    return serializer_from_now_on(verdict, serializer).from_arrow(array)

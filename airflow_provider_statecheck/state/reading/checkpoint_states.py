@@ -1,26 +1,71 @@
-"""What keyed state a checkpoint holds, and where: all that is known before any of it is read."""
+"""Keyed states of a checkpoint: names, types and locations."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
-from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+    KeyGroupsStateHandle,
+    OperatorState,
+)
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
-from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import intersection_of
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnknownStateError, UnsupportedStateError
-from airflow_provider_statecheck.state.reading.written_schemas import written_schemas
+from airflow_provider_statecheck.state.arrow.snapshot_metadata import decode_meta
+from airflow_provider_statecheck.state.backends.full_snapshot import PREFIX_SIZE, decode_header, decode_prefix
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointer import pointer_uri, resolve_checkpoint
-from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
+from airflow_provider_statecheck.storage.views.state_files import open_input_stream, read_state
+
+
+def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
+    """
+    Return the types of the states in some handles.
+
+    :raises CheckpointNotFoundError: if a file is missing.
+    :raises CorruptStateError: if it was changed.
+    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises StorageError: if the storage fails.
+    """
+    key, found = None, dict[str, StateSchema]()
+    for handle in handles:
+        schemas = _schemas_of(storage, handle)
+        key = key or schemas.key
+        found = {state.name: state for state in schemas.keyed} | found
+    return OperatorSchemas(key=key, keyed=tuple(found.values()))
+
+
+def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> OperatorSchemas:
+    if isinstance(handle, KeyGroupsStateHandle):
+        return _of_snapshot(storage, handle)
+    return _of_runs(storage, handle)
+
+
+def _of_snapshot(storage: CheckpointStorage, handle: KeyGroupsStateHandle) -> OperatorSchemas:
+    with open_input_stream(storage, handle.stream) as stream:
+        prefix = stream.read(PREFIX_SIZE)
+        # A length that was changed must not ask for more memory than there is.
+        length = min(decode_prefix(prefix), handle.stream.state_size)
+        return decode_header(prefix, stream.read(length)).schemas
+
+
+def _of_runs(storage: CheckpointStorage, handle: IncrementalKeyedStateHandle) -> OperatorSchemas:
+    if handle.meta is None:
+        return OperatorSchemas()
+    files = dict((*handle.shared, *handle.private))
+    meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+    return OperatorSchemas(key=meta.key, keyed=tuple(files.state for files in meta.states))
+
 
 STAGE = "stage"
 """Under which a checkpoint's small values hold those of a stage."""

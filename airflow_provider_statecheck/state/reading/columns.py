@@ -12,7 +12,7 @@ from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
-from airflow_provider_statecheck.state.serializers.lists import with_elements
+from airflow_provider_statecheck.state.serializers.nested_columns import with_elements
 
 MAP_KEY, MAP_VALUE = "map_key", "map_value"
 LAST_ACCESS = "last_access"

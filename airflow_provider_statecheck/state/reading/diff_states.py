@@ -1,19 +1,205 @@
-"""What changed in a state from one checkpoint to another, without reading what both share."""
+"""
+Differences of a state between two checkpoints.
+
+Blocks of files that both checkpoints name say the same in both. Where no other block has a row at a position, the position
+is alike; so a shared block is read only if a block that is not shared has a position within it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
-from airflow_provider_statecheck.state.arrow.layout import single
-from airflow_provider_statecheck.state.arrow.order import order_codes, order_columns
+from airflow_provider_statecheck.state.arrow.layout import (
+    KEY_GROUP,
+    order_codes,
+    order_columns,
+    position_columns,
+    single,
+)
+from airflow_provider_statecheck.state.arrow.part_files import Part, Parts
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.columns import AFTER, BEFORE, CHANGE, StateColumns
-from airflow_provider_statecheck.state.reading.differing import differing
-from airflow_provider_statecheck.state.reading.shared_files import rows_of_both
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView
-from airflow_provider_statecheck.state.serializers.description import describe
+from airflow_provider_statecheck.state.serializers.nested_columns import offsets_of_array
+from airflow_provider_statecheck.state.serializers.serializer import describe
+
+
+def differing(a: Any, b: Any) -> Any:
+    """
+    Return an Arrow array of truth values without null.
+
+    Two nulls are equal, and two NaN are.
+
+    :param a: An array.
+    :param b: Another of the same type and length.
+    """
+    import pyarrow.compute as pc
+
+    nulls_differ = pc.not_equal(a.is_null(), b.is_null())
+    both = pc.and_(a.is_valid(), b.is_valid())
+    return pc.or_(nulls_differ, pc.and_(both, _values_differ(a, b)))
+
+
+def _values_differ(a: Any, b: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    kind = a.type
+    if types.is_struct(kind):
+        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
+    if types.is_map(kind) or types.is_list(kind):
+        return _lists_differ(a, b)
+    if types.is_null(kind):
+        return pa.repeat(pa.scalar(False), len(a))
+    if types.is_floating(kind):
+        a, b = a.cast(pa.float64()), b.cast(pa.float64())
+        are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
+        return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
+    return pc.fill_null(pc.not_equal(a, b), True)
+
+
+def _any_of(columns: list[Any], length: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = pa.repeat(pa.scalar(False), length)
+    for column in columns:
+        found = pc.or_(found, column)
+    return found
+
+
+def _lists_differ(a: Any, b: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    lengths_of_a, lengths_of_b = (np.diff(offsets_of_array(each).to_numpy()) for each in (a, b))
+    differ = lengths_of_a != lengths_of_b
+    same = np.flatnonzero(~differ)
+    of_a, of_b = (_elements(each.take(pa.array(same))) for each in (a, b))
+    unequal = differing(of_a, of_b).to_numpy(zero_copy_only=False)
+    owners = np.repeat(same, lengths_of_a[same])
+    differ[owners[unequal]] = True
+    return pa.array(differ)
+
+
+def _elements(lists: Any) -> Any:
+    """Return the elements of lists, one after the other; those of maps are structs."""
+    import pyarrow as pa
+
+    from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array
+
+    if not pa.types.is_map(lists.type):
+        return lists.flatten()
+    keys, values = entries_of_array(lists)
+    return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
+
+
+_Runs = tuple[Parts, ...]
+_Block = tuple[str, int]
+"""The file, and where the block begins in it."""
+
+
+def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) -> tuple[Any, Any]:
+    """
+    Return rows of two checkpoints, in the columns of the backend, outside of which the two are alike.
+
+    :param owned: The key groups of which rows are wanted.
+    :raises CorruptStateError: if bytes were changed.
+    :raises CheckpointNotFoundError: if a file is missing.
+    :raises StorageError: if the storage fails.
+    """
+    if not (_may_share(before) and _may_share(after)):
+        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
+    files = [reader.rows.files(owned).runs for reader in (before, after)]
+    shared = _blocks_of(files[0]) & _blocks_of(files[1])
+    touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
+    # Both must read the same shared blocks, or a row of one would seem to be missing in the other.
+    alike = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
+    return _joined(before, _differing_rows(before, files[0], alike)), _joined(
+        after, _differing_rows(after, files[1], alike)
+    )
+
+
+def _may_share(reader: StateReader) -> bool:
+    # Of state that expires, what neither checkpoint wrote may be gone in one of them.
+    is_of_runs = all(isinstance(each, IncrementalKeyedStateHandle) for each in reader.content.handles)
+    return is_of_runs and not reader.content.schema.ttl
+
+
+def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:
+    """Return all rows of the blocks that only one checkpoint names, those too that say that something is gone."""
+    for parts in _without(runs, shared):
+        yield from reader.rows.written(parts)
+
+
+def _differing_rows(reader: StateReader, runs: _Runs, alike: set[_Block]) -> Iterable[Any]:
+    return reader.rows.merged(_without(runs, alike))
+
+
+def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
+    """Return the blocks that may have a row at one of some positions."""
+    found: set[_Block] = set()
+    for parts in runs:
+        for part in parts:
+            found |= {(part.path, int(part.offsets[number])) for number in _hold(reader, part, touched)}
+    return found
+
+
+def _hold(reader: StateReader, part: Part, touched: Any) -> list[int]:
+    import numpy as np
+    import pyarrow as pa
+
+    firsts = reader.rows.firsts(part)
+    codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
+    places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
+    # A block has one key group; what lies behind its last row may be of another.
+    fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
+    found: list[int] = np.unique(places[fits]).tolist()
+    return found
+
+
+def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
+    """Return runs without some of their blocks."""
+    kept = (tuple(each for each in (_part_without(part, blocks) for part in parts) if each) for parts in runs)
+    return tuple(parts for parts in kept if parts)
+
+
+def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
+    import numpy as np
+    import pyarrow as pa
+
+    chosen = np.array([i for i, at in enumerate(part.offsets.tolist()) if (part.path, at) not in blocks], np.int64)
+    if len(chosen) == 0:
+        return None
+    return replace(
+        part,
+        firsts=part.firsts.take(pa.array(chosen)),
+        offsets=part.offsets[chosen],
+        lengths=part.lengths[chosen],
+        rows=part.rows[chosen],
+        checksums=part.checksums[chosen],
+    )
+
+
+def _blocks_of(runs: _Runs) -> set[_Block]:
+    return {(part.path, offset) for parts in runs for part in parts for offset in part.offsets.tolist()}
+
+
+def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
+    """Return tables as one, with a column of namespaces."""
+    import pyarrow as pa
+
+    layout = reader.columns.layout
+    schema = layout.schema(namespace=True, deleted=False)
+    found = [layout.conform(table, namespace=True, deleted=False) for some in tables for table in some]
+    return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
+
 
 _BYTES_AT_ONCE = 64 << 20
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"

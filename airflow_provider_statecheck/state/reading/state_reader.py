@@ -1,23 +1,191 @@
-"""Reads one state of a checkpoint as tables."""
+"""Reading one state of a checkpoint as Arrow tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
+from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle, KeyGroupsStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, UnsupportedStateError
+from airflow_provider_statecheck.state.arrow.blocks import BlockCache
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.restore import StateRowForm, restored_files
+from airflow_provider_statecheck.state.arrow.runs import FileRun
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.snapshot_metadata import StateFiles
+from airflow_provider_statecheck.state.arrow.state_runs import Reading, StateRuns
+from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshotReader
+from airflow_provider_statecheck.state.backends.restored_state import StateRows, repeated
+from airflow_provider_statecheck.state.descriptors import StateTtlConfig
+from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.columns import StateColumns
-from airflow_provider_statecheck.state.reading.restored_keys import restored_keys
-from airflow_provider_statecheck.state.reading.state_rows_reader import StateRowsReader
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.restored import restored_serializer
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.views.state_files import open_input_stream
+
+_BYTES_AT_ONCE = 32 << 20
+"""Of a full snapshot, of which whole key groups are in memory."""
+_BLOCKS_AT_ONCE = 64
+
+
+class StateRowsReader:
+    """
+    Gives rows in the columns of a backend.
+
+    :param storage: Where the files are.
+    :param content: The state, and where it is.
+    :param columns: What its rows are.
+    """
+
+    def __init__(self, storage: CheckpointStorage, content: StateContent, columns: StateColumns) -> None:
+        self._storage = storage
+        self._content = content
+        self._columns = columns
+
+    def tables(self, owned: KeyGroupRange) -> Iterator[Any]:
+        """
+        Return the rows of some key groups; of several versions of a row the newest, and none of what was removed.
+
+        :raises CorruptStateError: if bytes were changed.
+        :raises CheckpointNotFoundError: if a file is missing.
+        :raises StorageError: if the storage fails.
+        """
+        handles = self._content.within(owned).handles
+        snapshots = [each for each in handles if isinstance(each, KeyGroupsStateHandle)]
+        yield from self._of_snapshots(snapshots, owned) if snapshots else ()
+        yield from self.merged(self.files(owned).runs)
+
+    def files(self, owned: KeyGroupRange) -> StateFiles:
+        """
+        Return the files of the Arrow backend that have rows of some key groups.
+
+        :raises CorruptStateError: if a description was changed.
+        """
+        handles = [each for each in self._content.within(owned).handles if _is_incremental(each)]
+        found = restored_files(handles, self._storage, self._columns.keys, self._content.max_parallelism, owned)
+        return found.get(self._content.schema.name, StateFiles(self._content.schema, ()))
+
+    def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
+        """Return the newest rows of runs, the newest of which comes first."""
+        if not runs:
+            return
+        with closing(PartBytes(self._storage)) as files:
+            reading = Reading(files, BlockCache(0), ArrowStateSettings())
+            schema, layout = self._content.schema, self._columns.layout
+            yield from StateRuns(schema, layout, self._form, reading, runs).rows()
+
+    def written(self, parts: Parts) -> Iterator[Any]:
+        """Return all rows of parts, those too that say that something older is gone."""
+        with closing(PartBytes(self._storage)) as files:
+            run = FileRun(parts, files, BlockCache(0), self._form)
+            count = len(run.block_rows)
+            for start in range(0, count, _BLOCKS_AT_ONCE):
+                yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
+
+    def firsts(self, part: Part) -> Any:
+        """Return the first position of each block of a part, with a column of namespaces."""
+        return self._form.firsts(part, namespace=True)
+
+    @cached_property
+    def _form(self) -> StateRowForm:
+        columns, schema = self._columns, self._content.schema
+        return StateRowForm(columns.state, schema, columns.layout, self._content.taken_at_ms)
+
+    def _of_snapshots(self, handles: list[KeyGroupsStateHandle], owned: KeyGroupRange) -> Iterator[Any]:
+        for some in self._content.windows(owned, _BYTES_AT_ONCE):
+            reader = FullSnapshotReader(self._open, self._content.max_parallelism, some)
+            for handle in handles:
+                found = reader.read(handle)
+                for rows in () if found is None else found[1]:
+                    if rows.schema.name == self._content.schema.name and rows.blocks:
+                        yield self._in_layout(rows)
+
+    def _open(self, stream: Any) -> Any:
+        return open_input_stream(self._storage, stream)
+
+    def _in_layout(self, rows: StateRows) -> Any:
+        import pyarrow as pa
+
+        batch = pa.concat_batches([each for _, each in rows.blocks])
+        counts = [each.num_rows for _, each in rows.blocks]
+        changed = self._migrated(rows, batch)
+        layout = self._columns.layout
+        have = {name: batch.column(i) for i, name in enumerate(layout.key_names)}
+        have[KEY_GROUP] = repeated([group for group, _ in rows.blocks], counts, pa.int32())
+        have[NAMESPACE] = batch.column(NAMESPACE)
+        found = {name: changed.living(column) for name, column in have.items()}
+        found[VALUE] = changed.living(changed.cells)
+        if changed.user_keys is not None:
+            found[USER_KEY] = changed.living(changed.user_keys)
+        schema = layout.schema(namespace=True, deleted=False)
+        return pa.table([found[name] for name in schema.names], schema=schema)
+
+    def _migrated(self, rows: StateRows, batch: Any) -> MigratedCells:
+        state = self._columns.state
+        cells, user_keys = batch.column(VALUE), batch.column(USER_KEY) if state.is_map else None
+        migration = CellMigration.of(rows.schema, state, self._content.taken_at_ms)
+        return MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
+
+
+def _is_incremental(handle: Any) -> bool:
+    return isinstance(handle, IncrementalKeyedStateHandle)
+
+
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+
+
+def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
+    """
+    Return the serializer that a snapshot is of.
+
+    :raises UnsupportedStateError: for a type of key that this release does not know.
+    :raises CorruptStateError: for a snapshot that is not of keys.
+    """
+    try:
+        fields = [(field["name"], field["type"]) for field in snapshot.config["fields"]]
+    except (LookupError, TypeError) as error:
+        raise CorruptStateError(f"Expected the columns of a key, found {snapshot.config!r:.200}.") from error
+    return KeySerializer(tuple(KeyField(name, _arrow_type(kind)) for name, kind in fields))
+
+
+def _arrow_type(name: str) -> Any:
+    import pyarrow as pa
+
+    match = _DECIMAL.fullmatch(name)
+    if match:
+        return pa.decimal128(int(match.group(1)), int(match.group(2)))
+    known = {
+        "boolean": pa.bool_(),
+        "tinyint": pa.int8(),
+        "smallint": pa.int16(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "float": pa.float32(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us", "UTC"),
+        "timestamp_ntz": pa.timestamp("us"),
+    }
+    if name not in known:
+        raise UnsupportedStateError(
+            f"Expected a type of key that this release knows, found {name!r}; read it with the release that wrote it."
+        )
+    return known[name]
+
 
 _FOR_EVER = timedelta(days=365_000)
 
@@ -108,3 +276,52 @@ def registered(schema: StateSchema) -> RegisteredState:
 
 def _time_to_live(schema: StateSchema) -> StateTtlConfig:
     return StateTtlConfig(_FOR_EVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
+
+
+def read_state(
+    pointer: str,
+    name: str,
+    *,
+    uid: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
+    now: datetime | None = None,
+    with_times: bool = False,
+    namespaces: bool = False,
+) -> Any:
+    """
+    Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads as it is asked for more.
+
+    There is a column for each column of the key, and ``value``; of a map there is a row for each entry, with ``map_key`` and
+    ``map_value``.
+
+    :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
+    :param name: Of the state.
+    :param uid: Of the function; needed where several have a state of that name.
+    :param storage_options: Options of the filesystem.
+    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
+    :param now: What has expired by then is left out; by default what had expired when the checkpoint was taken.
+    :param with_times: Whether state that expires gets a column ``last_access``.
+    :param namespaces: Whether to read rows of namespaces too, with a column ``namespace``.
+    :raises CheckpointNotFoundError: if nothing is there.
+    :raises UnknownStateError: if the checkpoint has no such state, naming those that it has.
+    :raises InvalidConfigurationError: if several functions have one.
+    :raises UnsupportedStateError: for types that this release does not know; while reading, for rows of namespaces.
+    :raises CorruptStateError: also while reading, if bytes were changed.
+    :raises StorageError: also while reading, if the storage fails.
+    """
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
+    return as_batches(StateReader(states.storage, states.content(name, uid), view))
+
+
+def as_batches(reader: StateReader) -> Any:
+    """Return what a reader gives as a ``pyarrow.RecordBatchReader``."""
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader))
+
+
+def _batches(reader: StateReader) -> Iterator[Any]:
+    for table in reader.tables():
+        yield from table.to_batches()

@@ -1,7 +1,8 @@
-"""Values whose column is of a plain Arrow type: numbers, texts, bytes, decimals, dates and times."""
+"""Serializers of plain Arrow types, with nesting and widening."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -9,19 +10,146 @@ from functools import cached_property, partial
 from types import NoneType
 from typing import Any, NoReturn
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.arrow_types import decode_type, encode_type
-from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
-from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, after_migration, incompatible
-from airflow_provider_statecheck.state.serializers.owning import (
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.base import (
+    AbstractSerializer,
     Own,
     Plain,
     own_through_arrow,
     plain_of_arrow,
     quick_own,
 )
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility
-from airflow_provider_statecheck.state.serializers.widening import is_widening
+from airflow_provider_statecheck.state.serializers.collection_serializers import CollectionSerializer, DictSerializer
+from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
+from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
+from airflow_provider_statecheck.state.serializers.record_shapes import DictShape
+from airflow_provider_statecheck.state.serializers.serializer import (
+    AS_IS,
+    Compatibility,
+    TypeSerializer,
+    after_migration,
+    incompatible,
+)
+
+_PLAIN = (
+    *("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
+    *("float64", "string", "large_string", "binary", "large_binary", "date32", "null"),
+)
+_PARAMETERISED = (
+    (re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)"), "_decimal"),
+    (re.compile(r"timestamp\[(s|ms|us)(?:, tz=(.+))?\]"), "_timestamp"),
+    (re.compile(r"time(32|64)\[(s|ms|us)\]"), "_time"),
+    (re.compile(r"duration\[(s|ms|us)\]"), "_duration"),
+    (re.compile(r"fixed_size_binary\[(\d+)\]"), "_binary"),
+)
+
+
+def encode_type(arrow_type: Any) -> str:
+    """
+    Return the name of an Arrow type that is not nested.
+
+    :raises UnsupportedStateError: for one that cannot be a column of state.
+    """
+    name = str(arrow_type)
+    if _decoded(name) != arrow_type:
+        raise UnsupportedStateError(
+            f"Expected an Arrow type of numbers, texts, bytes, decimals, dates or times in microseconds or coarser, or a "
+            f"list, struct or map of these, as a type of state; found {name}."
+        )
+    return name
+
+
+def decode_type(name: str) -> Any:
+    """
+    Return the Arrow type of a name.
+
+    :raises CorruptStateError: for a name that :func:`encode_type` does not give.
+    """
+    found = _decoded(name)
+    if found is None:
+        raise CorruptStateError(f"Expected the name of an Arrow type, found {name!r}.")
+    return found
+
+
+def _decoded(name: str) -> Any:
+    import pyarrow as pa
+
+    plain = {str(getattr(pa, factory)()): factory for factory in _PLAIN}
+    if name in plain:
+        return getattr(pa, plain[name])()
+    for pattern, factory in _PARAMETERISED:
+        match = pattern.fullmatch(name)
+        if match:
+            return globals()[factory](*match.groups())
+    return None
+
+
+def _decimal(bits: str, precision: str, scale: str) -> Any:
+    import pyarrow as pa
+
+    return getattr(pa, f"decimal{bits}")(int(precision), int(scale))
+
+
+def _timestamp(unit: str, zone: str | None) -> Any:
+    import pyarrow as pa
+
+    return pa.timestamp(unit, tz=zone)
+
+
+def _time(bits: str, unit: str) -> Any:
+    import pyarrow as pa
+
+    return getattr(pa, f"time{bits}")(unit)
+
+
+def _duration(unit: str) -> Any:
+    import pyarrow as pa
+
+    return pa.duration(unit)
+
+
+def _binary(width: str) -> Any:
+    import pyarrow as pa
+
+    return pa.binary(int(width))
+
+
+_FLOAT_BITS = {16: 11, 32: 24, 64: 53}
+"""How many bits a whole number may have to be exact."""
+
+
+def is_widening(old: Any, new: Any) -> bool:
+    """Tell whether every value of an Arrow type is also one of another, and equal."""
+    import pyarrow.types as pat
+
+    if pat.is_integer(old):
+        return _holds_integers(old, new)
+    if pat.is_floating(old):
+        return bool(pat.is_floating(new)) and new.bit_width > old.bit_width
+    if pat.is_decimal(old):
+        return _holds_decimals(new, old.precision - old.scale, old.scale)
+    pairs = ((pat.is_string, pat.is_large_string), (pat.is_binary, pat.is_large_binary))
+    return any(narrow(old) and wide(new) for narrow, wide in pairs)
+
+
+def _holds_integers(old: Any, new: Any) -> bool:
+    import pyarrow.types as pat
+
+    signed = pat.is_signed_integer(old)
+    bits = old.bit_width - signed
+    if pat.is_integer(new):
+        new_signed = pat.is_signed_integer(new)
+        return (new_signed or not signed) and new.bit_width - new_signed > bits
+    if pat.is_floating(new):
+        return bool(_FLOAT_BITS[new.bit_width] >= bits)
+    return _holds_decimals(new, len(str(2**bits)), 0)
+
+
+def _holds_decimals(new: Any, whole_digits: int, scale: int) -> bool:
+    import pyarrow.types as pat
+
+    return bool(pat.is_decimal(new)) and new.scale >= scale and new.precision - new.scale >= whole_digits
+
 
 _PYTHON_BITS = 64
 """Of a float."""
@@ -182,3 +310,26 @@ def _python_types(arrow_type: Any) -> tuple[type, ...]:
         (pat.is_duration, (timedelta,)),
     )
     return next((types for check, types in checks if check(arrow_type)), ())
+
+
+def serializer_of_arrow_type(arrow_type: Any) -> TypeSerializer[Any]:
+    """
+    Return the serializer of an Arrow type; values of a struct are dictionaries.
+
+    :raises UnsupportedStateError: for a type that cannot be a column of state.
+    """
+    import pyarrow.types as pat
+
+    if pat.is_struct(arrow_type):
+        fields = [RecordField(name=field.name, serializer=_part(field)) for field in arrow_type]
+        return RecordSerializer(DictShape([field.name for field in arrow_type]), fields)
+    if pat.is_map(arrow_type):
+        return DictSerializer(serializer_of_arrow_type(arrow_type.key_type), _part(arrow_type.item_field))
+    if pat.is_list(arrow_type):
+        return CollectionSerializer(list, _part(arrow_type.value_field))
+    return ArrowSerializer(arrow_type)
+
+
+def _part(field: Any) -> TypeSerializer[Any]:
+    serializer = serializer_of_arrow_type(field.type)
+    return OptionalSerializer(serializer) if field.nullable else serializer

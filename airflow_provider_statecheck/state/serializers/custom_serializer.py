@@ -8,9 +8,13 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
-from airflow_provider_statecheck.state.serializers.compatibility import AS_IS, incompatible
-from airflow_provider_statecheck.state.serializers.freezing import Freezing
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility, SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.nested_columns import Freezing
+from airflow_provider_statecheck.state.serializers.serializer import (
+    AS_IS,
+    Compatibility,
+    SerializerSnapshot,
+    incompatible,
+)
 
 T = TypeVar("T")
 

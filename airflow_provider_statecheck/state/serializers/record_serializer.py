@@ -1,27 +1,47 @@
-"""Records as Arrow structs."""
+"""Serializers of dataclasses, named tuples and structs, and their evolution."""
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from operator import call, is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
-from airflow_provider_statecheck.state.serializers.freezing import Freezing
-from airflow_provider_statecheck.state.serializers.optional import is_immutable, require_no_none
-from airflow_provider_statecheck.state.serializers.owning import (
+from airflow_provider_statecheck.state.serializers.base import (
+    AbstractSerializer,
     Own,
     compiled_check,
     own_of,
     own_through_arrow,
     plain_of,
 )
+from airflow_provider_statecheck.state.serializers.nested_columns import (
+    Freezing,
+    OptionalSerializer,
+    is_immutable,
+    nulls_of_array,
+    require_no_none,
+    resolve_part,
+)
 from airflow_provider_statecheck.state.serializers.record_shapes import RecordShape, RowTaker, require_records
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility, TypeSerializer
-from airflow_provider_statecheck.state.serializers.snapshot_json import encode_snapshot
+from airflow_provider_statecheck.state.serializers.serializer import (
+    AS_IS,
+    Compatibility,
+    Outcome,
+    TypeSerializer,
+    after_migration,
+    decode_snapshot,
+    encode_snapshot,
+    incompatible,
+    migrated,
+    reconfigured,
+    serializer_from_now_on,
+    whole,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +144,6 @@ class RecordSerializer(AbstractSerializer[Any]):
         return RecordSerializer(self.shape, fields)
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        from airflow_provider_statecheck.state.serializers.record_evolution import resolve_record
 
         return resolve_record(self, config["fields"])
 
@@ -253,3 +272,188 @@ def _field_config(field: RecordField) -> dict[str, Any]:
     if field.default is not None:
         config["default"] = True
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    field: RecordField
+    source: int | None
+    """The place of its old column; ``None`` for a field that was added."""
+    verdict: Compatibility
+
+
+def resolve_record(new: RecordSerializer, old_fields: Sequence[Mapping[str, Any]]) -> Compatibility:
+    """
+    Compare the fields of a record with those that it had.
+
+    :param old_fields: As the config of the record's snapshot has them.
+    """
+    matches = [_matched(field, new, old_fields) for field in new.fields]
+    placed = [(f"field {match.field.name}", match.verdict) for match in matches]
+    placed.append(("", _resolve_dropped(matches, old_fields)))
+    placed.append(("", _resolve_order(new, matches)))
+    return whole(placed, lambda: _rearranged(new, matches), lambda array: _converted(array, new, matches))
+
+
+def _matched(field: RecordField, new: RecordSerializer, old_fields: Sequence[Mapping[str, Any]]) -> _Match:
+    source = _source(field, new, [old["name"] for old in old_fields])
+    if source is None:
+        return _Match(field, None, _resolve_added(field))
+    old = old_fields[source]
+    verdict = resolve_part(field.serializer, decode_snapshot(old["type"]), _default_of(field))
+    return _Match(field, source, _renamed(verdict, old["name"], field.name))
+
+
+def _source(field: RecordField, new: RecordSerializer, old_names: Sequence[str]) -> int | None:
+    if field.name in old_names:
+        return old_names.index(field.name)
+    # A name that another field has today is that field's.
+    aliases = [alias for alias in field.aliases if alias in old_names and alias not in new.names]
+    return old_names.index(aliases[0]) if aliases else None
+
+
+def _renamed(verdict: Compatibility, old: str, new: str) -> Compatibility:
+    if old == new or verdict.outcome is Outcome.INCOMPATIBLE:
+        return verdict
+    reason = "; ".join(filter(None, (f"renamed from {old}", verdict.reason)))
+    return after_migration(reason, lambda array: migrated(verdict, array), merges=verdict.merges)
+
+
+def _resolve_added(field: RecordField) -> Compatibility:
+    if field.default is None and not isinstance(field.serializer, OptionalSerializer):
+        return incompatible("is new and has no default; give it one, or an alias if it was renamed")
+    return after_migration("is new", lambda array: array)
+
+
+def _resolve_dropped(matches: Sequence[_Match], old_fields: Sequence[Mapping[str, Any]]) -> Compatibility:
+    used = {match.source for match in matches}
+    dropped = [old["name"] for i, old in enumerate(old_fields) if i not in used]
+    return after_migration(f"dropped {', '.join(dropped)}", lambda array: array, merges=True) if dropped else AS_IS
+
+
+def _resolve_order(new: RecordSerializer, matches: Sequence[_Match]) -> Compatibility:
+    sources = [match.source for match in matches if match.source is not None]
+    if sources == sorted(sources):
+        return AS_IS
+    return reconfigured("the order of the fields differs; the columns keep theirs", new, lambda array: array)
+
+
+def _rearranged(new: RecordSerializer, matches: Sequence[_Match]) -> RecordSerializer:
+    in_old_order = sorted(matches, key=lambda match: match.source or 0)
+    return new.with_fields(
+        [
+            replace(match.field, serializer=serializer_from_now_on(match.verdict, match.field.serializer))
+            for match in in_old_order
+        ]
+    )
+
+
+def _converted(array: Any, new: RecordSerializer, matches: Sequence[_Match]) -> Any:
+    import pyarrow as pa
+
+    columns = [_column(array, match) for match in matches]
+    return pa.StructArray.from_arrays(columns, fields=list(new.arrow_type), mask=nulls_of_array(array))
+
+
+def _column(array: Any, match: _Match) -> Any:
+    if match.source is not None:
+        return migrated(match.verdict, array.field(match.source))
+    default = _default_of(match.field)
+    return _repeated(default() if default else match.field.serializer.to_arrow([None]), len(array))
+
+
+def _repeated(one: Any, count: int) -> Any:
+    import pyarrow as pa
+
+    return one.take(pa.nulls(count, pa.int64()).fill_null(0))
+
+
+def _default_of(field: RecordField) -> Callable[[], Any] | None:
+    make = field.default
+    return None if make is None else lambda: field.serializer.to_arrow([make()])
+
+
+_Default = Callable[[], Any] | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Aliases:
+    """
+    Names that a field had before, as in ``total: Annotated[int, Aliases("sum")]``.
+
+    :param names: Of the same field in earlier versions of the record.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+class DeclaredField(NamedTuple):
+    """A field as its class declares it."""
+
+    name: str
+    type: Any
+    aliases: tuple[str, ...]
+    default: _Default
+
+
+def fields_of_dataclass(cls: Any) -> list[DeclaredField]:
+    """
+    Return the fields of a dataclass.
+
+    :raises UnsupportedStateError: for types that cannot be found, or arguments that are no fields.
+    """
+    hints = type_hints(cls)
+    if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
+        raise UnsupportedStateError(f"Expected {cls.__qualname__} to be made of its fields alone, found an InitVar.")
+    return [_declared(field.name, hints[field.name], _default(field), field) for field in dataclasses.fields(cls)]
+
+
+def fields_of_named_tuple(cls: Any) -> list[DeclaredField]:
+    """
+    Return the fields of a class of named tuples.
+
+    :raises UnsupportedStateError: for types that cannot be found, or none at all.
+    """
+    hints = type_hints(cls)
+    for name in {*cls._fields} - {*hints}:
+        raise UnsupportedStateError(
+            f"Expected a type for the field {name} of {cls.__qualname__}; use typing.NamedTuple."
+        )
+    defaults = {name: partial(_same, value) for name, value in cls._field_defaults.items()}
+    return [_declared(name, hints[name], defaults.get(name)) for name in cls._fields]
+
+
+def type_hints(cls: type) -> dict[str, Any]:
+    """
+    Return the types that a class declares.
+
+    :raises UnsupportedStateError: for names that cannot be found.
+    """
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UnsupportedStateError(
+            f"Expected the types of the fields of {cls.__qualname__} at the top of its module, found {error}; move them there."
+        ) from error
+
+
+def _declared(name: str, hint: Any, default: _Default, field: Any = None) -> DeclaredField:
+    aliases = tuple(field.metadata.get("aliases", ())) if field is not None else ()
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+        aliases += tuple(alias for extra in extras if isinstance(extra, Aliases) for alias in extra.names)
+    return DeclaredField(name, hint, aliases, default)
+
+
+def _default(field: Any) -> _Default:
+    if field.default_factory is not dataclasses.MISSING:
+        factory: Callable[[], Any] = field.default_factory
+        return factory
+    return None if field.default is dataclasses.MISSING else partial(_same, field.default)
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,11 +1,11 @@
-"""The serializer of a type."""
+"""Serializers by type, and from snapshots alone."""
 
 from __future__ import annotations
 
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -13,27 +13,52 @@ from types import NoneType
 from typing import Any
 from uuid import UUID
 
-from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.state.serializers.arrow_resolution import serializer_of_arrow_type
-from airflow_provider_statecheck.state.serializers.collection_serializer import COLLECTIONS, CollectionSerializer
-from airflow_provider_statecheck.state.serializers.custom_serializer import CustomSerializer, SerializerAdapter
-from airflow_provider_statecheck.state.serializers.datetime_serializer import DatetimeSerializer
-from airflow_provider_statecheck.state.serializers.dict_serializer import DictSerializer
-from airflow_provider_statecheck.state.serializers.enum_serializer import EnumSerializer
-from airflow_provider_statecheck.state.serializers.optional import OptionalSerializer
-from airflow_provider_statecheck.state.serializers.record_fields import (
+from airflow_provider_statecheck.exceptions import CorruptStateError, StateMigrationError, UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.arrow_serializer import (
+    ArrowSerializer,
+    decode_type,
+    serializer_of_arrow_type,
+)
+from airflow_provider_statecheck.state.serializers.base import AbstractSerializer
+from airflow_provider_statecheck.state.serializers.collection_serializers import (
+    COLLECTIONS,
+    CollectionSerializer,
+    DictSerializer,
+)
+from airflow_provider_statecheck.state.serializers.custom_serializer import (
+    CustomSerializer,
+    OpaqueSerializer,
+    SerializerAdapter,
+    is_custom,
+)
+from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
+from airflow_provider_statecheck.state.serializers.record_serializer import (
     DeclaredField,
+    RecordField,
+    RecordSerializer,
     fields_of_dataclass,
     fields_of_named_tuple,
 )
-from airflow_provider_statecheck.state.serializers.record_serializer import RecordField, RecordSerializer
 from airflow_provider_statecheck.state.serializers.record_shapes import (
     DataclassShape,
+    DictShape,
     NamedTupleShape,
     RecordShape,
     TupleShape,
 )
-from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
+from airflow_provider_statecheck.state.serializers.scalar_serializers import (
+    DatetimeSerializer,
+    EnumNames,
+    EnumSerializer,
+    UuidSerializer,
+)
+from airflow_provider_statecheck.state.serializers.serializer import (
+    SerializerSnapshot,
+    TypeSerializer,
+    decode_snapshot,
+    require_known_version,
+)
+from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
 """Of ``Decimal``: twenty digits before the point and eighteen behind; ``pyarrow.decimal128`` declares another type."""
@@ -76,7 +101,7 @@ def _scalar(wanted: Any) -> TypeSerializer[Any] | None:
     if wanted is datetime:
         return DatetimeSerializer()
     if wanted is UUID:
-        from airflow_provider_statecheck.state.serializers.uuid_serializer import UuidSerializer
+        from airflow_provider_statecheck.state.serializers.scalar_serializers import UuidSerializer
 
         return UuidSerializer()
     return EnumSerializer(wanted) if isinstance(wanted, type) and issubclass(wanted, Enum) else None
@@ -174,3 +199,73 @@ def _unsupported(found: str, advice: str) -> UnsupportedStateError:
         f"Expected the type of state to be bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID, an "
         f"enumeration, a dataclass, a named tuple, an Arrow type, or a collection of these; found {found}. {advice}"
     )
+
+
+_Config = Mapping[str, Any]
+
+
+def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
+    """
+    Return a serializer that reads what the one of a snapshot wrote.
+
+    Records come as dictionaries, members of enumerations as their names, and what a serializer of the user's own made as
+    bytes.
+
+    :raises UnsupportedStateError: for a class that nobody knows here.
+    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises CorruptStateError: for a config that its class does not make.
+    """
+    if is_custom(snapshot):
+        return OpaqueSerializer(snapshot)
+    make = _CLASSES.get(snapshot.class_id)
+    if make is None:
+        raise UnsupportedStateError(
+            f"Expected a type of state that this release knows, found {snapshot.class_id!r} in version {snapshot.version}; "
+            f"restore with the release that wrote the checkpoint, or a newer one."
+        )
+    require_known_version(snapshot, AbstractSerializer.version)
+    try:
+        return make(snapshot.config)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CorruptStateError(
+            f"Expected the config of {snapshot.class_id!r}, found {snapshot.config!r:.200}."
+        ) from error
+
+
+def _collection(config: _Config) -> TypeSerializer[Any]:
+    return CollectionSerializer(COLLECTIONS[config["collection"]], _part(config["element"]))
+
+
+def _restored_record(config: _Config) -> TypeSerializer[Any]:
+    fields = [_restored_field(field) for field in config["fields"]]
+    return RecordSerializer(DictShape([field.name for field in fields]), fields)
+
+
+def _restored_field(config: _Config) -> RecordField:
+    return RecordField(
+        name=config["name"],
+        serializer=_part(config["type"]),
+        aliases=tuple(config.get("aliases", ())),
+        default=_unknown_default if config.get("default") else None,
+    )
+
+
+def _part(encoded: _Config) -> TypeSerializer[Any]:
+    return restored_serializer(decode_snapshot(encoded))
+
+
+def _unknown_default() -> Any:
+    raise StateMigrationError("Expected the class of a record to migrate its state to it, found its snapshot alone.")
+
+
+_CLASSES: dict[str, Callable[[_Config], TypeSerializer[Any]]] = {
+    "arrow": lambda config: ArrowSerializer(decode_type(config["type"])),
+    "collection": _collection,
+    "datetime": lambda _: DatetimeSerializer(),
+    "dict": lambda config: DictSerializer(_part(config["key"]), _part(config["value"])),
+    "enum": lambda config: EnumNames(config["names"]),
+    "optional": lambda config: OptionalSerializer(_part(config["value"])),
+    "record": _restored_record,
+    "ttl": lambda config: TtlSerializer(_part(config["value"])),
+    "uuid": lambda _: UuidSerializer(),
+}

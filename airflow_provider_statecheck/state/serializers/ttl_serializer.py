@@ -6,22 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from airflow_provider_statecheck.state.serializers.compatibility import (
-    after_migration,
-    migrated,
-    reconfigured,
-    require_known_version,
+from airflow_provider_statecheck.state.serializers.nested_columns import (
+    Freezing,
+    freezing_of,
+    is_immutable,
+    nulls_of,
+    nulls_of_array,
 )
-from airflow_provider_statecheck.state.serializers.freezing import Freezing, freezing_of
-from airflow_provider_statecheck.state.serializers.lists import nulls_of, nulls_of_array
-from airflow_provider_statecheck.state.serializers.optional import is_immutable
 from airflow_provider_statecheck.state.serializers.serializer import (
     Compatibility,
     Outcome,
     SerializerSnapshot,
     TypeSerializer,
+    after_migration,
+    decode_snapshot,
+    encode_snapshot,
+    migrated,
+    reconfigured,
+    require_known_version,
 )
-from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot, encode_snapshot
 
 CLASS_ID = "ttl"
 _VERSION = 1

@@ -1,30 +1,203 @@
-"""A savepoint with one state that is given, and all else of the savepoint that it is based on."""
+"""Savepoints edited: one state is replaced, all others are kept."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, KeyedStateHandle
-from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.streams import with_streams
-from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    IncrementalKeyedStateHandle,
+    KeyedStateHandle,
+    KeyGroupsStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
+    with_streams,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of, key_group_ranges
+from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
+from airflow_provider_statecheck.state.arrow.layout import KEY_GROUP, NAMESPACE, USER_KEY, VALUE, single
+from airflow_provider_statecheck.state.arrow.part_files import PartWriter
+from airflow_provider_statecheck.state.arrow.restore import BACKEND_ID
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, decode_meta, encode_meta
+from airflow_provider_statecheck.state.backends.full_snapshot import FullSnapshot, FullSnapshotReader
+from airflow_provider_statecheck.state.backends.restored_state import (
+    RestoredRows,
+    StateRows,
+    arrow_schema_of,
+    blocks_of,
+)
 from airflow_provider_statecheck.state.reading.checkpoint_states import STAGE, CheckpointStates, FunctionState
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, encode_schemas
-from airflow_provider_statecheck.state.writing.dropping import StateDropping
-from airflow_provider_statecheck.state.writing.new_handles import NewHandles
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
 from airflow_provider_statecheck.storage.savepoints import StateCopies
+from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
+
+
+@dataclass(frozen=True, slots=True)
+class NewHandles:
+    """
+    Writes rows into the directory of a savepoint.
+
+    :param storage: Where it is.
+    :param directory: The savepoint's directory.
+    :param epoch: In the names of files.
+    :param is_full: Whether as full snapshots, which the backends restore that keep state in memory.
+    """
+
+    storage: CheckpointStorage
+    directory: str
+    epoch: int
+    is_full: bool
+
+    def write(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
+        """
+        Write the rows of one subtask, ``None`` if there are none.
+
+        :param rows: As :class:`NewRows` gives them.
+        :param owned: The key groups of the subtask.
+        :raises StorageError: if the storage fails.
+        """
+        if rows.num_rows == 0:
+            return None
+        return self._full(new, rows, owned) if self.is_full else self._runs(new, rows, owned)
+
+    def open_stream(self) -> FsCheckpointStateOutputStream:
+        """Open a file of the savepoint."""
+        return FsCheckpointStateOutputStream.open(self.storage, self.directory, StateWriting(epoch=self.epoch))
+
+    def write_full(
+        self, keys: Any, max_parallelism: int, owned: KeyGroupRange, states: list[StateRows]
+    ) -> KeyedStateHandle | None:
+        """
+        Write states as one full snapshot, ``None`` if there is nothing in them.
+
+        :param keys: The snapshot of the keys' serializer.
+        :raises StorageError: if the storage fails.
+        """
+        snapshot = FullSnapshot(
+            key=keys,
+            number_of_key_groups=max_parallelism,
+            key_group_range=owned,
+            states=[RestoredRows(state) for state in states],
+            open_stream=self.open_stream,
+            discard=lambda handle: discard_state(self.storage, handle),
+        )
+        return snapshot.run().handle
+
+    def _full(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
+        import pyarrow as pa
+
+        names = rows.schema.names
+        found = [single(rows.column(name)) for name in new.layout.key_names]
+        nothing = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
+        found.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else nothing)
+        found += [single(rows.column(USER_KEY))] if USER_KEY in names else []
+        schema = arrow_schema_of(new.state, new.keys)
+        batch = pa.RecordBatch.from_arrays([*found, single(rows.column(VALUE))], schema=schema)
+        blocks = tuple(blocks_of(single(rows.column(KEY_GROUP)), batch))
+        return self.write_full(
+            new.keys.snapshot(), new.max_parallelism, owned, [StateRows(new.state.schema(), schema, blocks)]
+        )
+
+    def _runs(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle:
+        schema = new.state.schema()
+        parts = PartWriter(rows.schema, schema, self.open_stream, ArrowStateSettings()).write_all([rows])
+        meta = SnapshotMeta(new.keys.snapshot(), new.max_parallelism, (StateFiles(schema, (parts,)),))
+        return IncrementalKeyedStateHandle(
+            backend_id=BACKEND_ID,
+            key_group_range=owned,
+            checkpoint_id=1,
+            shared=tuple((part.path, part.handle) for part in parts),
+            meta=self._written(encode_meta(meta)),
+        )
+
+    def _written(self, data: bytes) -> Any:
+        with closing(self.open_stream()) as stream:
+            stream.write(data)
+            return stream.close_and_get_handle()
+
+
+@dataclass(frozen=True, slots=True)
+class StateDropping:
+    """
+    Copies an operator into a savepoint and leaves one state out.
+
+    :param new: Writes what has to be written anew.
+    :param copies: Copies what stays as it is.
+    :param name: The state that is left out.
+    """
+
+    new: NewHandles
+    copies: StateCopies
+    name: str
+
+    def copied(self, operator: OperatorState) -> OperatorState:
+        """
+        Return the operator as it is in the savepoint.
+
+        :raises CorruptStateError: if state was changed.
+        :raises CheckpointNotFoundError: if a file is missing.
+        :raises StorageError: if the storage fails.
+        """
+        subtasks = {index: self._with_runs(each) for index, each in operator.subtask_states.items()}
+        kept = with_streams(replace(operator, subtask_states=subtasks), self.copies.of_stream)
+        for index, subtask in operator.subtask_states.items():
+            own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
+            written = self._snapshots(subtask, operator.max_parallelism, own)
+            found = kept.subtask_states[index]
+            kept = kept.put_state(index, replace(found, managed_keyed=(*found.managed_keyed, *written)))
+        return kept
+
+    def _with_runs(self, subtask: OperatorSubtaskState) -> OperatorSubtaskState:
+        runs = [each for each in subtask.managed_keyed if isinstance(each, IncrementalKeyedStateHandle)]
+        kept = (self._without(each) for each in runs)
+        return replace(subtask, managed_keyed=tuple(each for each in kept if each is not None))
+
+    def _without(self, handle: IncrementalKeyedStateHandle) -> IncrementalKeyedStateHandle | None:
+        if handle.meta is None:
+            raise CorruptStateError(
+                f"Expected the description of state files in checkpoint {handle.checkpoint_id}, found none."
+            )
+        files = dict((*handle.shared, *handle.private))
+        meta = decode_meta(read_state(self.new.storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+        states = tuple(state for state in meta.states if state.state.name != self.name)
+        if len(states) == len(meta.states):
+            return handle
+        paths = {part.path for state in states for parts in state.runs for part in parts}
+        data = encode_meta(SnapshotMeta(meta.key, meta.number_of_key_groups, states))
+        kept = replace(
+            handle,
+            shared=tuple(each for each in handle.shared if each[0] in paths),
+            private=tuple(each for each in handle.private if each[0] in paths),
+            meta=ByteStreamStateHandle(uuid.uuid4().hex, data),
+        )
+        return kept if states else None
+
+    def _snapshots(
+        self, subtask: OperatorSubtaskState, max_parallelism: int, own: KeyGroupRange
+    ) -> tuple[KeyedStateHandle, ...]:
+        reader = FullSnapshotReader(lambda stream: open_input_stream(self.new.storage, stream), max_parallelism, own)
+        written = []
+        for handle in subtask.managed_keyed:
+            found = reader.read(handle) if isinstance(handle, KeyGroupsStateHandle) else None
+            if found is not None:
+                states = [state for state in found[1] if state.schema.name != self.name]
+                written.append(self.new.write_full(found[0].schemas.key, max_parallelism, own, states))
+        return tuple(each for each in written if each is not None)
+
 
 EDITS = "edits"
 """Under which the values of the stage tell who made a savepoint of what."""
@@ -32,7 +205,7 @@ _FIRST = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatePlace:
+class StateTarget:
     """Which state is given, and how its operator is cut."""
 
     stage: str
@@ -67,7 +240,7 @@ class SavepointEdit:
         self,
         storage: CheckpointStorage,
         target: str,
-        place: StatePlace,
+        place: StateTarget,
         base: CheckpointStates | None,
         now: str,
     ) -> None:

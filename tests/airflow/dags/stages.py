@@ -46,9 +46,9 @@ def trouble(spark: Any) -> None:
 
 def ask_to_stop() -> None:
     """Ask for what the command ``airflow statecheck savepoint --stop suspend`` asks for."""
-    from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
     from airflow_provider_statecheck.checkpoint.ids import new_key
     from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+    from airflow_provider_statecheck.checkpoint.properties import CheckpointType
     from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway
 
     gateway = maintenance_gateway()

@@ -7,9 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.csv_source import CsvSource
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
-from airflow_provider_statecheck.spark.sources.json_source import JsonSource
+from airflow_provider_statecheck.spark.sources.file_source import CsvSource, JsonSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 

@@ -14,12 +14,14 @@ from typing_extensions import override
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.map_function import RichMapFunction
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.functions.user_functions import (
+    CheckpointedFunction,
+    KeyedProcessFunction,
+    RichMapFunction,
+)
 
 
 class RunningBalance(KeyedProcessFunction[str, Any, Any]):

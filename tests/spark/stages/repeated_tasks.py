@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.spark.driver.session import start_session
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Sum
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.spark.stages.stage import Count, Stage, StageSettings, Sum
+from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
 from tests.spark.stages.failing import FailingInFirstAttempt, FailingSink, LingeringSink, Traces
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries

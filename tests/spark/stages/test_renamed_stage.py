@@ -10,10 +10,9 @@ import pytest
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, IncompatibleCheckpointError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
-from airflow_provider_statecheck.spark.stages.script import run_stage
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
-from airflow_provider_statecheck.testing.operator_uids_contract import owner_of_task
+from airflow_provider_statecheck.spark.stages.stage import Stage, StageSettings
+from airflow_provider_statecheck.spark.stages.stage_run import run_stage
+from tests.contracts.operator_uids_contract import owner_of_task
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import StageTries
 from tests.spark.stages.test_stage import payments, running, running_stage

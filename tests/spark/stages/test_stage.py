@@ -16,12 +16,9 @@ from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.dataframe_source import DataFrameSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Min, Sum
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.stages.stage_settings import StageSettings
+from airflow_provider_statecheck.spark.stages.stage import Count, Max, Min, Stage, StageSettings, Sum
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.storage.document_uris import state_uris
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.storage.metadata_file import load_document, state_uris
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.spark.stages.functions import (

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.stages.aggregates import Sum
-from airflow_provider_statecheck.spark.stages.stage import Stage
-from airflow_provider_statecheck.spark.state_reading import read_state
-from airflow_provider_statecheck.spark.state_writing import write_savepoint
+from airflow_provider_statecheck.spark.stages.stage import Stage, Sum
+from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
 from airflow_provider_statecheck.spark.time_travel import find_checkpoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.spark.stages.functions import RunningBalance
 from tests.spark.stages.stage_tries import JOB, StageTries

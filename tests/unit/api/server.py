@@ -22,7 +22,7 @@ from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.token_store import Caller
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.maintenance_contract import KnownRuns
+from tests.contracts.maintenance_contract import KnownRuns
 
 ROOT = "/statecheck"
 JOB = "nightly/2026-01-01"

@@ -18,8 +18,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from airflow_provider_statecheck.api.app import create_app
-from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.api.tokens import ATTEMPT_LIFETIME, DRAIN_LIFETIME
+from airflow_provider_statecheck.api.services import ATTEMPT_LIFETIME, DRAIN_LIFETIME, Services
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.gateway.wire import decode, encode

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from airflow_provider_statecheck.api.airflow_runs import AirflowRuns
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
+from airflow_provider_statecheck.api.airflow_services import AirflowRuns
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.api.airflow_rows import RunningTask
 

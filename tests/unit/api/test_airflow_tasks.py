@@ -15,10 +15,10 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import sessionmaker
 
-from airflow_provider_statecheck.api import airflow_tasks
-from airflow_provider_statecheck.api.airflow_tasks import AirflowTasks
+from airflow_provider_statecheck.api import airflow_services
+from airflow_provider_statecheck.api.airflow_services import AirflowTasks
 from airflow_provider_statecheck.exceptions import AccessDeniedError
-from airflow_provider_statecheck.gateway.challenge import challenge_of
+from airflow_provider_statecheck.gateway.protocol import challenge_of
 from airflow_provider_statecheck.metadata.token_store import Caller
 from tests.unit.api.airflow_rows import SECRET, RunningTask, add_dag, remove_dag
 
@@ -198,14 +198,14 @@ def test_two_exchanges_of_one_secret_at_once_prove_it_once(task: RunningTask, mo
 
 def _let_readers_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold whoever has read the hash until the other has too, or until it is clear that the other waits for a lock."""
-    meeting, compare = threading.Barrier(2), airflow_tasks._is_equal
+    meeting, compare = threading.Barrier(2), airflow_services._is_equal
 
     def meet(one: str, other: str) -> bool:
         with contextlib.suppress(threading.BrokenBarrierError):
             meeting.wait(MEETING_SECONDS)
         return compare(one, other)
 
-    monkeypatch.setattr(airflow_tasks, "_is_equal", meet)
+    monkeypatch.setattr(airflow_services, "_is_equal", meet)
 
 
 def test_a_task_instance_waits_while_it_runs_or_is_deferred(engine: Engine) -> None:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import create_engine
 
-from airflow_provider_statecheck.api import bodies, limits
+from airflow_provider_statecheck.api import requests
 from airflow_provider_statecheck.api.app import create_app
-from airflow_provider_statecheck.api.bodies import MAX_BODY_BYTES, MAX_BODY_BYTES_WITHOUT_TOKEN
+from airflow_provider_statecheck.api.requests import MAX_BODY_BYTES, MAX_BODY_BYTES_WITHOUT_TOKEN
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.models import Base
 from tests.unit.api.server import ROOT, ApiServer, accepted, acknowledgement, registration
 from tests.unit.api.stage import Stage
@@ -262,7 +262,7 @@ def test_every_field_of_a_message_has_the_limit_of_its_column() -> None:
     fields = {name: kind for each in _message_classes() for name, kind in _plain_fields(each)}
     kept = {name for name, kind in fields.items() if kind in (str, int, float, tuple)} - OF_NO_COLUMN
     assert {"job_id", "request_key", "epoch", "metadata_size", "checkpoint_ids"} <= kept
-    assert kept <= set(limits._columns()), "name the column in _KEPT_AS"
+    assert kept <= set(requests._columns()), "name the column in _KEPT_AS"
 
 
 def _message_classes() -> set[type[Any]]:
@@ -290,8 +290,8 @@ def _plain(kinds: list[Any]) -> Any:
 def test_the_limits_are_those_of_the_tables() -> None:
     """A column that is made wider lets longer values in without a change elsewhere."""
     with pytest.raises(InvalidConfigurationError, match="epoch"):
-        limits.require_storable(_Message(epoch=2**31))
-    limits.require_storable(_Message(epoch=2**31 - 1))
+        requests.require_storable(_Message(epoch=2**31))
+    requests.require_storable(_Message(epoch=2**31 - 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,6 +359,6 @@ def test_a_message_is_parsed_outside_the_event_loop(stage: Stage, monkeypatch: p
             asyncio.get_running_loop()
         return json.loads(text)
 
-    monkeypatch.setattr(bodies, "json", SimpleNamespace(loads=parse))
+    monkeypatch.setattr(requests, "json", SimpleNamespace(loads=parse))
     stage.api.trigger(stage.attempt)
     assert len(threads) == 1

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from airflow_provider_statecheck.api.errors import install_error_replies
+from airflow_provider_statecheck.api.requests import install_error_replies
 from airflow_provider_statecheck.exceptions import (
     HandleExistsError,
     HandleNotFoundError,

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.api.tokens import TASK_LIFETIME
+from airflow_provider_statecheck.api.services import TASK_LIFETIME
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.maintenance import DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
     InvalidConfigurationError,
 )
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.hooks.maintenance_http import HttpMaintenance, MaintenanceCalls
+from airflow_provider_statecheck.hooks.maintenance import HttpMaintenance, MaintenanceCalls
+from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.metadata.token_store import Caller
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.metrics import AirflowMetrics
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmRestore, SkippedCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.observer import ObservedJobStore

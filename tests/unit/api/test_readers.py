@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.api.access import dags_of
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.job_view import JobView
-from airflow_provider_statecheck.checkpoint.recovery import JobRecovery, RecoverJob
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.coordination.leadership import take_leadership
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import take_leadership
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import AdoptAttempt, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, IncompatibleCheckpointError
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
-from airflow_provider_statecheck.testing.operator_uids_contract import registration
-from airflow_provider_statecheck.testing.runs_of_a_job import day
+from tests.contracts.operator_uids_contract import registration
+from tests.contracts.runs_of_a_job import day
 
 JOB = job_id_of("sales")
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.awaited import AwaitedCheckpoint
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
@@ -20,6 +19,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_acknowledgement, make_registration
+from airflow_provider_statecheck.triggers.checkpoint import CheckpointCondition
 
 
 class Job:
@@ -33,7 +33,7 @@ class Job:
         return self.coordinator.register(make_registration(uid=uid)).attempt
 
     def find(self, **condition: Any) -> dict[str, Any] | None:
-        return AwaitedCheckpoint(job="sales", **condition).find(self.coordinator.describe(job_id_of("sales")))
+        return CheckpointCondition(job="sales", **condition).find(self.coordinator.describe(job_id_of("sales")))
 
     def found_id(self, **condition: Any) -> int | None:
         found = self.find(**condition)
@@ -125,9 +125,9 @@ def test_one_that_a_restore_could_not_use_does_not_count(job: Job) -> None:
 )
 def test_a_condition_out_of_its_range_is_refused(condition: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigurationError):
-        AwaitedCheckpoint(**{"job": "sales"} | condition)
+        CheckpointCondition(**{"job": "sales"} | condition)
 
 
 def test_a_condition_says_what_it_is() -> None:
-    awaited = AwaitedCheckpoint(job="sales", uid="a", at_least=3, max_age=timedelta(hours=1))
+    awaited = CheckpointCondition(job="sales", uid="a", at_least=3, max_age=timedelta(hours=1))
     assert str(awaited) == "a completed checkpoint of operator 'a' of job 'sales', id 3 or later, at most 1:00:00 old"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat, SharingStrategy
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat, SharingStrategy
 
 
 @pytest.mark.parametrize(

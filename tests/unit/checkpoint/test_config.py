@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.config import (
     CheckpointConfig,
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
 )
-from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.properties import CheckpointRetentionPolicy, RestoreMode
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 C = "execution.checkpointing"

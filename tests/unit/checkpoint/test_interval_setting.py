@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.interval_setting import AUTO, parse_interval
+from airflow_provider_statecheck.checkpoint.config import AUTO, parse_interval
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

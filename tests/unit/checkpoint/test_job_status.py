@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.api.datamodels._generated import TaskInstanceState
 from airflow.utils.state import DagRunState
 
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus, job_status_of
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, job_status_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

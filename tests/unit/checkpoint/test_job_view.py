@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.job_view import LARGEST_PAGE, CheckpointPage
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, CheckpointPage
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

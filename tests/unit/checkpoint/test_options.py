@@ -7,9 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.location_reference import CheckpointStorageLocationReference
-from airflow_provider_statecheck.checkpoint.options import CheckpointMetaData, CheckpointOptions
+from airflow_provider_statecheck.checkpoint.options import (
+    CheckpointMetaData,
+    CheckpointOptions,
+    CheckpointStorageLocationReference,
+)
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 PLACE = CheckpointStorageLocationReference.of_path("file:///data/savepoint-1")

@@ -6,9 +6,13 @@ import pickle
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointRetentionPolicy,
+    CheckpointType,
+    JobStatus,
+    SavepointFormat,
+)
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 NEVER = CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.units import parse_duration, parse_size, readable_size
+from airflow_provider_statecheck.checkpoint.config_options import parse_duration, parse_size, readable_size
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 

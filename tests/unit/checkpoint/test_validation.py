@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.validation import require, require_valid
+from airflow_provider_statecheck.checkpoint.messages import require, require_valid
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.messages import make_registration
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.liveness import UnknownLiveness
-from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
-from airflow_provider_statecheck.checkpoint.rewinding import JobRewinding
-from airflow_provider_statecheck.cli import commands, rewind_command, savepoint_commands, state_commands, stats_commands
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.recover import JobRecovery
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -35,16 +35,16 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
     engine, clock = open_engine(f"sqlite:///{tmp_path}/state.db"), ManualClock()
     store = SqlJobStore(engine, clock)
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")), clock, store)
-    for module in (commands, savepoint_commands):
+    for module in (maintenance_commands, savepoint_commands):
         monkeypatch.setattr(module, "maintenance_gateway", lambda: stage.maintenance)
         monkeypatch.setattr(module, "savepoint_gateway", lambda: stage.savepoints)
         monkeypatch.setattr(module, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
     monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(stats_commands, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(commands, "job_recovery", lambda: JobRecovery(store))
-    monkeypatch.setattr(rewind_command, "maintenance_gateway", lambda: stage.maintenance)
-    monkeypatch.setattr(rewind_command, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
+    monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
+    monkeypatch.setattr(maintenance_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))
     yield stage
     engine.dispose()
 

@@ -10,7 +10,7 @@ from airflow.utils import yaml
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, TriggerCheckpoint
-from airflow_provider_statecheck.cli import commands
+from airflow_provider_statecheck.cli import maintenance_commands
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,
@@ -38,7 +38,7 @@ def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
             raise StorageError("The storage is away.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(commands, "storage_opener", lambda conn_id: away)
+    monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: away)
 
 
 class TestJobs:
@@ -134,7 +134,7 @@ class TestCheckpoints:
         assert run("checkpoints", job_id_of(JOB), "-o", "json").out == run("checkpoints", JOB, "-o", "json").out
 
     def test_hides_a_password_in_a_pointer_and_not_a_container(self):
-        from airflow_provider_statecheck.cli.printing import shown
+        from airflow_provider_statecheck.cli.output import shown
 
         assert shown("s3://key:se/cret@bucket/chk-1") == "s3://***@bucket/chk-1"
         assert shown("abfs://lake@account/chk-1") == "abfs://lake@account/chk-1"
@@ -190,7 +190,7 @@ class TestVerify:
             local_path(str(first.metadata_uri)).unlink()
             return CheckpointStorage.open(base)
 
-        monkeypatch.setattr(commands, "storage_opener", lambda conn_id: opener)
+        monkeypatch.setattr(maintenance_commands, "storage_opener", lambda conn_id: opener)
         outcome = run("verify", JOB, "-o", "json")
         assert (outcome.status, rows(outcome)) == (0, [])
 
@@ -241,7 +241,7 @@ class TestGc:
 
     def test_ends_with_1_where_something_could_not_be_deleted(self, stage, run, monkeypatch):
         stage.run()
-        monkeypatch.setattr("airflow_provider_statecheck.storage.discards.EffectDiscards.discard", lambda *_: ())
+        monkeypatch.setattr("airflow_provider_statecheck.storage.discarding.EffectDiscards.discard", lambda *_: ())
         assert run("gc", "--all").status == 1
 
     @pytest.mark.parametrize("arguments", [(), (JOB, "--all"), ("nothing",)], ids=["none", "both", "unknown"])
@@ -330,6 +330,6 @@ def test_every_command_ends_with_3_and_one_line_where_the_database_fails(stage, 
     def fail() -> None:
         raise kind("The database\nis away.")
 
-    monkeypatch.setattr(commands, "maintenance_gateway", fail)
+    monkeypatch.setattr(maintenance_commands, "maintenance_gateway", fail)
     outcome = run(*arguments)
     assert (outcome.status, outcome.out, outcome.err) == (3, "", "error: The database is away.\n")

@@ -2,13 +2,7 @@ from __future__ import annotations
 
 from airflow.cli.cli_config import GroupCommand
 
-from airflow_provider_statecheck.cli import (
-    commands,
-    rewind_command,
-    savepoint_commands,
-    state_commands,
-    stats_commands,
-)
+from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from tests.unit.interpreter import modules_loaded_by
@@ -38,7 +32,13 @@ def test_each_command_leads_to_its_function_and_takes_an_output_format():
     for each in group.subcommands:
         assert any(
             callable(getattr(module, each.name, None))
-            for module in (commands, rewind_command, savepoint_commands, state_commands, stats_commands)
+            for module in (
+                maintenance_commands,
+                maintenance_commands,
+                savepoint_commands,
+                state_commands,
+                state_commands,
+            )
         )
         assert "--output" in {flag for arg in each.args for flag in arg.flags}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.testing.runs_of_a_job import day
+from tests.contracts.runs_of_a_job import day
 from tests.unit.written_stage import JOB
 
 SECOND = day(2).run_key

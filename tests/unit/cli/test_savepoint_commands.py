@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     BeginSavepoint,
@@ -17,8 +16,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RequestSavepoint,
     RestoreSource,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, RequestStatus
 from airflow_provider_statecheck.cli import savepoint_commands
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.cli import state_commands
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.cli.conftest import Outcome
 from tests.written_state import BACKENDS, FUNCTION, StatefulJob

@@ -21,9 +21,8 @@ from airflow_provider_statecheck.exceptions import (
     StaleAttemptError,
     StateCheckError,
 )
-from airflow_provider_statecheck.gateway.credentials import GivenToken
 from airflow_provider_statecheck.gateway.http import HttpGateway
-from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.gateway.http_client import GivenToken, HttpClient
 
 TOKEN = "the-token-itself"
 URL = "http://coordinator:8080"

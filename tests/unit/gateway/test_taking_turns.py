@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnOverlap
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorUnavailableError
-from airflow_provider_statecheck.gateway.taking_turns import TakingTurns, registering
+from airflow_provider_statecheck.gateway.retrying import TakingTurns, registering
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
-from airflow_provider_statecheck.testing.running_tasks import RunningTasks
-from airflow_provider_statecheck.testing.runs_of_a_job import day
+from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import day
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.api.tokens import IssuedToken
-from airflow_provider_statecheck.checkpoint import job_view, messages, records
-from airflow_provider_statecheck.checkpoint.checkpoint_type import SavepointFormat
+from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.checkpoint import messages, records, store
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, OpenEffects, RegisterAttempt
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.gateway.wire import MalformedMessageError, decode, encode
 from airflow_provider_statecheck.metadata.token_store import Caller
@@ -29,7 +28,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 def _classes() -> list[type[Any]]:
     found: list[type[Any]] = [
         kind
-        for module in (messages, records, job_view)
+        for module in (messages, records, store)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if is_dataclass(kind) and kind.__module__ == module.__name__
     ]
@@ -47,7 +46,7 @@ st.register_type_strategy(
 
 
 def test_the_classes_are_found() -> None:
-    assert {AttemptRef, RegisterAttempt, CheckpointRecord, job_view.JobView} <= set(CLASSES)
+    assert {AttemptRef, RegisterAttempt, CheckpointRecord, store.JobView} <= set(CLASSES)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

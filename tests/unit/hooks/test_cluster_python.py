@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.cluster_python import as_cluster_python
+from airflow_provider_statecheck.hooks.spark import as_cluster_python
 
 
 def test_runner_takes_the_script_then_its_python_files_then_the_arguments() -> None:

@@ -7,23 +7,20 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.job_status import JobStatus
-from airflow_provider_statecheck.checkpoint.job_view import RECENT
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.store import RECENT
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
-from airflow_provider_statecheck.storage.document import SnapshotHandle
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
 from airflow_provider_statecheck.testing.messages import make_owner
-from airflow_provider_statecheck.testing.runs_of_a_job import AGAIN, day
+from tests.contracts.maintenance_contract import AIRFLOW
+from tests.contracts.runs_of_a_job import AGAIN, day
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 CLEAN = {1: "subsumed", 2: "subsumed", 3: "completed"}
@@ -105,7 +102,7 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(stage):
 
 def test_many_discards_are_confirmed_in_several_messages(stage, monkeypatch):
     """The API takes messages of a limited size."""
-    monkeypatch.setattr("airflow_provider_statecheck.hooks.collecting._IDS_PER_MESSAGE", 1)
+    monkeypatch.setattr("airflow_provider_statecheck.maintenance.gc._IDS_PER_MESSAGE", 1)
     stage.run()
     told: list[Any] = []
     monkeypatch.setattr(stage.maintenance, "confirm_discards", _noting(stage.maintenance.confirm_discards, told))

@@ -11,35 +11,33 @@ from typing import Any
 import pytest
 
 import airflow_provider_statecheck
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 from tests.unit.written_stage import JOB, WrittenStage
 
 _WRITERS = {
-    "hooks/deletion_log.py",  # passes deletions on and counts them
+    "maintenance/gc.py",  # passes deletions on and counts them
     "state/rescaling.py",
     "state/writing/savepoint_edit.py",
-    "spark/snapshots/live.py",
+    "spark/snapshots/live_snapshots.py",
     "storage/discarding.py",
-    "storage/merging/bodies.py",
-    "storage/quarantine.py",
+    "storage/file_merging/file_bodies.py",
+    "storage/orphans.py",
     "storage/snapshot_files.py",
-    "storage/stored_states.py",
-    "storage/views/completed_location.py",
-    "storage/views/fs_location.py",
-    "storage/views/fs_state_stream.py",
-    "storage/views/memory_location.py",
+    "storage/completed_checkpoints.py",
+    "storage/views/state_streams.py",
+    "storage/views/fs_storage.py",
+    "storage/views/memory_storage.py",
     "storage/views/state_files.py",
-    "storage/views/toolset.py",
 }
 """Who deletes without the gate: writers that remove what they have just written under a name of their own making."""
 

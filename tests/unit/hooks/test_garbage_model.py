@@ -9,28 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
-from airflow_provider_statecheck.checkpoint.states.streams import streams_of
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState, streams_of
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CommitStateUnknownError, StateCheckError
-from airflow_provider_statecheck.hooks.collecting import collect_job
-from airflow_provider_statecheck.hooks.disposing import dispose
-from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
-from airflow_provider_statecheck.hooks.savepointing import serve_idle
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.gc import collect_job
+from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.savepoints import dispose, serve_idle
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
-from airflow_provider_statecheck.storage.document_uris import document_uris
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.metadata_file import document_uris, load_document
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, _Counted, faulty_gateway, faulty_storage
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore

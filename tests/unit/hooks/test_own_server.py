@@ -7,8 +7,8 @@ from pathlib import Path
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.http import HttpGateway
 from airflow_provider_statecheck.gateway.http_client import HttpClient
-from airflow_provider_statecheck.hooks.own_server import OwnTokens, serving
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.hooks.submitted_stage import OwnTokens, serving
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 from tests.unit.api.server import CALLER, Tasks
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.forgetting import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.hooks.pruning import PrunedJob, PruneRequest, prune_job
+from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.contracts.maintenance_contract import AIRFLOW
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 TEST = "test/sales"

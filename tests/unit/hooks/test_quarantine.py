@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import epoch_name, orphans_uri, shared_uri, taskowned_uri
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.hooks.pruning import PruneRequest, prune_job
-from airflow_provider_statecheck.storage.document import SnapshotHandle
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.prune import PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, encode_metadata, load_document
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.written_stage import JOB, WrittenStage, local_path

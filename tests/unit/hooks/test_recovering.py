@@ -8,24 +8,23 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.recovery import JobRecovery
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
     SnapshotClaimedError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks.collecting import collect_job
-from airflow_provider_statecheck.hooks.disposing import dispose
-from airflow_provider_statecheck.hooks.recovering import RecoveredJob, Recoveries
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.maintenance.gc import collect_job
+from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoveredJob, Recoveries
+from airflow_provider_statecheck.maintenance.savepoints import dispose
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from airflow_provider_statecheck.hooks.spark_session import SessionTarget
+from airflow_provider_statecheck.hooks.spark import SessionTarget
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.hooks.spark_submit import CheckpointedSparkSubmitHook, Shipping
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
-from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.hooks.spark import CheckpointedSparkSubmitHook, Shipping
+from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
 from airflow_provider_statecheck.testing.messages import make_registration
 
 TOKEN = "a token that nobody may see"

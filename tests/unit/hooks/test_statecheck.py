@@ -11,7 +11,7 @@ from airflow.models.connection import Connection
 from airflow.providers_manager import ProvidersManager
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
-from airflow_provider_statecheck.hooks.address import coordinator_address
+from airflow_provider_statecheck.hooks.connection import coordinator_address
 from airflow_provider_statecheck.hooks.statecheck import StatecheckHook
 from tests.unit.hooks.canned import HEALTH, LOGIN, PAGE, VERSION, answering
 from tests.unit.worker import ServedJobs

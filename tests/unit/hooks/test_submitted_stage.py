@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AcknowledgeCheckpoint, AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptRecord, AttemptStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.hooks.driver_access import DriverAccess
-from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
-from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.hooks.submitted_stage import DriverAccess, SubmittedStage
+from airflow_provider_statecheck.spark.driver.handover import DriverSettings
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_owner, make_registration

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.hooks import upkeep
+from airflow_provider_statecheck.operators import maintenance_tasks
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path
 
@@ -18,8 +18,8 @@ from tests.unit.written_stage import WrittenStage, local_path
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(str(tmp_path / "base")))
-    monkeypatch.setattr(upkeep, "maintenance_gateway", lambda conn_id: stage.maintenance)
-    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(maintenance_tasks, "maintenance_gateway", lambda conn_id: stage.maintenance)
+    monkeypatch.setattr(maintenance_tasks, "storage_opener", lambda conn_id: CheckpointStorage.open)
     return stage
 
 
@@ -28,7 +28,7 @@ def test_all_jobs_are_collected(stage):
     for job in ("a", "b"):
         stage.run(job)
         before += sum(stage.files().values()) if job == "b" else 0
-    assert upkeep.collect_all() == before - sum(stage.files().values())
+    assert maintenance_tasks.collect_all() == before - sum(stage.files().values())
     assert stage.statuses("a") == stage.statuses("b") == {1: "subsumed", 2: "subsumed", 3: "completed"}
 
 
@@ -42,9 +42,9 @@ def test_what_could_not_be_deleted_fails_the_task_after_all_jobs(stage, tmp_path
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_tasks, "storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match="It does not answer"):
-        upkeep.collect_all()
+        maintenance_tasks.collect_all()
     assert stage.statuses("here")[1] == "subsumed"
 
 
@@ -53,7 +53,7 @@ def test_old_test_jobs_are_pruned_and_named_jobs_stay(stage):
     stage.run("named")
     stage.clock.advance(timedelta(days=31).total_seconds())
     stage.run("test/young")
-    assert upkeep.prune_all() == 1
+    assert maintenance_tasks.prune_all() == 1
     assert {job.name for job in stage.maintenance.jobs()} == {"named", "test/young"}
 
 
@@ -62,7 +62,7 @@ def test_an_age_of_less_than_a_day_is_refused_before_anything_goes(stage):
     stage.clock.advance(timedelta(days=31).total_seconds())
     before = stage.maintenance.describe(job_id_of("test/sales"))
     with pytest.raises(InvalidConfigurationError, match="a day or more"):
-        upkeep.prune_all(timedelta(hours=1))
+        maintenance_tasks.prune_all(timedelta(hours=1))
     assert stage.maintenance.describe(job_id_of("test/sales")) == before
 
 
@@ -80,15 +80,15 @@ def test_storage_that_does_not_answer_stops_no_verification_of_other_jobs(stage,
             raise StorageError("s3://key:secret@lake does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_tasks, "storage_opener", lambda conn_id: opener)
     with pytest.raises(StorageError, match=r"1 job\(s\).*away: s3://\*\*\*@lake does not answer") as raised:
-        upkeep.verify_all()
+        maintenance_tasks.verify_all()
     assert not isinstance(raised.value, CorruptStateError)
     for job in ("first", "last"):
         row = stage.coordinator.describe(job_id_of(job)).checkpoints[-1]
         local_path(str(row.metadata_uri)).unlink()
     with pytest.raises(CorruptStateError, match=r"found 2 that cannot.*1 job\(s\).*away: s3"):
-        upkeep.verify_all()
+        maintenance_tasks.verify_all()
 
 
 def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage, tmp_path, monkeypatch):
@@ -103,17 +103,17 @@ def test_damage_that_was_found_in_a_job_before_its_storage_failed_is_told(stage,
             raise StorageError("It does not answer.")
         return CheckpointStorage.open(base)
 
-    monkeypatch.setattr(upkeep, "storage_opener", lambda conn_id: opener)
+    monkeypatch.setattr(maintenance_tasks, "storage_opener", lambda conn_id: opener)
     with pytest.raises(CorruptStateError, match=r"found 1 that cannot.*It does not answer"):
-        upkeep.verify_all()
+        maintenance_tasks.verify_all()
 
 
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_a_checkpoint_that_cannot_be_restored_fails_the_task(stage, is_deep):
     stage.run("a")
     stage.run("b")
-    assert upkeep.verify_all(is_deep=is_deep) == 2
+    assert maintenance_tasks.verify_all(is_deep=is_deep) == 2
     row = stage.coordinator.describe(job_id_of("a")).checkpoints[-1]
     local_path(str(row.metadata_uri)).unlink()
     with pytest.raises(CorruptStateError, match="2 checkpoints that can be restored, found 1"):
-        upkeep.verify_all(is_deep=is_deep)
+        maintenance_tasks.verify_all(is_deep=is_deep)

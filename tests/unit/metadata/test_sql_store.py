@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, CoordinatorError
-from airflow_provider_statecheck.metadata.engines import open_engine
+from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
 

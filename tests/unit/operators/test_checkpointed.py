@@ -11,9 +11,11 @@ from airflow.sdk import DAG
 from airflow_provider_statecheck.decorators.checkpointed_spark import checkpointed_spark_task
 from airflow_provider_statecheck.operators.checkpointed import CheckpointedOperator
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
+from airflow_provider_statecheck.operators.spark_submit import (
+    CheckpointedSparkSubmitOperator,
+    CheckpointedStageSubmitOperator,
+)
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
-from airflow_provider_statecheck.operators.stage_submit import CheckpointedStageSubmitOperator
 
 ARGUMENTS: dict[str, Any] = {
     "job": "sales/{{ ds }}",

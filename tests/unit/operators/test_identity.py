@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.operators.identity import job_name_of, owner_of, uid_of
+from airflow_provider_statecheck.operators.checkpointed import job_name_of, owner_of, uid_of
 
 DATE = datetime(2026, 1, 1, tzinfo=UTC)
 

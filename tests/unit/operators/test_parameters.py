@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.operators.stage_callable import with_optional_parameters
+from airflow_provider_statecheck.operators.pyspark import with_optional_parameters
 
 
 def test_what_is_given_at_run_time_may_be_left_out_when_arguments_are_bound() -> None:

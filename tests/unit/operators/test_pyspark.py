@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.providers.apache.spark.operators.spark_pyspark import PySparkOperator
 
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.stage_callable import DriverLostError
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, DriverLostError
 
 
 class NoTarget:

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import OnOverlap
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks import transport
-from airflow_provider_statecheck.operators import registration
-from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.stage_callable import StageTerminatedError
+from airflow_provider_statecheck.operators import checkpointed
+from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator, StageTerminatedError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.operators.test_identity import make_context
 from tests.unit.written_stage import WrittenStage
@@ -28,11 +27,11 @@ def stage(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> WrittenStage:
     stage = WrittenStage(CheckpointStorage.open(f"file://{tmp_path}"))
     monkeypatch.setattr(transport, "airflow_gateway", lambda: stage.coordinator)
     monkeypatch.setattr(transport, "is_orm_open", lambda: False)
-    monkeypatch.setattr(registration, "push_link", lambda *_: None)
+    monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
     return stage
 
 
-def prepared(stage: WrittenStage, **arguments: Any) -> registration.PreparedStage:
+def prepared(stage: WrittenStage, **arguments: Any) -> checkpointed.PreparedStage:
     operator = CheckpointedPySparkOperator(
         task_id="t",
         python_callable=lambda: None,
@@ -40,7 +39,7 @@ def prepared(stage: WrittenStage, **arguments: Any) -> registration.PreparedStag
         checkpoint_dir=stage.storage.base_uri,
         **arguments,
     )
-    return registration.prepare_stage(operator, make_context())
+    return checkpointed.prepare_stage(operator, make_context())
 
 
 def test_a_task_registers_with_what_it_is_given_for_runs(stage: WrittenStage) -> None:

@@ -6,8 +6,8 @@ import pytest
 from airflow.sdk import DAG, BaseOperator, TaskGroup, task
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.operators.checkpointed import former_uids, refuse_shared_uid, uids_by_task
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
-from airflow_provider_statecheck.operators.siblings import former_uids, refuse_shared_uid, uids_by_task
 from airflow_provider_statecheck.operators.spark_submit import CheckpointedSparkSubmitOperator
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from airflow_provider_statecheck.spark.stages.stage import Stage

@@ -14,7 +14,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_statecheck import DataFrameSource, ParquetSink, Stage
 from airflow_provider_statecheck.exceptions import SourceChangedError, StateMigrationError
-from airflow_provider_statecheck.operators import registration
+from airflow_provider_statecheck.operators import checkpointed
 from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.operators import stages_of_test
@@ -116,9 +116,9 @@ def test_uid_is_the_task_id_whatever_the_stage_is_called(
 
     asked: list[str] = []
     operator = make(stage, uid=given, parallelism=3)
-    monkeypatch.setattr(registration, "push_link", lambda *_: None)
+    monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
     monkeypatch.setattr(
-        CheckpointedStageOperator, "prepare", lambda self, _: stop(registration.prepare_stage(self, make_context()))
+        CheckpointedStageOperator, "prepare", lambda self, _: stop(checkpointed.prepare_stage(self, make_context()))
     )
     with pytest.raises(RuntimeError, match="far enough"):
         operator.execute(CONTEXT)

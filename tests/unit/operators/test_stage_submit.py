@@ -15,10 +15,9 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.hooks.spark_submit import Shipping
-from airflow_provider_statecheck.hooks.stage_submit import CheckpointedStageSubmitHook
-from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP
-from airflow_provider_statecheck.operators.stage_submit import CheckpointedStageSubmitOperator
+from airflow_provider_statecheck.hooks.spark import CheckpointedStageSubmitHook, Shipping
+from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
+from airflow_provider_statecheck.operators.spark_submit import CheckpointedStageSubmitOperator
 
 PLACE = "pipelines.balances:stage"
 
@@ -91,10 +90,10 @@ def test_application_is_put_where_the_driver_finds_it_with_nothing_beside_it(dep
 
 
 def test_what_the_driver_needs_of_the_task_is_in_its_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from airflow_provider_statecheck.operators import registration
+    from airflow_provider_statecheck.operators import checkpointed
 
-    monkeypatch.setattr(registration, "_registration", lambda *_: SimpleNamespace(job_name="job"))
-    monkeypatch.setattr(registration, "push_link", lambda *_: None)
+    monkeypatch.setattr(checkpointed, "_registration", lambda *_: SimpleNamespace(job_name="job"))
+    monkeypatch.setattr(checkpointed, "push_link", lambda *_: None)
     date = datetime(2026, 1, 1, tzinfo=UTC)
     operator = make(
         parallelism=3,

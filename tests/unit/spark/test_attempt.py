@@ -10,13 +10,13 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.maintenance import RetireJob
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StorageError
+from airflow_provider_statecheck.maintenance.job_maintenance import RetireJob
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.testing.maintenance_contract import AIRFLOW, BY_RUN
 from airflow_provider_statecheck.testing.messages import make_owner
+from tests.contracts.maintenance_contract import AIRFLOW, BY_RUN
 from tests.unit.written_stage import JOB, WrittenStage
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.spark.failures import FailedCheckpoints
+from airflow_provider_statecheck.spark.attempt import FailedCheckpoints
 
 LATE = CheckpointDeclinedError("too late", reason=CheckpointFailureReason.CHECKPOINT_EXPIRED)
 

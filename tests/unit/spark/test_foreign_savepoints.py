@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
@@ -23,19 +22,17 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.exceptions import LocationNotAllowedError
-from airflow_provider_statecheck.hooks.savepointing import serve_idle
-from airflow_provider_statecheck.hooks.verifying import verify_job
+from airflow_provider_statecheck.maintenance.savepoints import serve_idle
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
-from airflow_provider_statecheck.spark.snapshots.stored_dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.stages.executor.task_storage import TaskStorage
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
-from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
+from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.storage.document import CheckpointDocument, SnapshotHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.savepoints import write_savepoint
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage

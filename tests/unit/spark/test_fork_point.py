@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.spark.fork_point import find_fork_source, fork_name
+from airflow_provider_statecheck.spark.time_travel import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import make_owner
-from airflow_provider_statecheck.testing.runs_of_a_job import day
+from tests.contracts.runs_of_a_job import day
 from tests.unit.written_stage import WrittenStage
 
 UID = "aggregate"

@@ -7,8 +7,7 @@ import logging
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.progress import SmoothedRate, StageProgress
-from airflow_provider_statecheck.spark.readable import readable_seconds
+from airflow_provider_statecheck.spark.status_log import SmoothedRate, StageProgress, readable_seconds
 
 GIB = 1 << 30
 

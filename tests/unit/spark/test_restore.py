@@ -14,15 +14,12 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
-from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import NoRestorableCheckpointError
-from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.storage.document import SnapshotHandle
-from airflow_provider_statecheck.storage.documents import load_document
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle, load_document
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = "x" * 100_000

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, CheckpointStatus
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus
-from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    RequestStatus,
+)
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
@@ -23,11 +25,12 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotClaimedError,
     StoppedWithSavepointError,
 )
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.snapshots.live import StageSnapshots
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 from tests.unit.written_stage import JOB, WrittenStage, local_path
 
 LARGE_STATE = ["an item that is finished"] * 2000

@@ -16,17 +16,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
+    OperatorState,
     PlaceholderStateHandle,
     SegmentFileStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.hooks.verifying import verify_job
-from airflow_provider_statecheck.spark.state_verify import StateVerifier
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
+from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import encode_metadata, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.storage.documents import make_document
 from tests.unit.written_stage import JOB, WrittenStage, local_path

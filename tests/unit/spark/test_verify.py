@@ -11,10 +11,9 @@ import pytest
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier, Verification
-from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, Verification
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, load_document
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.interpreter import modules_loaded_by
 from tests.unit.written_stage import WrittenStage, local_path, parquet
@@ -211,7 +210,7 @@ def test_no_text_about_metadata_state_or_manifests_shows_a_password(stage, check
     def refuse(*_: Any) -> None:
         raise CorruptStateError(SECRET_URI)
 
-    monkeypatch.setattr(f"airflow_provider_statecheck.spark.verify.{step}", refuse)
+    monkeypatch.setattr(f"airflow_provider_statecheck.maintenance.verify.{step}", refuse)
     found = verify(stage, checkpoint)
     assert found.problems
     assert all("s3://***@bucket" in text and "SECRET" not in text for text in found.problems)
@@ -241,5 +240,5 @@ def test_a_checkpoint_that_was_moved_verifies_where_it_is(stage, checkpoint, tmp
 
 
 def test_verifying_loads_no_pyspark():
-    loaded = modules_loaded_by("import airflow_provider_statecheck.spark.verify")
+    loaded = modules_loaded_by("import airflow_provider_statecheck.maintenance.verify")
     assert not {name.partition(".")[0] for name in loaded} & {"pyspark", "py4j", "pyarrow", "airflow"}

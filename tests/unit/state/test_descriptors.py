@@ -20,11 +20,13 @@ from airflow_provider_statecheck.state.descriptors import (
     ReducingStateDescriptor,
     StateDescriptor,
     StateKind,
+    StateTtlConfig,
+    StateVisibility,
+    UpdateType,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.serializers.optional import OptionalSerializer
+from airflow_provider_statecheck.state.serializers.nested_columns import OptionalSerializer
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.ttl import StateTtlConfig, StateVisibility, UpdateType
 
 DAY = StateTtlConfig(timedelta(days=1))
 

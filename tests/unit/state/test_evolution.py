@@ -11,9 +11,18 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import StateMigrationError
 from airflow_provider_statecheck.state.descriptors import StateKind
-from airflow_provider_statecheck.state.evolution import Fate, Verdict, report, require_compatible, verdicts
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.schemas import (
+    Fate,
+    OperatorSchemas,
+    StateSchema,
+    Verdict,
+    decode_schemas,
+    encode_schemas,
+    report,
+    require_compatible,
+    verdicts,
+)
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from tests.unit.state.serializers.record_types import Colour

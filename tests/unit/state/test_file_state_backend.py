@@ -12,11 +12,11 @@ import pytest
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.state.file_state_backend import AbstractFileStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import AbstractFileStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.storage_access import CheckpointStorageAccess
 
 NEW = {"execution.checkpointing.dir": "file:///new/chk", "execution.checkpointing.savepoint-dir": "file:///new/sp"}
 OLD = {"state.checkpoints.dir": "file:///old/chk", "state.savepoints.dir": "file:///old/sp"}

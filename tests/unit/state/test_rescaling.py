@@ -12,34 +12,37 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
     KeyGroupsStateHandle,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
-from airflow_provider_statecheck.state.rescaling_runs import RunsRescaling
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.state.rescaling import RunsRescaling, rescale_max_parallelism
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
 
 UID = "balances/balance"
 KEYS = KeySerializer((KeyField("customer", pa.int64()), KeyField("country", pa.string())))

@@ -11,8 +11,7 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.serializers.snapshot_json import decode_snapshot
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot, decode_snapshot
 from tests.unit.state.serializers.record_types import Renamed
 from tests.unit.state.serializers.test_round_trips import EVERY_TYPE, TYPES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, SnapshotHandle
 
 JOB_ID = "0123456789abcdef" * 2
 JOB_URI = f"file:///base/{JOB_ID}"

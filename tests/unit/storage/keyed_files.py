@@ -13,14 +13,14 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
-from airflow_provider_statecheck.storage.document_uris import state_uris
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import state_uris
 
 UID = "aggregate/balance"
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
@@ -16,17 +15,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyGroupsStateHandle,
+    MasterState,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import (
-    MasterState,
-    OperatorState,
-    OperatorSubtaskState,
-)
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
 from tests.unit.storage.documents import JOB_URI, METADATA_URI, make_document, make_snapshot
 
 SAVEPOINT_URI = "s3://saved/savepoint-012345-0123456789ab"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError
-from airflow_provider_statecheck.storage.allowed_places import AllowedPlaces, Place, parse_places
+from airflow_provider_statecheck.storage.allowed_locations import AllowedLocation, AllowedLocations, parse_locations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 JOB = "0" * 32
@@ -31,7 +31,7 @@ JOB = "0" * 32
     ],
 )
 def test_what_shares_the_storage_of_a_directory_that_was_named_may_be_read(directory: str, uri: str) -> None:
-    AllowedPlaces().around(directory).require(uri)
+    AllowedLocations().around(directory).require(uri)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_what_shares_the_storage_of_a_directory_that_was_named_may_be_read(direc
 )
 def test_anything_else_is_refused(directory: str, uri: str) -> None:
     with pytest.raises(LocationNotAllowedError):
-        AllowedPlaces().around(directory).require(uri)
+        AllowedLocations().around(directory).require(uri)
 
 
 def test_a_link_leads_no_further_than_its_target(tmp_path: Path) -> None:
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "link").symlink_to("/etc")
     (tmp_path / "same").symlink_to(tmp_path / "ck")
-    places = AllowedPlaces().around(f"file://{tmp_path}/same")
+    places = AllowedLocations().around(f"file://{tmp_path}/same")
     places.require(f"file://{tmp_path}/ck/x")
     with pytest.raises(LocationNotAllowedError):
         places.require(f"file://{tmp_path}/same/link/passwd")
@@ -72,7 +72,7 @@ def test_a_link_leads_no_further_than_its_target(tmp_path: Path) -> None:
 
 def test_the_error_names_the_uri_the_places_and_the_setting_without_secrets() -> None:
     with pytest.raises(LocationNotAllowedError) as caught:
-        AllowedPlaces().around("s3://lake/ck").require("ftp://ann:hush@host/x?token=hush")
+        AllowedLocations().around("s3://lake/ck").require("ftp://ann:hush@host/x?token=hush")
     assert "ftp://***@host/x?token=***" in str(caught.value)
     assert "s3://lake" in str(caught.value)
     assert "allowed_locations" in str(caught.value)
@@ -80,7 +80,7 @@ def test_the_error_names_the_uri_the_places_and_the_setting_without_secrets() ->
 
 
 def test_the_setting_counts_the_path_too() -> None:
-    places = AllowedPlaces().below("s3://archive/old", "s3://all")
+    places = AllowedLocations().below("s3://archive/old", "s3://all")
     places.require("s3://archive/old/x")
     places.require("s3://all/x")
     with pytest.raises(LocationNotAllowedError):
@@ -89,19 +89,19 @@ def test_the_setting_counts_the_path_too() -> None:
 
 @pytest.mark.parametrize("value", ["s3://a, file:///b,", ["s3://a", " file:///b "]])
 def test_the_setting_is_a_list_or_text_with_commas(value: object) -> None:
-    assert parse_places(value) == ("s3://a", "file:///b")
+    assert parse_locations(value) == ("s3://a", "file:///b")
 
 
 @pytest.mark.parametrize("value", ["/data", "lake", "file:", "file://host/x", ["s3"]])
 def test_what_is_no_uri_is_refused_by_the_name_of_the_setting(value: object) -> None:
     with pytest.raises(InvalidConfigurationError, match="allowed_locations"):
-        parse_places(value)
+        parse_locations(value)
 
 
 def test_a_place_that_is_known_is_not_listed_again() -> None:
-    places = AllowedPlaces().around("s3://lake/ck")
+    places = AllowedLocations().around("s3://lake/ck")
     assert places.around("s3://lake/other", None) is places
-    assert str(Place.below("s3://lake")) == "s3://lake"
+    assert str(AllowedLocation.below("s3://lake")) == "s3://lake"
 
 
 @pytest.mark.parametrize(

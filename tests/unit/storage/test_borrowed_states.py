@@ -9,30 +9,31 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import epoch_of, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     CheckpointedStateScope,
     FileStateHandle,
     SegmentFileStateHandle,
+    streams_of,
 )
-from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
-from airflow_provider_statecheck.hooks.collecting import collect_job
+from airflow_provider_statecheck.maintenance.gc import collect_job
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
-from airflow_provider_statecheck.storage.borrowed_states import own_borrowed
-from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.document_uris import state_uris
-from airflow_provider_statecheck.storage.documents import load_document
+from airflow_provider_statecheck.spark.stages.stage_state import own_borrowed
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    decode_metadata,
+    load_document,
+    state_uris,
+)
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint, write_savepoint
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write

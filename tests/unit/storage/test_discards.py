@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
@@ -20,19 +20,18 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     FileStateHandle,
     KeyGroupsStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
     PlaceholderStateHandle,
     SegmentFileStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.storage.discarding import StorageDiscarder
-from airflow_provider_statecheck.storage.discards import EffectDiscards
-from airflow_provider_statecheck.storage.documents import DocumentCache
+from airflow_provider_statecheck.storage.discarding import EffectDiscards, StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import encode_metadata
-from airflow_provider_statecheck.testing.executors import InlineExecutor
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache, encode_metadata
+from airflow_provider_statecheck.testing.aligned_job import InlineExecutor
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.documents import JOB_ID, make_document, make_snapshot
 

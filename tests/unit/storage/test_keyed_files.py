@@ -11,10 +11,9 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import epoch_name
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.hooks.collecting import CollectedJob, collect_job
-from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.checkpoint_content import CheckpointContent
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.keyed_files import files_left, keyed, state_file, take, uris, write

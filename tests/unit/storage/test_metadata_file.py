@@ -9,8 +9,13 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError, IncompatibleCheckpointError
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle, SnapshotHandle
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    SnapshotHandle,
+    decode_metadata,
+    encode_metadata,
+)
 
 JOB = "0123456789abcdef0123456789abcdef"
 URI = f"file:///base/{JOB}/chk-3/_metadata"

@@ -18,19 +18,23 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyGroupsStateHandle,
+    OperatorSubtaskState,
     PlaceholderStateHandle,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import (
     CorruptStateError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.storage.document import CheckpointDocument
-from airflow_provider_statecheck.storage.document_uris import document_uris
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata, encode_metadata, is_relocatable
-from airflow_provider_statecheck.storage.pointer import resolve_checkpoint
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    decode_metadata,
+    document_uris,
+    encode_metadata,
+    is_relocatable,
+)
+from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from tests.unit.storage.documents import JOB_ID, JOB_URI, METADATA_URI, make_document, make_snapshot
 from tests.unit.storage.operator_states import (
     RANGE,

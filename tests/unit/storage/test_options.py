@@ -4,7 +4,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.options import conceal, secrets_in
+from airflow_provider_statecheck.storage.schemes import conceal, secrets_in
 from airflow_provider_statecheck.storage.uris import redact
 
 SECRET = "wJalr/secret+key"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     InvalidConfigurationError,
@@ -14,12 +14,11 @@ from airflow_provider_statecheck.exceptions import (
     PointerNotFoundError,
     StorageError,
 )
-from airflow_provider_statecheck.gateway.errors import decode_error, encode_error
-from airflow_provider_statecheck.operators.registration import A_RETRY_CANNOT_HELP
+from airflow_provider_statecheck.gateway.protocol import decode_error, encode_error
+from airflow_provider_statecheck.operators.checkpointed import A_RETRY_CANNOT_HELP
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointer import NOT_ADDRESSABLE, pointer_uri, resolve_checkpoint
-from airflow_provider_statecheck.storage.restore_sources import find_source
-from airflow_provider_statecheck.storage.retries import RetryPolicy
+from airflow_provider_statecheck.storage.pointers import NOT_ADDRESSABLE, find_source, pointer_uri, resolve_checkpoint
 from tests.unit.written_stage import WrittenStage
 
 

@@ -7,7 +7,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.pointer import ResolvedPointer, resolve_checkpoint
+from airflow_provider_statecheck.storage.pointers import ResolvedPointer, resolve_checkpoint
 
 
 def test_directory_with_and_without_slash_and_its_file_are_one_checkpoint(storage: CheckpointStorage, job: str) -> None:

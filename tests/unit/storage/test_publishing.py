@@ -13,7 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
-from airflow_provider_statecheck.storage import local_files
+from airflow_provider_statecheck.storage import file_operations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
@@ -153,7 +153,7 @@ class TestAtomicity:
             raise OSError(errno.EIO, "disk")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local_files, "sync", fail)
+            patch.setattr(file_operations, "sync", fail)
             with pytest.raises(StorageError):
                 local.write_bytes(f"{local.base_uri}/f", b"x")
         local.write_bytes(f"{local.base_uri}/f", b"x")

@@ -6,8 +6,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.retries import RetryPolicy
 
 
 class _Time:

@@ -14,17 +14,17 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyGroupsStateHandle,
+    OperatorState,
     OperatorStateHandle,
+    OperatorSubtaskState,
     SegmentFileStateHandle,
     StreamStateHandle,
+    streams_of,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StorageError
-from airflow_provider_statecheck.storage.document import CheckpointDocument, InlineStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import decode_metadata
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, decode_metadata
 from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint, write_savepoint
 
 JOB, OPERATOR = "0" * 32, OperatorId("1" * 32)

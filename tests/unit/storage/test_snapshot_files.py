@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
     KeyGroupsStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
+    streams_of,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_files import SnapshotFiles
 from airflow_provider_statecheck.testing.clock import ManualClock

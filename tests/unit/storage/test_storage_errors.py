@@ -8,8 +8,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.retries import RetryPolicy
 
 
 class _Down(MemoryFileSystem):  # type: ignore[misc]

@@ -7,8 +7,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
+from airflow_provider_statecheck.storage.completed_checkpoints import StoredStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.stored_states import StoredStates
 
 REF = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("aggregate"), epoch=3)
 

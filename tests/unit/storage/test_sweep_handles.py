@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.handles.handle_rows import HandleRow
-from airflow_provider_statecheck.checkpoint.handles.handle_store import LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.layout import handles_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, LeasedStateHandleStore
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
-from airflow_provider_statecheck.storage.documents import DocumentCache
+from airflow_provider_statecheck.storage.completed_checkpoints import StoredStates
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.stored_states import StoredStates
-from airflow_provider_statecheck.storage.sweep import SweepReport, sweep
+from airflow_provider_statecheck.storage.metadata_file import DocumentCache
+from airflow_provider_statecheck.storage.orphans import SweepReport, sweep
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import InMemoryHandleRows, InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.exceptions import CoordinatorUnavailableError
-from airflow_provider_statecheck.gateway.http_async import AsyncJobReader
-from airflow_provider_statecheck.hooks import reading
+from airflow_provider_statecheck.gateway.http import AsyncJobReader
+from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.triggers import checkpoint
 from airflow_provider_statecheck.triggers.checkpoint import CheckpointTrigger
 from tests.unit.worker import ServedJobs
@@ -245,7 +245,7 @@ def test_the_token_is_in_the_arguments_and_nowhere_else(served: ServedJobs, even
     with caplog.at_level(logging.DEBUG):
         payload = event_after(trigger, served.complete, spare=A_SERVER_ENDS)
     logged = capfd.readouterr()
-    access = reading.ReadingAccess(url="u", token=token)
+    access = transport.ReadingAccess(url="u", token=token)
     for shown in (trigger, str(trigger), access, payload, caplog.text, logged.out, logged.err):
         assert token not in repr(shown)
     assert "asked again" in logged.out

@@ -1,4 +1,4 @@
-"""An Iceberg table as a catalog knows it, whose credentials nobody sees."""
+"""Iceberg tables and their catalogs, with credentials hidden."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
     StorageError,
+    UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-from airflow_provider_statecheck.storage.options import conceal, harmless
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.storage.schemes import conceal, harmless
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 _DATA_PATH = "write.data.path"
@@ -140,3 +141,29 @@ def _no_table(name: str) -> EnvironmentNotReadyError:
         f"Expected the Iceberg table {name} in its catalog, found none; create it with its schema and partitions, or "
         "correct its name."
     )
+
+
+_PREFIXES = ("s3.", "adls.", "gcs.", "hdfs.", "hf.", "client.")
+_NAMES = frozenset({"py-io-impl", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC"})
+_SIGNER = "s3.signer"
+
+
+def storage_properties_of(table: Any, shown: str) -> HiddenOptions:
+    """
+    Return how tasks reach the storage of a table that was loaded.
+
+    :raises UnsupportedStateError: if each request has to be signed by the catalog, which tasks do not know.
+    """
+    found = table.io.properties
+    # PyArrow's filesystems pass over a signer.
+    if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":
+        raise UnsupportedStateError(
+            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each request "
+            "(s3.signer), and tasks do not know the catalog; let it lend credentials (the property "
+            "header.X-Iceberg-Access-Delegation = vended-credentials), or give those of the storage as properties."
+        )
+    return HiddenOptions({name: value for name, value in found.items() if _is_of_storage(name)})
+
+
+def _is_of_storage(name: str) -> bool:
+    return name in _NAMES or (name.startswith(_PREFIXES) and not name.startswith(_SIGNER))

@@ -12,10 +12,9 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
-from airflow_provider_statecheck.spark.sinks.iceberg.ledger import TableLedger
-from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import read_ledger
-from airflow_provider_statecheck.spark.sinks.line import Line, Start
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableLedger, read_ledger
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import IcebergCommittable
+from airflow_provider_statecheck.spark.sinks.ledger import Ancestry, Start
 from airflow_provider_statecheck.spark.sinks.target_files import why_gone
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES
 
@@ -121,7 +120,7 @@ def require_opened(ledger: TableLedger, epoch: int, shown: str) -> None:
         )
 
 
-def require_output_of_restored(table: Any, ledger: TableLedger, line: Line, shown: str) -> None:
+def require_output_of_restored(table: Any, ledger: TableLedger, line: Ancestry, shown: str) -> None:
     """
     Refuse to go on from a checkpoint whose output is no longer in the table.
 

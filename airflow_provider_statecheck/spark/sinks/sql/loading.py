@@ -1,16 +1,76 @@
-"""Load Arrow tables into a table of a database, within a transaction that is open."""
+"""Rows of a SQL sink: staged by tasks, loaded by the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.data_files import FileLayout, ParquetSinkWriter
+from airflow_provider_statecheck.spark.sinks.sink import Committable, SinkTaskContext, StagedFile
 from airflow_provider_statecheck.spark.sinks.sql.tables import CHECKPOINT, LINEAGE, PLACE, ROW
-from airflow_provider_statecheck.spark.sinks.sql.values import as_csv, as_rows, numbered
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory, why_gone
+from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
+
+
+def as_csv(table: Any) -> io.BytesIO:
+    """Return the rows as CSV for PostgreSQL's COPY: nothing for null, quotes around every text."""
+    import pyarrow.csv as csv
+
+    target = io.BytesIO()
+    csv.write_csv(_without_binary(table), target, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    target.seek(0)
+    return target
+
+
+def as_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows as Python values for SQLite: exact numbers as text, moments in UTC."""
+    import pyarrow as pa
+
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_decimal(field.type) or pa.types.is_uint64(field.type):
+            columns[field.name] = column.cast(pa.string())
+        elif pa.types.is_timestamp(field.type):
+            columns[field.name] = column.cast(pa.timestamp("us", "UTC" if field.type.tz else None))
+        else:
+            columns[field.name] = column
+    rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    return rows
+
+
+def with_constants(table: Any, **values: Any) -> Any:
+    """Return the table with more columns, each with one value in all rows."""
+    import pyarrow as pa
+
+    for name, value in values.items():
+        table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return table
+
+
+def numbered(table: Any, name: str, first: int) -> Any:
+    """Return the table with a column that counts its rows."""
+    import pyarrow as pa
+
+    numbers = pa.array(range(first, first + table.num_rows), pa.int64())
+    return table.append_column(name, numbers)
+
+
+def _without_binary(table: Any) -> Any:
+    import pyarrow as pa
+
+    for number, field in enumerate(table.schema):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            found = table.column(number).to_pylist()
+            text = pa.array([None if value is None else f"\\x{value.hex()}" for value in found], pa.string())
+            table = table.set_column(number, field.name, text)
+    return table
+
 
 _TEMPORARY, _STAGED = "pg_temp", "statecheck_staged"
 
@@ -125,3 +185,81 @@ def _text(statement: str) -> Any:
     from sqlalchemy import text
 
     return text(statement)
+
+
+_ROWS_AT_ONCE = 65536
+
+
+def staged_rows(files: TargetFiles, committable: Committable) -> Iterator[Any]:
+    """
+    Read what a task staged, in the order in which it was written.
+
+    :return: Arrow tables.
+    :raises CorruptStateError: if a file is gone or was changed.
+    :raises StorageError: if the storage fails.
+    """
+    for file in committable.files:
+        rows = 0
+        for table in _tables(files, file):
+            rows += table.num_rows
+            yield table
+        if rows != file.rows:
+            raise CorruptStateError(
+                f"Expected {file.rows} rows in the staged file {file.staged} of {files.target}, found {rows}; somebody changed it. "
+                "Restore from an earlier checkpoint, or start over."
+            )
+
+
+def _tables(files: TargetFiles, file: StagedFile) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = f"{staging_directory(files.lineage)}/{file.staged}"
+    place = ExecutorFiles(files.storage.base_uri, HiddenOptions(files.storage.options))
+    if files.size(name) is None:
+        raise CorruptStateError(
+            f"Expected the staged file {name} in {files.target}, found none; {why_gone(files.is_local)}"
+        )
+    with place.failures_told(name), place.open(name, file.size_bytes) as opened:
+        parquet = pq.ParquetFile(opened, page_checksum_verification=True)
+        for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
+            yield pa.Table.from_batches([batch])
+
+
+_LAYOUT = FileLayout(compression="zstd", partition_by=(), max_file_bytes=512 * 1024 * 1024)
+
+
+class SqlSinkWriter:
+    """
+    Writes whole files into the staging directory.
+
+    :param files: The staging directory.
+    :param keys: The columns by which rows replace others.
+    :param context: Which task writes.
+    """
+
+    def __init__(self, files: TargetFiles, keys: Sequence[str], context: SinkTaskContext) -> None:
+        self._keys = keys
+        self._rows = ParquetSinkWriter(files, _LAYOUT, context)
+
+    def write(self, table: Any) -> None:
+        """
+        Take a table with the columns of the schema, in any order.
+
+        :raises UnsupportedStateError: if a key is null, which is equal to no other one.
+        """
+        empty = [name for name in self._keys if table.column(name).null_count]
+        if empty:
+            raise UnsupportedStateError(
+                f"Expected values in the columns of upsert_by, found null in {', '.join(empty)}; leave such rows out in the stage, "
+                "or fill the column."
+            )
+        self._rows.write(table)
+
+    def prepare_commit(self) -> list[dict[str, Any]]:
+        """Finish all files and return what commits them."""
+        return self._rows.prepare_commit()
+
+    def abort(self) -> None:
+        """Delete what was written."""
+        self._rows.abort()

@@ -15,8 +15,8 @@ from airflow_provider_statecheck.exceptions import (
     SourceError,
     StateCheckError,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-from airflow_provider_statecheck.storage.options import conceal
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.storage.schemes import conceal
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -1,15 +1,54 @@
-"""Elements on their way through the functions of a task: as rows for Python, as a table for Arrow, made when asked for."""
+"""Elements in a task: rows, tables, key groups, and their order."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections import namedtuple
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.executor.python_values import python_values
+from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
+
+
+def python_values(column: Any) -> list[Any]:
+    """
+    Return what ``column.to_pylist()`` does.
+
+    :param column: An Arrow array or chunked array.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return _times(column, kind)
+    return _by_numpy(column) if pa.types.is_date32(kind) else _by_arrow(column)
+
+
+def _times(column: Any, kind: Any) -> list[Any]:
+    import pyarrow as pa
+
+    if kind.tz is None:
+        return _by_numpy(column)
+    zone = pa.lib.string_to_tzinfo(kind.tz)
+    in_utc = _by_numpy(column.cast(pa.timestamp(kind.unit)))
+    return [None if each is None else zone.fromutc(each.replace(tzinfo=zone)) for each in in_utc]
+
+
+def _by_numpy(column: Any) -> list[Any]:
+    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    # What no datetime can hold comes as a number, and is Arrow's to refuse.
+    return _by_arrow(column) if int in set(map(type, values)) else values
+
+
+def _by_arrow(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 class Elements:
@@ -106,3 +145,208 @@ def _of_width(columns: list[Any], names: Sequence[str]) -> list[Any]:
     if len(columns) != len(names):
         raise ValueError(f"{len(columns)} columns in place of {len(names)}")
     return columns
+
+
+KEY_GROUP = "__statecheck_key_group"
+"""The key group of a row's key."""
+CONTROL = "__statecheck_control"
+"""A message to the driver in place of data; null in rows of data."""
+EMPTY_MESSAGE = b""
+"""Says nothing; it is sent so that a subtask runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedChunk:
+    """Rows of some keys."""
+
+    table: Any
+    """The user's columns, ordered by key group and key."""
+    keys: KeyBatch
+    """Each key once, in the order of the table."""
+    starts: Sequence[int]
+    """Where the rows of each key begin, and last the number of rows."""
+
+    @classmethod
+    def of(cls, table: Any, serializer: KeySerializer) -> KeyedChunk:
+        """
+        Find the keys of a table.
+
+        :param table: Ordered by key group and key; the key group is one of its columns.
+        :raises UnsupportedStateError: for a key that is null or has a part that is.
+        """
+        import pyarrow as pa
+
+        columns = [single(table.column(KEY_GROUP)), *key_columns_of(table, serializer)]
+        starts = _starts(columns)
+        positions = pa.array(starts[:-1])
+        distinct = [column.take(positions) for column in columns]
+        return cls(table.drop_columns([KEY_GROUP]), KeyBatch(distinct[0], tuple(distinct[1:])), starts.tolist())
+
+    @property
+    def last_key_group(self) -> int:
+        """Return the key group of the last row."""
+        return int(self.keys.key_groups[-1].as_py())
+
+    def spans(self, serializer: KeySerializer) -> Iterator[tuple[Any, int, int, int]]:
+        """Return each key, its group, and where its rows begin and end."""
+        keys = serializer.from_columns(self.keys.columns)
+        groups = self.keys.key_groups.to_pylist()
+        return zip(keys, groups, self.starts[:-1], self.starts[1:], strict=True)
+
+
+def _starts(columns: Sequence[Any]) -> Any:
+    import numpy as np
+
+    rows = len(columns[0])
+    differs = np.zeros(max(rows - 1, 0), dtype=bool)
+    for column in columns:
+        differs |= _differ(column.slice(1), column.slice(0, max(rows - 1, 0))).to_numpy(zero_copy_only=False)
+    inner = np.flatnonzero(differs) + 1
+    return np.concatenate(([0], inner, [rows]))
+
+
+def _differ(column: Any, other: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    differs = pc.not_equal(column, other)
+    if pa.types.is_floating(column.type):
+        # NaN is one key.
+        return pc.and_not(differs, pc.and_(pc.is_nan(column), pc.is_nan(other)))
+    return differs
+
+
+def key_columns_of(table: Any, serializer: KeySerializer) -> tuple[Any, ...]:
+    """
+    Return the columns of the key in the form in which keys are stored.
+
+    :raises UnsupportedStateError: for a key that is null or has a part that is.
+    """
+    columns = [single(table.column(field.name)) for field in serializer.fields]
+    _require_keys(serializer, columns)
+    return serializer.normalized_columns(columns)
+
+
+def single(column: Any) -> Any:
+    """Return a column as one array."""
+    combined = column.combine_chunks()
+    return combined.chunk(0) if hasattr(combined, "num_chunks") and combined.num_chunks == 1 else combined
+
+
+def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
+    for field, column in zip(serializer.fields, columns, strict=True):
+        if column.null_count:
+            raise UnsupportedStateError(
+                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count}; filter these rows out "
+                f"or give them a key of their own."
+            )
+
+
+DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
+DEFAULT_CHUNK_ROWS = 64 * 1024
+
+
+class KeyGroupSorter:
+    """
+    Collects record batches and gives them back as tables of whole key groups, in ascending order.
+
+    What does not fit is written, sorted, to local files. One key group has to fit into memory.
+
+    :param group_column: The column with the key group.
+    :param order: The columns by which the rows of a table are ordered, the key group first.
+    :param buffer_bytes: How much is held in memory.
+    :param chunk_rows: How many rows a table has at least, unless it is the last.
+    """
+
+    def __init__(
+        self,
+        group_column: str,
+        order: tuple[str, ...],
+        *,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    ) -> None:
+        self._group = group_column
+        self._order = [(name, "ascending") for name in order]
+        self._buffer_bytes = buffer_bytes
+        self._chunk_rows = chunk_rows
+
+    def tables(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Read all batches, then give the tables one by one; nothing is given for no rows."""
+        with scratch_directory() as folder:
+            runs: list[_Run] = []
+            buffered: list[Any] = []
+            size = 0
+            for batch in batches:
+                buffered.append(batch)
+                size += batch.nbytes
+                if size >= self._buffer_bytes:
+                    runs.append(_SpilledRun(self._sorted(buffered), self._group, folder))
+                    buffered, size = [], 0
+            if buffered:
+                runs.append(_MemoryRun(self._sorted(buffered), self._group))
+            yield from self._chunks(runs)
+
+    def _sorted(self, batches: list[Any]) -> Any:
+        import pyarrow as pa
+
+        table = pa.Table.from_batches(batches).combine_chunks()
+        return table.sort_by(self._order).combine_chunks()
+
+    def _chunks(self, runs: list[_Run]) -> Iterator[Any]:
+        groups = sorted({group for run in runs for group in run.rows_by_group})
+        chunk: list[int] = []
+        rows = 0
+        for group in groups:
+            chunk.append(group)
+            rows += sum(run.rows_by_group.get(group, 0) for run in runs)
+            if rows >= self._chunk_rows:
+                yield self._merged(runs, chunk)
+                chunk, rows = [], 0
+        if chunk:
+            yield self._merged(runs, chunk)
+
+    def _merged(self, runs: list[_Run], groups: list[int]) -> Any:
+        import pyarrow as pa
+
+        parts = [run.read(groups[0], groups[-1]) for run in runs]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.concat_tables(parts).sort_by(self._order).combine_chunks()
+
+
+class _MemoryRun:
+    """Sorted rows in memory."""
+
+    def __init__(self, table: Any, group_column: str) -> None:
+        import numpy as np
+
+        groups = table.column(group_column).to_numpy()
+        values, starts = np.unique(groups, return_index=True)
+        self._starts = [*starts.tolist(), table.num_rows]
+        self._groups = values.tolist()
+        self._table = table
+        self.rows_by_group = {g: self._starts[i + 1] - self._starts[i] for i, g in enumerate(self._groups)}
+
+    def read(self, first: int, last: int) -> Any:
+        """Return the rows of some key groups that follow each other."""
+        from bisect import bisect_left, bisect_right
+
+        begin = self._starts[bisect_left(self._groups, first)]
+        return self._table.slice(begin, self._starts[bisect_right(self._groups, last)] - begin)
+
+
+class _SpilledRun(_MemoryRun):
+    """Sorted rows in a local file that is mapped into memory, so that only what is read takes room."""
+
+    def __init__(self, table: Any, group_column: str, folder: str) -> None:
+        import pyarrow as pa
+
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            path = Path(file.name)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        super().__init__(pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks(), group_column)
+
+
+_Run = _MemoryRun

@@ -1,30 +1,47 @@
-"""One function at work in one task: its state, its life, and what it makes of elements."""
+"""Functions at work in a task: element by element, with keyed state, or as aggregates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment
-from airflow_provider_statecheck.spark.stages.executor.elements import Elements
-from airflow_provider_statecheck.spark.stages.executor.keyed_chunk import KeyedChunk
-from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask, TaskPlace
-from airflow_provider_statecheck.spark.stages.executor.streams import TaskStreams
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.functions.lifecycle import FunctionLifecycle
-from airflow_provider_statecheck.state.functions.runtime_context import TaskInfo
-from airflow_provider_statecheck.state.operator.raw_input import raw_operator_state_inputs
+from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    KEY_GROUP,
+    Elements,
+    KeyedChunk,
+    key_columns_of,
+    rows_of,
+    times_of,
+)
+from airflow_provider_statecheck.spark.stages.executor.task_control import (
+    OperatorTask,
+    SnapshotMoment,
+    TaskPlace,
+    TaskStreams,
+)
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.state.functions.contexts import KeyedBatchContext, KeyedContext, TaskInfo
+from airflow_provider_statecheck.state.functions.lifecycle import (
+    FunctionLifecycle,
+    processes_batches,
+    wants_end_of_input,
+)
+from airflow_provider_statecheck.state.functions.user_functions import FlatMapFunction, as_map_function
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.state.operator.raw_state import raw_operator_state_inputs
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.spark.stages.nodes import MapNode, ProcessNode
+    from airflow_provider_statecheck.spark.stages.stage import MapNode, ProcessNode
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
@@ -189,3 +206,242 @@ class FunctionRun(OperatorRun):
     @override
     def function(self) -> Any:
         return cast("MapNode | ProcessNode", self.task.node).function
+
+
+class MapRun(FunctionRun):
+    """Applies a ``MapFunction`` or a ``FlatMapFunction``; right behind a key it has keyed state too."""
+
+    @override
+    def process(self, elements: Elements) -> Elements:
+        return self._given(self._apply(elements.rows()))
+
+    @override
+    def process_keyed(self, chunk: KeyedChunk) -> Elements:
+        backend = self.keyed
+        rows, given = rows_of(chunk.table), []
+        for key, group, start, end in chunk.spans(backend.key_serializer):
+            backend.set_current_key(key, group)
+            given.extend(self._apply(rows[start:end]))
+        backend.unset_current_key()
+        backend.advance_to(chunk.last_key_group + 1)
+        return self._given(given)
+
+    @cached_property
+    def _apply(self) -> Callable[[Iterable[Any]], list[Any]]:
+        if isinstance(self.function, FlatMapFunction):
+            flat_map = self.function.flat_map
+            return lambda rows: [given for row in rows for given in flat_map(row)]
+        function = as_map_function(self.function).map
+        return lambda rows: [function(row) for row in rows]
+
+    def _given(self, values: Sequence[Any]) -> Elements:
+        return Elements(self.task.output_schema, values=values)
+
+
+_ELEMENTS_AT_ONCE = 10_000
+
+
+class ProcessRun(FunctionRun):
+    """Applies a ``KeyedProcessFunction`` to the elements of one key after the other, or to whole tables."""
+
+    @override
+    def process_keyed(self, chunk: KeyedChunk) -> Elements:
+        given = self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
+        self.keyed.advance_to(chunk.last_key_group + 1)
+        return given
+
+    @override
+    def end(self) -> Iterator[Elements]:
+        if not wants_end_of_input(self.function):
+            return
+        given: list[Any] = []
+        context: KeyedContext[Any] = KeyedContext()
+        for key in self._keys_with_state():
+            self.keyed.set_current_key(key)
+            context.begin(key)
+            given.extend(self.function.on_end_of_input(context) or ())
+            if len(given) >= _ELEMENTS_AT_ONCE:
+                yield self._given(given)
+                given = []
+        context.end()
+        self.keyed.unset_current_key()
+        yield self._given(given)
+
+    def _process_elements(self, chunk: KeyedChunk) -> Elements:
+        backend, function = self.keyed, self.function.process_element
+        self._prefetch(chunk)
+        context: KeyedContext[Any] = KeyedContext()
+        rows, times = rows_of(chunk.table), times_of(chunk.table, self.task.time_column)
+        given: list[Any] = []
+        for key, group, start, end in chunk.spans(backend.key_serializer):
+            backend.set_current_key(key, group)
+            context.begin(key)
+            for position in range(start, end):
+                if times is not None:
+                    context.begin(key, times[position])
+                emitted = function(rows[position], context)
+                if emitted is not None:
+                    given.extend(emitted)
+        context.end()
+        backend.unset_current_key()
+        return self._given(given)
+
+    def _process_batch(self, chunk: KeyedChunk) -> Elements:
+        self._batch_context.keys = chunk.keys
+        self._batch_context.begin_batch()
+        try:
+            table = self.function.process_batch(chunk.table, self._batch_context)
+        finally:
+            self._batch_context.end()
+        if table is None or self.task.output_schema is None:
+            return self._given([])
+        return Elements(self.task.output_schema, table=self._require_output(table))
+
+    def _require_output(self, table: Any) -> Any:
+        import pyarrow as pa
+
+        try:
+            return table.select(self.task.output_schema.names).cast(self.task.output_schema)
+        except (KeyError, pa.ArrowException) as error:
+            raise InvalidConfigurationError(
+                f"Expected process_batch of {self.task.uid!r} to give the columns {self.task.output_schema.names}, found "
+                f"{table.schema.names}: {error}."
+            ) from error
+
+    def _prefetch(self, chunk: KeyedChunk) -> None:
+        # Backends that read from storage get what a chunk touches in one go.
+        prefetch = getattr(self.keyed, "prefetch", None)
+        if prefetch is not None:
+            prefetch(chunk.keys)
+
+    def _keys_with_state(self) -> Iterator[Any]:
+        seen: set[Any] = set()
+        names = [state.name for state in self.keyed.registered_states()]
+        for name in names:
+            for key in self.keyed.get_keys(name):
+                if len(names) == 1:
+                    yield key
+                elif key not in seen:
+                    seen.add(key)
+                    yield key
+
+    def _given(self, values: list[Any]) -> Elements:
+        return Elements(self.task.output_schema, values=values)
+
+    @cached_property
+    def _batch_context(self) -> KeyedBatchContext:
+        return KeyedBatchContext(self.keyed.batch_state)
+
+
+STATE_NAME = "aggregates"
+
+
+class AggregateRun(OperatorRun):
+    """
+    Adds partial results to the state of their keys.
+
+    Elements have the columns of the key and, under the name of each aggregate, a partial result of it.
+    """
+
+    keys = 0
+    """How many there were so far."""
+
+    @override
+    def open(self) -> None:
+        super().open()
+        self._state = self.keyed.batch_state(self._descriptor)
+
+    def process_table(self, table: Any) -> Elements:
+        """Take partial results with the key group as a column, ordered by it."""
+        keys, partial = self._grouped(table)
+        merged = self._merged(self._state.get(keys), partial)
+        self._state.put(keys, merged)
+        self.keys += len(keys)
+        self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
+        return self._given(keys, merged) if self._node.emits_changes else self._nothing()
+
+    @override
+    def end(self) -> Iterator[Elements]:
+        if self._node.emits_changes:
+            return
+        for keys, values in scan_values(self.keyed, self._descriptor, self._state):
+            yield self._given(keys, values)
+
+    def _grouped(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
+        by = [KEY_GROUP, *self._key_columns]
+        for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
+            table = table.set_column(table.column_names.index(name), name, column)
+        wanted = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
+        grouped = table.group_by(by, use_threads=False).aggregate(wanted)
+        # The order of groups is not that of their first elements where hashes meet.
+        grouped = grouped.sort_by(KEY_GROUP).combine_chunks()
+        columns = [grouped.column(name).combine_chunks() for name in by]
+        values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in wanted}
+        return KeyBatch(columns[0], tuple(columns[1:])), values
+
+    def _merged(self, old: Any, partial: dict[str, Any]) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        combine = {
+            "sum": lambda a, b: pc.coalesce(pc.add(a, b), a, b),
+            "max": pc.max_element_wise,
+            "min": pc.min_element_wise,
+        }
+        fields = list(self._value_type)
+        parts = [pc.struct_field(old, field.name) for field in fields]
+        merged = [
+            combine[self._node.aggregates[field.name].combine](part, partial[field.name].cast(field.type)).cast(
+                field.type
+            )
+            for field, part in zip(fields, parts, strict=True)
+        ]
+        return pa.StructArray.from_arrays(merged, fields=fields)
+
+    def _given(self, keys: KeyBatch, values: Any) -> Elements:
+        import pyarrow as pa
+
+        schema = self.task.output_schema
+        columns = [*keys.columns, *values.flatten()]
+        arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+        return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
+
+    def _nothing(self) -> Elements:
+        return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
+
+    @property
+    def _node(self) -> AggregateNode:
+        return cast("AggregateNode", self.task.node)
+
+    @cached_property
+    def _key_columns(self) -> list[str]:
+        return [field.name for field in self.keyed.key_serializer.fields]
+
+    @cached_property
+    def _value_type(self) -> Any:
+        import pyarrow as pa
+
+        return pa.struct([self.task.output_schema.field(name) for name in self._node.aggregates])
+
+    @cached_property
+    def _descriptor(self) -> ValueStateDescriptor[Any]:
+        return ValueStateDescriptor(STATE_NAME, self._value_type)
+
+
+def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
+    """Return all keys that have a value of a state, with the values, some at a time."""
+    import pyarrow as pa
+
+    scan = getattr(backend, "scan", None)
+    if scan is not None:
+        for table in scan(descriptor):
+            columns = [column.combine_chunks() for column in table.columns]
+            yield KeyBatch(columns[0], tuple(columns[1:-1])), columns[-1]
+        return
+    serializer, groups = backend.key_serializer, backend.number_of_key_groups
+    by_group: dict[int, list[Any]] = {}
+    for key in backend.get_keys(descriptor.name):
+        by_group.setdefault(serializer.key_group_of(key, groups), []).append(key)
+    for group, keys in sorted(by_group.items()):
+        batch = KeyBatch(pa.array([group] * len(keys), pa.int32()), serializer.to_columns(keys))
+        yield batch, state.get(batch)

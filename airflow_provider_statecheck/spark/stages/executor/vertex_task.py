@@ -1,4 +1,4 @@
-"""What one Spark task of a vertex does: read its elements, run its functions, stage output, save state, report."""
+"""One Spark task of a vertex: a chain of functions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,119 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL, EMPTY_MESSAGE
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.executor.elements import Elements
-from airflow_provider_statecheck.spark.stages.executor.function_chain import FunctionChain
-from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask, TaskPlace
-from airflow_provider_statecheck.spark.stages.executor.streams import TaskStreams
-from airflow_provider_statecheck.spark.stages.executor.task_storage import TaskStorage
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.spark.stages.executor.elements import (
+    CONTROL,
+    EMPTY_MESSAGE,
+    KEY_GROUP,
+    Elements,
+    KeyedChunk,
+    KeyGroupSorter,
+)
+from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun, MapRun, OperatorRun, ProcessRun
+from airflow_provider_statecheck.spark.stages.executor.task_control import (
+    OperatorTask,
+    SnapshotMoment,
+    TaskPlace,
+    TaskReport,
+    TaskStorage,
+    TaskStreams,
+)
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkWriter
+    from airflow_provider_statecheck.state.schemas import OperatorSchemas
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+
+class FunctionChain:
+    """
+    Runs the functions of one task.
+
+    :param tasks: The functions, in their order; there may be none.
+    :param place: Where they run.
+    :param storage: From which their state is read.
+    """
+
+    def __init__(self, tasks: Iterable[OperatorTask], place: TaskPlace, storage: CheckpointStorage) -> None:
+        self._runs = [_run_of(task)(task, place, storage) for task in tasks]
+
+    def open(self) -> None:
+        """Restore the states and open the functions, the last one first, so that each finds its reader ready."""
+        for run in reversed(self._runs):
+            run.open()
+
+    def process(self, batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Elements]:
+        """
+        Give what the last function makes of some record batches.
+
+        :param order: By which columns elements of a key are ordered, the key group first; nothing without a key.
+        """
+        if not order:
+            for batch in batches:
+                yield self._onward(0, _elements(batch))
+            return
+        first = self._runs[0]
+        for table in KeyGroupSorter(KEY_GROUP, order).tables(batches):
+            yield self._onward(1, _keyed(first, table))
+
+    def end(self) -> Iterator[Elements]:
+        """Give what each function has left at the end of the input, through those behind it."""
+        for position, run in enumerate(self._runs):
+            for elements in run.end():
+                yield self._onward(position + 1, elements)
+
+    @property
+    def keys(self) -> int:
+        """Return how many keys declared aggregates had."""
+        return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
+
+    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[tuple[OperatorState, ...], int]:
+        """
+        Save the state of all functions: first all of them are asked to bring it up to date, then it is written.
+
+        :return: The states of this subtask, and how many bytes are new.
+        """
+        for run in self._runs:
+            run.capture(moment, streams)
+        written = [run.snapshot(moment, streams) for run in self._runs]
+        return tuple(state for state, _ in written if state is not None), sum(size for _, size in written)
+
+    def schemas(self) -> dict[str, OperatorSchemas]:
+        """Return the types of all state by the uid of its operator."""
+        return {run.task.uid: run.schemas() for run in self._runs}
+
+    def close(self) -> None:
+        """Close the functions, all of them although one fails."""
+        with ExitStack() as closing:
+            for run in self._runs:
+                closing.callback(run.close)
+
+    def _onward(self, position: int, elements: Elements) -> Elements:
+        for run in self._runs[position:]:
+            elements = run.process(elements)
+        return elements
+
+
+def _run_of(task: OperatorTask) -> type[OperatorRun]:
+    if isinstance(task.node, MapNode):
+        return MapRun
+    return AggregateRun if isinstance(task.node, AggregateNode) else ProcessRun
+
+
+def _keyed(run: OperatorRun, table: Any) -> Elements:
+    if isinstance(run, AggregateRun):
+        return run.process_table(table)
+    return run.process_keyed(KeyedChunk.of(table, run.keyed.key_serializer))
+
+
+def _elements(batch: Any) -> Elements:
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([batch])
+    return Elements(table.schema, table=table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

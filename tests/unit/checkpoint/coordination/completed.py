@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -13,12 +13,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
     KeyGroupsStateHandle,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import StorageError
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob
 from airflow_provider_statecheck.testing.clock import ManualClock
-from airflow_provider_statecheck.testing.memory_handles import InMemoryHandleRows
-from airflow_provider_statecheck.testing.memory_id_counter import InMemoryCheckpointIDCounter
-from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
+from airflow_provider_statecheck.testing.memory_store import (
+    InMemoryCheckpointIDCounter,
+    InMemoryHandleRows,
+    InMemoryJobStore,
+)
 
 
 @pytest.fixture

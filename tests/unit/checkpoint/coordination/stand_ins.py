@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.requests import SnapshotRequest
+from airflow_provider_statecheck.checkpoint.records import SnapshotRequest
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

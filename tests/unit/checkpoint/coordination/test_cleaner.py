@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.cleaner import CheckpointsCleaner
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import DiscardPlan
+from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import DiscardPlan
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.testing.executors import HeldExecutor, InlineExecutor
+from airflow_provider_statecheck.testing.aligned_job import HeldExecutor, InlineExecutor
 from tests.unit.checkpoint.coordination.completed import (
     RecordingDiscarder,
     completed,

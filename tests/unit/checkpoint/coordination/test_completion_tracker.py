@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.coordination.completion_tracker import CompletionTracker
+from airflow_provider_statecheck.checkpoint.aligned.notifications import CompletionTracker
 
 
 def make_tracker(*taken: int, latest: int = 0) -> CompletionTracker:

@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.coordination.snapshot_storage import SnapshotContent, StoredFile
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import SnapshotContent, StoredFile
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,

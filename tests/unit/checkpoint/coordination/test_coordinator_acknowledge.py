@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
     PlaceholderStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob
 

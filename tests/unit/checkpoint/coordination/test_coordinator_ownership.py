@@ -7,18 +7,25 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.claims import ClaimRecord, RestoreMode
-from airflow_provider_statecheck.checkpoint.coordination.discard_plan import private_states
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionStatus
-from airflow_provider_statecheck.checkpoint.coordination.trigger_kind import TriggerKind
-from airflow_provider_statecheck.checkpoint.coordination.union_states import ENDED_SUBTASKS, ENDED_WITHOUT_STATE
-from airflow_provider_statecheck.checkpoint.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import private_states
+from airflow_provider_statecheck.checkpoint.aligned.completion import ENDED_SUBTASKS, ENDED_WITHOUT_STATE
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import CheckpointCoordinator
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.requests import TriggerKind
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.states.handles import DistributionMode, FileStateHandle, OperatorStateMeta
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointType,
+    ClaimRecord,
+    RestoreMode,
+)
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    DistributionMode,
+    FileStateHandle,
+    OperatorState,
+    OperatorStateMeta,
+)
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,

@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination import failure_manager
-from airflow_provider_statecheck.checkpoint.coordination.failure_manager import (
+from airflow_provider_statecheck.checkpoint.aligned import failure_manager
+from airflow_provider_statecheck.checkpoint.aligned.failure_manager import (
     UNKNOWN_CHECKPOINT_ID,
     UNLIMITED_TOLERABLE_FAILURES,
     CheckpointFailureManager,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.master_hooks import MasterHooks
-from airflow_provider_statecheck.checkpoint.states.operator_state import MasterState
+from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks
+from airflow_provider_statecheck.checkpoint.states.handles import MasterState
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from tests.unit.checkpoint.coordination.stand_ins import START, InlineExecutor, seconds
 

@@ -7,11 +7,8 @@ from threading import Thread
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.notifications import (
-    REMEMBERED_CHECKPOINTS,
-    CheckpointNotifier,
-)
-from airflow_provider_statecheck.checkpoint.coordination.plan import ExecutionTask
+from airflow_provider_statecheck.checkpoint.aligned.notifications import REMEMBERED_CHECKPOINTS, CheckpointNotifier
+from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
 from tests.unit.checkpoint.coordination.stand_ins import START, HeldExecutor, InlineExecutor, RecordingTask
 
 

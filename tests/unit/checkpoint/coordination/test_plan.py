@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.plan import CheckpointPlanCalculator, ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionStatus
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from tests.unit.checkpoint.coordination.stand_ins import RecordingTask

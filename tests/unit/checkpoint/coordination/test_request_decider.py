@@ -8,16 +8,15 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.coordination.request_decider import (
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import (
     MAX_QUEUED_REQUESTS,
     Admission,
     CheckpointRequestDecider,
     Choice,
     in_order,
 )
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
-from airflow_provider_statecheck.checkpoint.requests import RequestStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
+from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.coordination.stand_ins import START, make_request, seconds
 

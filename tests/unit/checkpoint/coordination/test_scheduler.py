@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.coordination.scheduler import PeriodicTrigger
+from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.unit.checkpoint.coordination.stand_ins import START, seconds

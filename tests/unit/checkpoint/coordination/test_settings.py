@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_statecheck.checkpoint.aligned.coordinator import USED_SETTINGS
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
-from airflow_provider_statecheck.checkpoint.config_option import ConfigOption
-from airflow_provider_statecheck.checkpoint.coordinator import USED_SETTINGS
+from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.aligned_job import AlignedJob
 from tests.unit.test_every_setting import FLINK_VALUES

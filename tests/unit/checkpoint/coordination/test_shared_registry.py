@@ -9,21 +9,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.coordination.shared_registry import SharedStateKey, SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateKey, SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
     PlaceholderStateHandle,
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.testing.executors import HeldExecutor
+from airflow_provider_statecheck.testing.aligned_job import HeldExecutor
 from tests.unit.checkpoint.coordination.completed import (
     OPERATOR,
     RecordingDiscarder,

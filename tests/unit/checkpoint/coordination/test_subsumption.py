@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.coordination.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.coordination.subsumption import subsumable
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
+from airflow_provider_statecheck.checkpoint.subsumption import subsumable
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.coordination.completed import completed
 

@@ -7,7 +7,7 @@ from threading import Event, current_thread
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.timer import CoordinatorTimer
+from airflow_provider_statecheck.checkpoint.aligned.triggering import CoordinatorTimer
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.coordination.stand_ins import seconds
 

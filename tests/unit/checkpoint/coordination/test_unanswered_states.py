@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.coordination.plan import CheckpointPlanCalculator, ExecutionStatus
-from airflow_provider_statecheck.checkpoint.coordination.unanswered_states import (
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionStatus
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     require_whole_union_state,
     unanswered_states,
 )
@@ -14,10 +14,11 @@ from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
 from tests.unit.checkpoint.coordination.stand_ins import RecordingTask
 
 

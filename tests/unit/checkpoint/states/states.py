@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     FileStateHandle,
     KeyGroupsStateHandle,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
 
 SPLIT, UNION, BROADCAST = DistributionMode
 

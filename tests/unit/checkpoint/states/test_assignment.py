@@ -7,9 +7,13 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, KeyedStateHandle
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    KeyedStateHandle,
+    OperatorState,
+    OperatorSubtaskState,
+)
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from tests.unit.checkpoint.states.states import (
     UNION,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from airflow_provider_statecheck.checkpoint.states.assignment import intersection_of, redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import (
     IncrementalKeyedStateHandle,
     KeyedStateHandle,
     KeyGroupsStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_ranges
-from airflow_provider_statecheck.checkpoint.states.keyed_redistribution import intersection_of, redistribute_keyed
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.states.states import file, keyed_handle
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
-from airflow_provider_statecheck.checkpoint.states.matching import MatchedStates, match_states
+from airflow_provider_statecheck.checkpoint.states.compatibility import MatchedStates, match_states
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 from tests.unit.checkpoint.states.states import make_state, make_target
 

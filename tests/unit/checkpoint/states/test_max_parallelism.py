@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.max_parallelism import restored_max_parallelism
+from airflow_provider_statecheck.checkpoint.states.compatibility import restored_max_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 from tests.unit.checkpoint.states.states import make_state, make_target
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from tests.unit.checkpoint.states.states import keyed_subtasks, make_state, operator_handle
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
+from airflow_provider_statecheck.checkpoint.states.assignment import Handles, redistribute
 from airflow_provider_statecheck.checkpoint.states.handles import (
     DistributionMode,
     OperatorStateHandle,
     OperatorStateMeta,
 )
-from airflow_provider_statecheck.checkpoint.states.redistribution import Handles, redistribute
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 from tests.unit.checkpoint.states.states import BROADCAST, SPLIT, UNION, file, operator_handle
 

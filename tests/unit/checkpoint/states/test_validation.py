@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.validation import validate_states
+from airflow_provider_statecheck.checkpoint.states.compatibility import validate_states
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
 from tests.unit.checkpoint.states.states import keyed_subtasks, make_full_state, make_state, make_target
 

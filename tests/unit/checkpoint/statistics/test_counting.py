@@ -6,10 +6,9 @@ from collections import Counter
 
 from hypothesis import given, settings, strategies as st
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.job_view import JobView
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmRestore,
@@ -18,7 +17,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.statistics.snapshot import snapshots_of
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import snapshots_of
+from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore

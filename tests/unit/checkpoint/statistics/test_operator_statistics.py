@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.statistics.entries import (
+from airflow_provider_statecheck.checkpoint.records import StatisticsRecord
+from airflow_provider_statecheck.checkpoint.statistics import (
     CheckpointEntry,
+    OperatorStatistics,
     RestoredEntry,
-    kept_counts,
-    kept_location,
+    truncated_counts,
+    truncated_location,
 )
-from airflow_provider_statecheck.checkpoint.statistics.operator_statistics import OperatorStatistics
-from airflow_provider_statecheck.checkpoint.statistics_record import StatisticsRecord
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -121,9 +121,9 @@ def test_the_checkpoints_that_were_counted_last_are_remembered_by_id() -> None:
 
 
 def test_only_a_few_counts_of_a_checkpoint_are_kept() -> None:
-    assert kept_counts({f"k{i}": i for i in range(9)}) == tuple((f"k{i}", i) for i in range(8))
+    assert truncated_counts({f"k{i}": i for i in range(9)}) == tuple((f"k{i}", i) for i in range(8))
 
 
 def test_half_a_pointer_is_never_kept() -> None:
-    assert kept_location("s3://lake/chk-1") == "s3://lake/chk-1"
-    assert kept_location(f"s3://lake/{'x' * 1500}") == ""
+    assert truncated_location("s3://lake/chk-1") == "s3://lake/chk-1"
+    assert truncated_location(f"s3://lake/{'x' * 1500}") == ""

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.checkpoint.statistics.summary import NEWEST_VALUES, StatsSummary
+from airflow_provider_statecheck.checkpoint.statistics import NEWEST_VALUES, StatsSummary
 
 
 def summary_of(values: list[int]) -> StatsSummary:

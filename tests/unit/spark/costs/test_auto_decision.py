@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.costs.auto_decision import decide
+from airflow_provider_statecheck.spark.costs.auto_snapshot import decide
 
 
 @pytest.mark.parametrize(

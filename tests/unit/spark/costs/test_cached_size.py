@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.costs.cached_size import explained_bytes
+from airflow_provider_statecheck.spark.costs.auto_snapshot import explained_bytes
 
 PLAN = """== Optimized Logical Plan ==
 InMemoryRelation [id#0L], StorageLevel(disk, memory, deserialized, 1 replicas), Statistics(sizeInBytes={}, rowCount=5)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.attempt_coordinator import AttemptCoordinator
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
@@ -13,9 +12,10 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RequestSavepoint,
     TriggerCheckpoint,
 )
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.savepoints import JobSavepoints
-from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory, measured_costs
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.spark.costs.pacing import FailureHistory, measured_costs
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_acknowledgement, make_registration

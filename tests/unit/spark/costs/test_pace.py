@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval
+from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
 
 
 class Clock:

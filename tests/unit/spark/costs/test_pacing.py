@@ -8,8 +8,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.costs.pacing import pace_of, require_pace
-from airflow_provider_statecheck.spark.costs.young_daly import SHORTEST_SECONDS, optimal_interval
+from airflow_provider_statecheck.spark.costs.pacing import SHORTEST_SECONDS, optimal_interval, pace_of, require_pace
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.spark.costs.test_pace import Clock
 from tests.unit.written_stage import WrittenStage

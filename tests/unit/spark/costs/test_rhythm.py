@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.costs.rhythm import Rhythm, require_every
+from airflow_provider_statecheck.spark.costs.pacing import Pace, Rhythm, require_every
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
 
 

@@ -6,10 +6,15 @@ import logging
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.auto_decision import COMPUTE_PER_WRITE, decide
-from airflow_provider_statecheck.spark.costs.auto_facts import AutoFact, AutoFacts
-from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
-from airflow_provider_statecheck.spark.costs.write_times import ASSUMED_BYTES_PER_SECOND, MIB, WriteTimes
+from airflow_provider_statecheck.spark.costs.auto_snapshot import COMPUTE_PER_WRITE, decide
+from airflow_provider_statecheck.spark.costs.stage_costs import (
+    ASSUMED_BYTES_PER_SECOND,
+    MIB,
+    AutoFact,
+    AutoFacts,
+    StageCosts,
+    WriteTimes,
+)
 
 
 class Clock:

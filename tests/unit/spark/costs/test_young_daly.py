@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.costs.failure_history import FailureHistory
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.costs.young_daly import AutoInterval, optimal_interval
+from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace, optimal_interval
 
 HOUR = 3600.0
 

@@ -10,10 +10,9 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import OnClear
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.current import CurrentContext
-from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
-from airflow_provider_statecheck.spark.driver.requirements import check_driver_packages
-from airflow_provider_statecheck.spark.driver.settings import DriverSettings
+from airflow_provider_statecheck.spark.context import CurrentContext
+from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, DriverSettings, Handover, take_handover
+from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
 from airflow_provider_statecheck.testing.messages import make_registration
 
 TOKEN = "a token that nobody may see"
@@ -84,8 +83,8 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
     def refuse(spark: object, handover: Handover) -> None:
         raise ConnectionError(handover.url)
 
-    monkeypatch.setattr("airflow_provider_statecheck.spark.current._repeat_registration", refuse)
-    monkeypatch.setattr("airflow_provider_statecheck.spark.current._session", object)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.context._repeat_registration", refuse)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.context._session", object)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current = CurrentContext()
     for _ in range(2):
@@ -94,7 +93,7 @@ def test_second_call_after_a_failed_one_does_not_miss_the_handover(monkeypatch) 
 
 
 def test_second_call_gives_the_same_context(monkeypatch) -> None:
-    monkeypatch.setattr("airflow_provider_statecheck.spark.current._repeat_registration", lambda _, handover: handover)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.context._repeat_registration", lambda _, handover: handover)
     monkeypatch.setenv(HANDOVER_VARIABLE, make_handover().environment()[HANDOVER_VARIABLE])
     current, made = CurrentContext(), []
 

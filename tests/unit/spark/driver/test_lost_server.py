@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pyspark.errors.exceptions.connect import PythonException, SparkConnectGrpcException
 
-from airflow_provider_statecheck.spark.driver.lost_server import is_server_lost
+from airflow_provider_statecheck.spark.driver.session import is_server_lost
 
 GONE = SparkConnectGrpcException(message="status = StatusCode.UNAVAILABLE: failed to connect")
 ANEW = SparkConnectGrpcException(message="[INVALID_HANDLE.SESSION_NOT_FOUND] The handle is invalid. Session not found.")

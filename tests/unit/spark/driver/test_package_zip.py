@@ -6,8 +6,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from airflow_provider_statecheck.spark.driver import package_zip
-from airflow_provider_statecheck.spark.driver.package_zip import write_launcher_jar, write_package
+from airflow_provider_statecheck.spark.driver import readiness
+from airflow_provider_statecheck.spark.driver.readiness import write_launcher_jar, write_package
 
 
 def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_name_carries_the_hash_of_the_bytes(tmp_path: Path) -> None:
 
 def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
     first = write_package(tmp_path / "a").read_bytes()
-    package_zip._package_bytes.cache_clear()
+    readiness._package_bytes.cache_clear()
     assert write_package(tmp_path / "b").read_bytes() == first
 
 
@@ -45,7 +45,7 @@ def test_a_driver_imports_from_it(tmp_path: Path) -> None:
     script = f"""
 import sys
 sys.path.insert(0, {str(path)!r})
-import airflow_provider_statecheck.spark.current
+import airflow_provider_statecheck.spark.context
 from airflow_provider_statecheck import StageContext
 assert airflow_provider_statecheck.__file__.startswith({str(path)!r})
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, StorageError
-from airflow_provider_statecheck.spark.driver.shared_path import require_shared_path
+from airflow_provider_statecheck.spark.driver.readiness import require_shared_path
 
 
 class SparkThatFails:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.driver.versions import check_environment
+from airflow_provider_statecheck.spark.driver.readiness import check_environment
 
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15\n'
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from airflow_provider_statecheck.spark.loops.iterations import Iteration, Iterations
+from airflow_provider_statecheck.spark.loop_progress import Iteration, Iterations
 from airflow_provider_statecheck.spark.scope import StepKey
 
 RANKS: StepKey = ((), "ranks")

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.loops.progress import LoopProgress, keyed
+from airflow_provider_statecheck.spark.loop_progress import LoopProgress, keyed
 from airflow_provider_statecheck.spark.scope import StepKey
 
 DAYS: StepKey = ((), "days")

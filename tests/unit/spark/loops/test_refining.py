@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_statecheck.spark.costs.pace import Pace
+from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts
-from airflow_provider_statecheck.spark.loops.refining import Refinement, RefiningLoop
+from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 
 
 class Frame:

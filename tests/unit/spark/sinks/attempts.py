@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_of
 
 SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])
 

@@ -11,11 +11,10 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.spark.sinks import committer
-from airflow_provider_statecheck.spark.sinks.ledger import Ledger
-from airflow_provider_statecheck.spark.sinks.line import Start
-from airflow_provider_statecheck.spark.sinks.names import staged_name
-from airflow_provider_statecheck.spark.sinks.publishing import publish
+from airflow_provider_statecheck.spark.sinks import parquet_sink
+from airflow_provider_statecheck.spark.sinks.ledger import Ledger, Start
+from airflow_provider_statecheck.spark.sinks.parquet_sink import publish
+from airflow_provider_statecheck.spark.sinks.target_files import staged_name
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 
 
@@ -120,7 +119,7 @@ def test_a_checkpoint_without_committables_is_not_guessed_at(path):
 def test_an_unfinished_commit_of_a_dead_branch_is_rolled_back(path, monkeypatch):
     first = Attempt(path, 1).open()
     first.add(1, 1)
-    monkeypatch.setattr(committer, "publish", _dying_after(publish, 1))
+    monkeypatch.setattr(parquet_sink, "publish", _dying_after(publish, 1))
     with pytest.raises(KeyboardInterrupt):
         first.commit(2, [*first.write(2), *first.write(3)])
     monkeypatch.undo()
@@ -130,7 +129,7 @@ def test_an_unfinished_commit_of_a_dead_branch_is_rolled_back(path, monkeypatch)
 
 def test_an_unfinished_commit_is_finished_before_the_next_one(path, monkeypatch):
     first = Attempt(path, 1).open()
-    monkeypatch.setattr(committer, "publish", _dying_after(publish, 1))
+    monkeypatch.setattr(parquet_sink, "publish", _dying_after(publish, 1))
     written = [*first.write(1), *first.write(2)]
     with pytest.raises(KeyboardInterrupt):
         first.commit(1, written)
@@ -281,7 +280,7 @@ def test_an_attempt_that_is_fenced_while_it_publishes_commits_nothing(path, monk
         monkeypatch.undo()
         Attempt(path, 2, restored=1).open()
 
-    monkeypatch.setattr(committer, "publish", fenced)
+    monkeypatch.setattr(parquet_sink, "publish", fenced)
     with pytest.raises(StaleAttemptError):
         zombie.commit(1, written)
     assert committed_in(path) == []
@@ -298,7 +297,7 @@ def test_that_an_attempt_was_fenced_is_told_rather_than_what_it_stumbles_over(pa
         Attempt(path, 2).open()
         raise CorruptStateError("planted")
 
-    monkeypatch.setattr(committer, "publish", fenced)
+    monkeypatch.setattr(parquet_sink, "publish", fenced)
     with pytest.raises(StaleAttemptError):
         zombie.commit(1, written)
 
@@ -410,7 +409,7 @@ def test_a_staged_file_that_an_unfinished_commit_names_is_never_swept(path, monk
     carried = Attempt(path, 1).open().write(1)
     second = Attempt(path, 2, restored=1).open()
     written = second.write(3)
-    monkeypatch.setattr(committer, "publish", _dying_after(publish, 0))
+    monkeypatch.setattr(parquet_sink, "publish", _dying_after(publish, 0))
     with pytest.raises(KeyboardInterrupt):
         second.commit(3, [*carried, *written])
     monkeypatch.undo()

@@ -13,9 +13,8 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
-from airflow_provider_statecheck.spark.sinks.names import staging_directory
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staging_directory
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, hidden_in, seen_in
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks import committed, committer, ledger
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
+from airflow_provider_statecheck.spark.sinks import ledger, parquet_sink, read_committed
 from airflow_provider_statecheck.spark.sinks.ledger import Ledger
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from tests.unit.spark.sinks.attempts import Attempt, committed_in, seen_in
 
 
@@ -20,7 +20,7 @@ def test_readers_of_the_ledger_see_all_or_nothing_of_a_checkpoint(path, monkeypa
     attempt.add(1, 1)
     written = [*attempt.write(2), *attempt.write(3)]
     monkeypatch.setattr(ledger, "PARALLEL_CALLS", 1)  # one file after the other
-    views = _watched(monkeypatch, committer, "publish", path)
+    views = _watched(monkeypatch, parquet_sink, "publish", path)
     attempt.commit(2, written)
     assert views == [([1, 2], [1]), ([1, 2, 3], [1])] or views == [([1, 3], [1]), ([1, 2, 3], [1])]
     assert committed_in(path) == [1, 2, 3]
@@ -40,7 +40,7 @@ def test_a_reader_that_meets_a_retraction_reads_again(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
     second = Attempt(path, 2, generation=2).open()
     written = second.write(2)
-    read, left = committed._read, [1]
+    read, left = read_committed._read, [1]
 
     def meeting(storage, uri):
         if left[0]:
@@ -48,13 +48,13 @@ def test_a_reader_that_meets_a_retraction_reads_again(path, monkeypatch):
             second.commit(2, written)
         return read(storage, uri)
 
-    monkeypatch.setattr(committed, "_read", meeting)
+    monkeypatch.setattr(read_committed, "_read", meeting)
     assert committed_in(path) == [2]
 
 
 def test_a_ledger_that_never_rests_is_told(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
-    monkeypatch.setattr(committed, "_read", lambda *_: None)
+    monkeypatch.setattr(read_committed, "_read", lambda *_: None)
     with pytest.raises(StorageError, match="rest for a moment"):
         committed_files(path)
 

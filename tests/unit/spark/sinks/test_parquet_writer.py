@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError, UnsupportedStateError
-from airflow_provider_statecheck.spark.sinks import data_file_writer, output_file
-from airflow_provider_statecheck.spark.sinks.committable import Committable
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
+from airflow_provider_statecheck.spark.sinks import data_files
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
+from airflow_provider_statecheck.spark.sinks.sink import Committable
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from tests.unit.spark.sinks.attempts import SCHEMA, Attempt, hidden_in, table_of
 
@@ -78,7 +78,7 @@ def test_a_full_file_is_followed_by_another(path):
 
 
 def test_rows_wait_for_each_other_in_row_groups_of_bounded_size(path, monkeypatch):
-    monkeypatch.setattr(data_file_writer, "ROW_GROUP_BYTES", table_of([1, 2]).nbytes)
+    monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", table_of([1, 2]).nbytes)
     attempt = Attempt(path, 1).open()
     writer = attempt.task()
     for key in range(5):
@@ -130,7 +130,7 @@ def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
 
 
 def test_few_files_are_open_at_once(path, monkeypatch):
-    monkeypatch.setattr(data_file_writer, "_OPEN_FILES", 2)
+    monkeypatch.setattr(data_files, "_OPEN_FILES", 2)
     table = pa.table({"key": [1, 2, 3], "name": ["a", "b", "c"]}, SCHEMA)
     attempt = Attempt(path, 1, partition_by=["name"]).open()
     writer = attempt.task()
@@ -141,9 +141,9 @@ def test_few_files_are_open_at_once(path, monkeypatch):
 
 
 def test_memory_of_all_open_files_is_bounded(path, monkeypatch):
-    monkeypatch.setattr(data_file_writer, "ROW_GROUP_BYTES", 200)
+    monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", 200)
     flushed = []
-    monkeypatch.setattr(output_file.OutputFile, "flush", lambda file: flushed.append(file))
+    monkeypatch.setattr(data_files.OutputFile, "flush", lambda file: flushed.append(file))
     writer = Attempt(path, 1, partition_by=["name"]).open().task()
     table = pa.table({"key": list(range(40)), "name": [str(i) for i in range(40)]}, SCHEMA)
     writer.write(table)

@@ -18,8 +18,8 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.committed import committed_files
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
+from airflow_provider_statecheck.spark.sinks.read_committed import committed_files
 from airflow_provider_statecheck.spark.sinks.sink import Sink
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from tests.unit.spark.sinks.attempts import SCHEMA, Attempt, committed_in, hidden_in, seen_in

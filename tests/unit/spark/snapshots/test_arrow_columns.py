@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.arrow_columns import arrow_schema, crossing_schema, stored_schema
+from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema, crossing_schema, stored_schema
 
 
 def crossing(data_type):

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.snapshots.damage import StoredSnapshot, find_damage
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import StoredSnapshot, find_damage
 from airflow_provider_statecheck.spark.snapshots.manifest import build_manifest
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import local_path, parquet

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError
-from airflow_provider_statecheck.spark.snapshots.executor_failures import explained
+from airflow_provider_statecheck.spark.snapshots.dataframes import explained
 
 TRACES = {
     "package": ("ModuleNotFoundError: No module named 'airflow_provider_statecheck'", "spark.submit.pyFiles"),

@@ -5,9 +5,9 @@ import pickle
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
-from airflow_provider_statecheck.spark.snapshots import executor_files
-from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions, scratch_directory
-from airflow_provider_statecheck.storage.retries import RetryPolicy
+from airflow_provider_statecheck.spark.snapshots import executor_io
+from airflow_provider_statecheck.spark.snapshots.executor_io import ExecutorFiles, HiddenOptions, scratch_directory
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_upload_that_fails_for_a_moment_is_sent_again(files, tmp_path, monkey
         put(self, lpath, rpath, **kwargs)
 
     monkeypatch.setattr(LocalFileSystem, "put_file", sometimes)
-    monkeypatch.setattr(executor_files, "RetryPolicy", lambda: RetryPolicy(sleep=lambda seconds: None))
+    monkeypatch.setattr(executor_io, "RetryPolicy", lambda: RetryPolicy(sleep=lambda seconds: None))
     local = tmp_path / "local"
     local.write_bytes(b"12345")
     files.publish(local, "part-0.parquet")

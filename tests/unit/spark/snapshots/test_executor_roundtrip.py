@@ -10,15 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StorageError
-from airflow_provider_statecheck.spark.snapshots.executor_files import ExecutorFiles, HiddenOptions
-from airflow_provider_statecheck.spark.snapshots.executor_reader import (
+from airflow_provider_statecheck.spark.snapshots.executor_io import (
+    ExecutorFiles,
+    HiddenOptions,
+    PartitionWriter,
     SnapshotReader,
     pack_tasks,
     plan_tasks,
     read_snapshot,
     unpack_tasks,
+    write_partition,
 )
-from airflow_provider_statecheck.spark.snapshots.executor_writer import PartitionWriter, write_partition
 from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile
 
 MIB = 1024 * 1024

@@ -13,6 +13,7 @@ from airflow_provider_statecheck.exceptions import (
     EnvironmentNotReadyError,
     IncompatibleCheckpointError,
 )
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.snapshots.manifest import (
     FORMAT_VERSION,
     SnapshotFile,
@@ -21,7 +22,6 @@ from airflow_provider_statecheck.spark.snapshots.manifest import (
     build_manifest,
     verify_files,
 )
-from airflow_provider_statecheck.spark.snapshots.schema import parse_schema
 
 
 class Files:

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from airflow_provider_statecheck.spark.snapshots.arrow_columns import arrow_schema
+from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
 from airflow_provider_statecheck.spark.sources.sql import reader
-from airflow_provider_statecheck.spark.sources.sql.range_tasks import RangeReader
+from airflow_provider_statecheck.spark.sources.sql.reader import RangeReader
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 Rows = list[dict[str, Any]]
@@ -58,7 +58,7 @@ def without_spark(monkeypatch: Any) -> None:
 
 
 def _read(found: RangeReader) -> Iterable[dict[str, Any]]:
-    from airflow_provider_statecheck.spark.sources.sql.key_ranges import KeyRange
+    from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange
 
     batches = found._read_range(KeyRange.of_name(str(found.packed_ranges)))
     return (row for batch in batches for row in pa.Table.from_batches([batch]).to_pylist())

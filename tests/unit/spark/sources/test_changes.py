@@ -10,7 +10,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sources.changes import (
+from airflow_provider_statecheck.spark.sources.source_changes import (
     Changes,
     OnChange,
     compare,
@@ -19,9 +19,7 @@ from airflow_provider_statecheck.spark.sources.changes import (
     reconcile,
     require_unchanged,
 )
-from airflow_provider_statecheck.spark.sources.intervals import Intervals
-from airflow_provider_statecheck.spark.sources.item import Item
-from airflow_provider_statecheck.spark.sources.ledger import Ledger, Partial
+from airflow_provider_statecheck.spark.sources.splits import Intervals, Item, Ledger, Partial
 
 FAIL, IGNORE, RESTART = OnChange
 

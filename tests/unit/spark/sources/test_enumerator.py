@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.enumerator import ItemEnumerator, SourceState, decode_source_state
-from airflow_provider_statecheck.spark.sources.item import Item
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
-from airflow_provider_statecheck.spark.sources.planning import Limits
+from airflow_provider_statecheck.spark.sources.enumerator import (
+    ItemEnumerator,
+    Limits,
+    SourceState,
+    decode_source_state,
+)
+from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sources.test_planning import FILES, LIMITS
 

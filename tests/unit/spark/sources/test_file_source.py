@@ -11,12 +11,9 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     SourceRestartRequiredError,
 )
-from airflow_provider_statecheck.spark.sources.csv_source import CsvSource
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
-from airflow_provider_statecheck.spark.sources.item import Item
-from airflow_provider_statecheck.spark.sources.json_source import JsonSource
-from airflow_provider_statecheck.spark.sources.ledger import Ledger
+from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, CsvSource, JsonSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
+from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 SCHEMA = "id bigint"

@@ -23,13 +23,12 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.data_files import decode_data_file
-from airflow_provider_statecheck.spark.sources import iceberg_reader
-from airflow_provider_statecheck.spark.sources.changes import OnChange
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import decode_data_file
+from airflow_provider_statecheck.spark.sources import iceberg_source
 from airflow_provider_statecheck.spark.sources.enumerator import decode_source_state
 from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges
-from airflow_provider_statecheck.spark.sources.iceberg_reader import IcebergFileReader, pack_shares
-from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
+from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergFileReader, IcebergSource, pack_shares
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
@@ -419,7 +418,7 @@ def test_small_files_share_a_task_and_large_ones_do_not(folder, monkeypatch):
     with table_in(folder) as table:
         tasks = list(table.scan().plan_files())
         assert [len(share) for share in pack_shares(tasks)] == [2]
-        monkeypatch.setattr(iceberg_reader, "_TASK_BYTES", 1000)
+        monkeypatch.setattr(iceberg_source, "_TASK_BYTES", 1000)
         assert [len(share) for share in pack_shares(tasks)] == [1, 1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.sources.intervals import Intervals
+from airflow_provider_statecheck.spark.sources.splits import Intervals
 
 
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))

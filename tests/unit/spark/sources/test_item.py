@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.sources.item import Item, pack_items, unpack_items
+from airflow_provider_statecheck.spark.sources.splits import Item, pack_items, unpack_items
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 NAMES = st.text(st.characters(exclude_characters="\0"), min_size=1)

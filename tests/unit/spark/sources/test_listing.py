@@ -10,9 +10,8 @@ import fsspec
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
-from airflow_provider_statecheck.spark.sources import listing as module
-from airflow_provider_statecheck.spark.sources.listing import FileListing
-from airflow_provider_statecheck.spark.sources.places import places_of
+from airflow_provider_statecheck.spark.sources import file_listing as module
+from airflow_provider_statecheck.spark.sources.file_listing import FileListing, source_paths
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def write(tmp_path):
 
 
 def listed(tmp_path, *patterns, order="path"):
-    listing = FileListing(places_of([f"{tmp_path}/{pattern}" for pattern in patterns or [""]]), {}, order)
+    listing = FileListing(source_paths([f"{tmp_path}/{pattern}" for pattern in patterns or [""]]), {}, order)
     return [item.name.removeprefix(f"file://{tmp_path}/") for item in listing.files()]
 
 
@@ -79,7 +78,7 @@ def test_names_are_taken_as_they_stand(tmp_path, write):
 
 def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
     write("same", "gone", "grown", "rewritten", age=5)
-    listing = FileListing(places_of(tmp_path), {})
+    listing = FileListing(source_paths(tmp_path), {})
     before = listing.files()
     (tmp_path / "gone").unlink()
     write("grown", content="xx", age=5)
@@ -93,7 +92,7 @@ def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
 
 def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
     write("a", "b/c")
-    listing = FileListing(places_of(tmp_path), {})
+    listing = FileListing(source_paths(tmp_path), {})
 
     assert not listing.changes(listing.files())
 
@@ -101,7 +100,7 @@ def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
 @pytest.mark.parametrize("name", ["../secret", "part/../../secret", "..", ""])
 def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, name):
     write("part/a", "part/b")
-    listing = FileListing(places_of([f"{tmp_path}/part"]), {})
+    listing = FileListing(source_paths([f"{tmp_path}/part"]), {})
     [item, _] = listing.files()
     foreign = replace(item, name=f"file://{tmp_path}/part/{name}" if name else f"file://{tmp_path}/secret")
 
@@ -110,7 +109,7 @@ def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, nam
 
 
 def test_the_files_of_an_object_store_keep_their_versions(object_store):
-    listing = FileListing(places_of(f"s3://{object_store.bucket}/sources/"), object_store.storage_options)
+    listing = FileListing(source_paths(f"s3://{object_store.bucket}/sources/"), object_store.storage_options)
     client = fsspec.filesystem("s3", **object_store.storage_options)
     for name in ("a", "k=1/b", "_hidden"):
         client.pipe_file(f"{object_store.bucket}/sources/{name}", b"x")
@@ -125,7 +124,7 @@ def test_the_files_of_an_object_store_keep_their_versions(object_store):
 
 
 def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
-    listing = FileListing(places_of("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
+    listing = FileListing(source_paths("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
 
     with pytest.raises(StorageError, match="cannot be listed"):
         listing.files()
@@ -134,7 +133,7 @@ def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
 def test_credentials_are_in_no_message(object_store):
     options = {**object_store.storage_options, "secret": "wrong-secret-of-somebody"}
     with pytest.raises((StorageError, InvalidConfigurationError)) as raised:
-        FileListing(places_of("s3://no-such-bucket-of-ours/x"), options).files()
+        FileListing(source_paths("s3://no-such-bucket-of-ours/x"), options).files()
 
     assert "wrong-secret-of-somebody" not in str(raised.value)
 

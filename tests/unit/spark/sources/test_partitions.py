@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.partitions import partition_of, require_same_columns
+from airflow_provider_statecheck.spark.sources.file_listing import partition_of, require_same_columns
 
 ROOT = "s3://lake/orders"
 

@@ -7,41 +7,41 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.places import Place, places_of
+from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, source_paths
 
 
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        ("/data/orders/", Place("file:///data/orders")),
-        (Path("/data/orders"), Place("file:///data/orders")),
-        ("file:///data/orders/", Place("file:///data/orders")),
-        ("local:///data/orders", Place("file:///data/orders")),
-        ("S3://lake/orders/", Place("s3://lake/orders")),
-        ("s3://lake", Place("s3://lake")),
-        ("s3://lake/*", Place("s3://lake", "*")),
-        ("hdfs:///data/day=*/x.json", Place("hdfs:///data", "day=*/x.json")),
-        ("abfs://c@account.dfs.core.windows.net/a", Place("abfs://c@account.dfs.core.windows.net/a")),
+        ("/data/orders/", SourcePath("file:///data/orders")),
+        (Path("/data/orders"), SourcePath("file:///data/orders")),
+        ("file:///data/orders/", SourcePath("file:///data/orders")),
+        ("local:///data/orders", SourcePath("file:///data/orders")),
+        ("S3://lake/orders/", SourcePath("s3://lake/orders")),
+        ("s3://lake", SourcePath("s3://lake")),
+        ("s3://lake/*", SourcePath("s3://lake", "*")),
+        ("hdfs:///data/day=*/x.json", SourcePath("hdfs:///data", "day=*/x.json")),
+        ("abfs://c@account.dfs.core.windows.net/a", SourcePath("abfs://c@account.dfs.core.windows.net/a")),
     ],
 )
 def test_a_path_is_a_place_with_or_without_a_pattern(path, place):
-    assert places_of(path) == (place,)
+    assert source_paths(path) == (place,)
 
 
 def test_a_relative_path_is_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    assert places_of("orders/*.csv") == (Place(f"file://{tmp_path}/orders", "*.csv"),)
+    assert source_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
 
 
 def test_several_paths_are_several_places():
-    assert places_of(["/a", Path("/b")]) == (Place("file:///a"), Place("file:///b"))
+    assert source_paths(["/a", Path("/b")]) == (SourcePath("file:///a"), SourcePath("file:///b"))
 
 
 @pytest.mark.parametrize("path", ["", "  ", [], None, 5, "file://data/x", "/*.parquet", "s3://*/x/", [""]])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(InvalidConfigurationError):
-        places_of(path)
+        source_paths(path)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_is_no_path_is_refused(path):
     ],
 )
 def test_a_star_stays_within_a_name_and_two_stars_do_not(pattern, below, chosen):
-    assert Place("file:///r", pattern).chooses(below) is chosen
+    assert SourcePath("file:///r", pattern).chooses(below) is chosen
 
 
 def test_without_a_pattern_everything_is_meant():
-    assert Place("file:///r").chooses("x/y/z")
+    assert SourcePath("file:///r").chooses("x/y/z")

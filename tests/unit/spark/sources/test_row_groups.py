@@ -13,10 +13,9 @@ from hypothesis import given, strategies as st
 from pyspark.sql import types as t
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StorageError
-from airflow_provider_statecheck.spark.snapshots.executor_files import HiddenOptions
-from airflow_provider_statecheck.spark.sources import row_groups
-from airflow_provider_statecheck.spark.sources.arrow_types import is_read_alike
-from airflow_provider_statecheck.spark.sources.row_groups import (
+from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
+from airflow_provider_statecheck.spark.sources import parquet_source
+from airflow_provider_statecheck.spark.sources.parquet_source import (
     RowGroupReader,
     RowGroups,
     cut_into_tasks,
@@ -24,6 +23,7 @@ from airflow_provider_statecheck.spark.sources.row_groups import (
     read_footer,
     read_row_groups,
 )
+from airflow_provider_statecheck.spark.sources.source_columns import is_read_alike
 
 MIB = 1 << 20
 
@@ -43,7 +43,7 @@ def task(path, start=0, end=1, **named):
 
 
 def rows(tasks, schema, numbers=None, options=None):
-    reader = RowGroupReader(HiddenOptions(options or {}), schema, row_groups._pack(tasks))
+    reader = RowGroupReader(HiddenOptions(options or {}), schema, parquet_source._pack(tasks))
     wanted = range(len(tasks)) if numbers is None else numbers
     batches = list(read_row_groups(reader, iter([pa.record_batch({"id": list(wanted)})])))
     return pa.Table.from_batches(batches, schema).to_pylist()
@@ -226,5 +226,5 @@ def test_decimals_keep_their_digits(write):
 def test_batches_stay_small_however_wide_rows_are():
     group = SimpleNamespace(num_rows=1000, total_byte_size=1000 * 64 * MIB)
 
-    assert row_groups._rows_per_batch(group) == 1
-    assert row_groups._rows_per_batch(SimpleNamespace(num_rows=10**9, total_byte_size=10**9)) == 64 * 1024
+    assert parquet_source._rows_per_batch(group) == 1
+    assert parquet_source._rows_per_batch(SimpleNamespace(num_rows=10**9, total_byte_size=10**9)) == 64 * 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.spark.sources.sql.key_ranges import KeyRange
-from airflow_provider_statecheck.spark.sources.sql.observations import Observation, joined
+from airflow_provider_statecheck.spark.sources.sql.changed_rows import Observation, joined
+from airflow_provider_statecheck.spark.sources.sql.relation import KeyRange
 
 
 def seen(above, up_to, rows=1, newest=None):

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources import stage_output_source
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES
-from airflow_provider_statecheck.spark.sources.stage_output.reader import StageOutputReader
+from airflow_provider_statecheck.spark.sources.stage_output_source import StageOutputReader
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from tests.unit.spark.sinks.attempts import Attempt
 

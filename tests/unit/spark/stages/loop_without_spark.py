@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.costs.pace import Pace
-from airflow_provider_statecheck.spark.progress import StageProgress
+from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
 from airflow_provider_statecheck.spark.stages import increment_loop
-from airflow_provider_statecheck.spark.stages.combining import Combining
-from airflow_provider_statecheck.spark.stages.executor.columns import CONTROL
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop
-from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
-from airflow_provider_statecheck.spark.stages.stage_states import StageStates
+from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
+from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
+from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.spark.status_log import StageProgress
 
 Job = Callable[[int, SnapshotMoment], Sequence[TaskReport]]
 

@@ -9,18 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
-from airflow_provider_statecheck.spark.stages.aggregates import Count, Max, Sum
-from airflow_provider_statecheck.spark.stages.executor.aggregate_run import AggregateRun
-from airflow_provider_statecheck.spark.stages.executor.columns import KEY_GROUP
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment
-from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask, TaskPlace
-from airflow_provider_statecheck.spark.stages.executor.streams import TaskStreams
-from airflow_provider_statecheck.spark.stages.nodes import AggregateNode
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
+from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP
+from airflow_provider_statecheck.spark.stages.executor.operator_run import AggregateRun
+from airflow_provider_statecheck.spark.stages.executor.task_control import (
+    OperatorTask,
+    SnapshotMoment,
+    TaskPlace,
+    TaskStreams,
+)
+from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEYS, GROUPS, INCREMENTS = 10_000, 128, 3
 SERIALIZER = KeySerializer((KeyField("id", pa.int64()),))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.spark.stages.combining import Combining
-from airflow_provider_statecheck.spark.stages.executor.control import TaskReport
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
+from airflow_provider_statecheck.spark.stages.increment_jobs import Combining
 
 
 def reports(rows: int, keys: int) -> list[TaskReport]:

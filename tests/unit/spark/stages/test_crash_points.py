@@ -17,9 +17,9 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, Coordinator
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.restored_parts import RestoredParts
-from airflow_provider_statecheck.spark.stages.sink_commits import SinkCommits
+from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.increment_loop import SinkCommits
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.messages import make_registration
 from tests.unit.spark.stages.loop_without_spark import LoopWithoutSpark
@@ -97,7 +97,7 @@ class Tries:
         registration = make_registration(job_name=JOB, storage_base=self.written.storage.base_uri)
         gateway: Any = FaultyGateway(self.written.coordinator, faults)
         attempt = StageAttempt(gateway, self.written.storage, registration)
-        restored = RestoredParts(attempt, attempt.restore())
+        restored = RestoredStageState(attempt, attempt.restore())
         sink = self._opened(attempt, restored, faults)
         commits = SinkCommits(sink, attempt, restored.open_commits)
         if restored.checkpoint_id is not None and commits.has_open:
@@ -121,7 +121,7 @@ class Tries:
             return sorted(row["number"] for file in files for row in pq.read_table(file).to_pylist())
         raise AssertionError("a try without faults failed")
 
-    def _opened(self, attempt: StageAttempt, restored: RestoredParts, faults: Faults) -> FaultySink:
+    def _opened(self, attempt: StageAttempt, restored: RestoredStageState, faults: Faults) -> FaultySink:
         sink, grant = FaultySink(self.target, faults), attempt.grant
         sink.open(
             SinkContext(

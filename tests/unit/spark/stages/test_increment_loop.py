@@ -10,19 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.checkpoint.checkpoint_type import CheckpointType
-from airflow_provider_statecheck.checkpoint.claims import RestoreMode
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.exceptions import StoppedWithSavepointError, StorageError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.restored_parts import RestoredParts
+from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
+from airflow_provider_statecheck.spark.stages.stage_state import RestoredStageState
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.restore_sources import find_source
+from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.testing.messages import make_owner
 from tests.unit.spark.stages.loop_without_spark import (
     Job,
@@ -149,7 +148,7 @@ def test_savepoint_of_this_stage_is_known_by_the_checkpoint_that_it_copies(
         LoopWithoutSpark(attempt, RecordedSink()).run(3)
     attempt.finish(AttemptStatus.FAILED)
     again = restarted_from(written, stopped.value.pointer)
-    parts = RestoredParts(again, again.restore())
+    parts = RestoredStageState(again, again.restore())
     assert parts.checkpoint_id != parts.own_checkpoint_id == 1
 
 
@@ -159,7 +158,7 @@ def test_savepoint_of_another_job_is_none_of_the_checkpoints_here(written: Writt
     with pytest.raises(StoppedWithSavepointError) as stopped:
         LoopWithoutSpark(attempt, RecordedSink()).run(3)
     other = restarted_from(written, stopped.value.pointer, job="another")
-    parts = RestoredParts(other, other.restore())
+    parts = RestoredStageState(other, other.restore())
     assert (parts.own_checkpoint_id, parts.checkpoint_id) == (None, 1)
 
 
@@ -204,7 +203,7 @@ def test_restart_from_a_savepoint_keeps_the_output_until_there_and_replaces_what
     attempt.finish(AttemptStatus.FINISHED)
     savepoint = next(c for c in written.coordinator.describe(job_id_of(JOB)).checkpoints if c.properties.is_savepoint)
     again = restarted_from(written, savepoint.location)
-    own = RestoredParts(again, again.restore()).own_checkpoint_id
+    own = RestoredStageState(again, again.restore()).own_checkpoint_id
     sink = opened_sink(target, epoch=2, generation=2, restored=own)
     sink.commit(savepoint.checkpoint_id + 10, staged(sink, 2, 30))
     kept = written_rows(target)

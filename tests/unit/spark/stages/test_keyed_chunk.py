@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.stages.executor.columns import KEY_GROUP
-from airflow_provider_statecheck.spark.stages.executor.keyed_chunk import KeyedChunk
+from airflow_provider_statecheck.spark.stages.executor.elements import KEY_GROUP, KeyedChunk
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
 
 NAN = float("nan")

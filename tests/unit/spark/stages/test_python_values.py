@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.spark.stages.executor.python_values import python_values
+from airflow_provider_statecheck.spark.stages.executor.elements import python_values
 
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000}
 FIRST, LAST = -62_135_500_000, 253_402_200_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.spark.stages.executor.control import TaskReport
-from airflow_provider_statecheck.spark.stages.nodes import KeyNode
-from airflow_provider_statecheck.spark.stages.planned import PlannedVertex
-from airflow_provider_statecheck.spark.stages.report_check import require_all_subtasks
+from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
+from airflow_provider_statecheck.spark.stages.increment_loop import require_all_subtasks
+from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
+from airflow_provider_statecheck.spark.stages.stage import KeyNode
 
 FREE = PlannedVertex(key=None, operators=(), input_schema=None, output_schema=None)
 KEYED = PlannedVertex(key=KeyNode(columns=("a",)), operators=(), input_schema=None, output_schema=None)

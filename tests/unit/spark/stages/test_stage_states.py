@@ -10,27 +10,31 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
-from airflow_provider_statecheck.spark.stages.executor.control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.executor.function_chain import FunctionChain
-from airflow_provider_statecheck.spark.stages.executor.operator_task import OperatorTask, TaskPlace
-from airflow_provider_statecheck.spark.stages.executor.streams import TaskStreams
-from airflow_provider_statecheck.spark.stages.nodes import MapNode
-from airflow_provider_statecheck.spark.stages.stage_states import StageStates
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.spark.stages.executor.task_control import (
+    OperatorTask,
+    SnapshotMoment,
+    TaskPlace,
+    TaskReport,
+    TaskStreams,
+)
+from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
+from airflow_provider_statecheck.spark.stages.stage import MapNode
+from airflow_provider_statecheck.spark.stages.stage_state import StageStates
+from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
+from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, FlatMapFunction
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 UID = "stage/buffering"
 SCHEMA = pa.schema([("value", pa.int64())])

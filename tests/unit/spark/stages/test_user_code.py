@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from airflow_provider_statecheck.spark.stages.user_code import make_importable
+from airflow_provider_statecheck.spark.stages.preparation import make_importable
 
 MODULES = {
     "pipeline_of_tests/__init__.py": "",
@@ -132,7 +132,7 @@ def test_types_of_state_that_were_sent_are_known_where_their_module_is_not(
 
 
 def test_packages_of_spark_and_this_one_are_never_sent(folder: Path) -> None:
-    from airflow_provider_statecheck.state.functions.rich_function import RichFunction
+    from airflow_provider_statecheck.state.functions.user_functions import RichFunction
 
     make_importable(cluster_spark(), [RichFunction()])
     assert sent() == set()

@@ -16,15 +16,13 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
-from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowKeyedStateBackend, ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.backends.environment import StateEnvironment
-from airflow_provider_statecheck.state.keys.key_batch import KeyBatch
-from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeyField, KeySerializer
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 GROUPS = 16
 OPERATOR = "0f" * 16

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.arrow.merge_policy import runs_to_merge
+from airflow_provider_statecheck.state.arrow.compaction import runs_to_merge
 
 
 @dataclass

@@ -18,10 +18,10 @@ from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     StateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
-from airflow_provider_statecheck.state.serializers.record_fields import Aliases
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 from tests.unit.state.arrow.harness import Job
 
 KEY = 1

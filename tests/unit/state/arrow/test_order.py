@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.arrow.order import order_codes, order_columns, row_tuples
+from airflow_provider_statecheck.state.arrow.layout import order_codes, order_columns, row_tuples
 
 _TYPES = {
     pa.int32(): st.integers(-(2**31), 2**31 - 1),

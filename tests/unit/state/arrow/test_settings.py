@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.backends.loading import load_state_backend
 
@@ -49,7 +49,7 @@ def test_backend_can_be_pickled() -> None:
 
 def test_naming_the_backend_loads_no_arrow() -> None:
     program = (
-        "import sys; import airflow_provider_statecheck.state.arrow.arrow_state_backend; "
+        "import sys; import airflow_provider_statecheck.state.arrow.keyed_backend; "
         "sys.exit(bool({'pyarrow', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

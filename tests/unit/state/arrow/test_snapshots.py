@@ -20,9 +20,8 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
-from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateTtlConfig, ValueStateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
 from tests.unit.state.arrow.harness import GROUPS, FailingStreams, Job
 
 VALUE: ValueStateDescriptor[Any] = ValueStateDescriptor("value", int)

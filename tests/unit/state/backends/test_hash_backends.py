@@ -15,14 +15,17 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
-from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.descriptors import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.memory_access import (
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.memory_storage import (
     DEFAULT_MAX_STATE_SIZE,
     MemoryBackendCheckpointStorageAccess,
 )

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.backends import loading
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
 from airflow_provider_statecheck.state.backends.loading import ENTRY_POINT_GROUP, factory_of, load_state_backend
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
 from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 
 HERE = __name__

@@ -22,9 +22,8 @@ from airflow_provider_statecheck.exceptions import (
     StateMigrationError,
     StorageError,
 )
-from airflow_provider_statecheck.state.backends.fs_state_backend import FsStateBackend
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
-from airflow_provider_statecheck.state.backends.restoring import restore_first, restoring
+from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend, MemoryStateBackend
+from airflow_provider_statecheck.state.backends.restored_state import restore_first, restoring
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, KeyedHarness

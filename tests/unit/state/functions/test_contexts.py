@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.state.functions.initialization_context import (
+from airflow_provider_statecheck.state.functions.contexts import (
     FunctionInitializationContext,
+    FunctionSnapshotContext,
+    KeyedContext,
     ManagedInitializationContext,
+    RuntimeContext,
     StateInitializationContext,
+    StateSnapshotContext,
+    TaskInfo,
 )
-from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext, TaskInfo
-from airflow_provider_statecheck.state.functions.snapshot_context import FunctionSnapshotContext, StateSnapshotContext
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
 
 TASK = TaskInfo(
     task_name="balance",

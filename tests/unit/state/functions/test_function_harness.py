@@ -9,15 +9,19 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import IncrementalKeyedStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.state.arrow.arrow_state_backend import ArrowStateBackend
+from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.flat_map_function import FlatMapFunction
-from airflow_provider_statecheck.state.functions.initialization_context import FunctionInitializationContext
-from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
-from airflow_provider_statecheck.state.functions.snapshot_context import FunctionSnapshotContext
+from airflow_provider_statecheck.state.functions.contexts import (
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+    KeyedContext,
+    RuntimeContext,
+)
+from airflow_provider_statecheck.state.functions.user_functions import (
+    CheckpointedFunction,
+    FlatMapFunction,
+    KeyedProcessFunction,
+)
 from airflow_provider_statecheck.testing.function_harness import FunctionHarness
 
 

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.functions.flat_map_function import RichFlatMapFunction, as_flat_map_function
-from airflow_provider_statecheck.state.functions.keyed_context import KeyedContext
-from airflow_provider_statecheck.state.functions.keyed_process_function import KeyedProcessFunction
-from airflow_provider_statecheck.state.functions.map_function import MapFunction, RichMapFunction, as_map_function
-from airflow_provider_statecheck.state.functions.overrides import (
+from airflow_provider_statecheck.state.functions.contexts import KeyedContext
+from airflow_provider_statecheck.state.functions.lifecycle import (
     overrides,
     processes_batches,
     processes_elements,
     require_keyed_process_function,
     wants_end_of_input,
+)
+from airflow_provider_statecheck.state.functions.user_functions import (
+    KeyedProcessFunction,
+    MapFunction,
+    RichFlatMapFunction,
+    RichMapFunction,
+    as_flat_map_function,
+    as_map_function,
 )
 
 

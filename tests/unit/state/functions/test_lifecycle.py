@@ -11,18 +11,20 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointException, 
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.initialization_context import FunctionInitializationContext
+from airflow_provider_statecheck.state.functions.contexts import (
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+    RuntimeContext,
+    StateSnapshotContext,
+)
 from airflow_provider_statecheck.state.functions.lifecycle import FunctionLifecycle
-from airflow_provider_statecheck.state.functions.map_function import RichMapFunction
-from airflow_provider_statecheck.state.functions.runtime_context import RuntimeContext
-from airflow_provider_statecheck.state.functions.snapshot_context import FunctionSnapshotContext, StateSnapshotContext
+from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, RichMapFunction
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.raw_input import raw_operator_state_inputs
+from airflow_provider_statecheck.state.operator.raw_state import raw_operator_state_inputs
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
-from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.state.functions.test_contexts import TASK
 
 STREAMS = MemoryCheckpointStreamFactory(max_state_size=1000)

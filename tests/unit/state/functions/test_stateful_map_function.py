@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, ValueStateDescriptor
-from airflow_provider_statecheck.state.functions.checkpointed_function import CheckpointedFunction
-from airflow_provider_statecheck.state.functions.initialization_context import FunctionInitializationContext
-from airflow_provider_statecheck.state.functions.map_function import RichMapFunction
-from airflow_provider_statecheck.state.functions.snapshot_context import FunctionSnapshotContext
+from airflow_provider_statecheck.state.functions.contexts import FunctionInitializationContext, FunctionSnapshotContext
+from airflow_provider_statecheck.state.functions.user_functions import CheckpointedFunction, RichMapFunction
 from airflow_provider_statecheck.testing.function_harness import FunctionHarness
 
 

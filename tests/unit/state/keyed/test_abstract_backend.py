@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.backends.memory_state_backend import MemoryStateBackend
+from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     StateKind,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.keyed_harness import KEY_GROUPS, KeyedHarness
 
@@ -152,8 +152,8 @@ def test_restored_state_goes_on_with_a_reconfigured_serializer(keyed: KeyedHarne
 
 def test_backends_are_named_without_loading_arrow() -> None:
     code = (
-        "import sys; import airflow_provider_statecheck.state.backends.memory_state_backend, "
-        "airflow_provider_statecheck.state.backends.fs_state_backend, airflow_provider_statecheck.state.backends.loading, "
+        "import sys; import airflow_provider_statecheck.state.backends.hash_state_backend, "
+        "airflow_provider_statecheck.state.backends.hash_state_backend, airflow_provider_statecheck.state.backends.loading, "
         "airflow_provider_statecheck.state.keyed.abstract_backend; "
         "print([name for name in ('pyarrow', 'numpy', 'xxhash', 'airflow') if name in sys.modules])"
     )

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from airflow_provider_statecheck.state.keyed.list_cell_serializer import ListCellSerializer
+from airflow_provider_statecheck.state.keyed.registered_state import ListCellSerializer
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import Outcome
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.keys.max_parallelism_advice import (
-    max_parallelism_advice,
-    recommended_max_parallelism,
-)
+from airflow_provider_statecheck.spark.stages.preparation import max_parallelism_advice, recommended_max_parallelism
 
 
 @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(1, 1), (4, 15), (100, 128), (8192, 32767)])

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorStateHandle, OperatorSubtaskState
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.stream_factory import CheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 Handles = tuple[OperatorStateHandle, ...]
 

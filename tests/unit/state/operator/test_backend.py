@@ -13,13 +13,13 @@ from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     StateKind,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.operator_state_store import OperatorStateStore
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
+from airflow_provider_statecheck.state.operator.states import OperatorStateStore
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved
 
 Get = Callable[[OperatorStateStore, str], Any]

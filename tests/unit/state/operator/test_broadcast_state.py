@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.state.operator.broadcast_state import BroadcastState
+from airflow_provider_statecheck.state.operator.states import BroadcastState
 
 
 @pytest.fixture

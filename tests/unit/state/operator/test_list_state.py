@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.state.operator.list_state import PartitionableListState
+from airflow_provider_statecheck.state.operator.states import PartitionableListState
 
 
 def test_an_empty_list_is_no_none() -> None:

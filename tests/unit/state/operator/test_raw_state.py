@@ -7,24 +7,26 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from airflow_provider_statecheck.checkpoint.states.assignment import redistribute
 from airflow_provider_statecheck.checkpoint.states.handles import (
     CheckpointedStateScope,
     OperatorStateHandle,
     OperatorStateMeta,
 )
-from airflow_provider_statecheck.checkpoint.states.redistribution import redistribute
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorError,
     CorruptStateError,
     InvalidConfigurationError,
 )
-from airflow_provider_statecheck.state.operator.raw_input import raw_operator_state_inputs
-from airflow_provider_statecheck.state.operator.raw_output import RawOperatorStateOutput
-from airflow_provider_statecheck.state.operator.stream_provider import StatePartitionStreamProvider
+from airflow_provider_statecheck.state.operator.raw_state import (
+    RawOperatorStateOutput,
+    StatePartitionStreamProvider,
+    raw_operator_state_inputs,
+)
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
 
 
 def opened(streams: FsCheckpointStreamFactory | MemoryCheckpointStreamFactory) -> RawOperatorStateOutput:

@@ -10,11 +10,11 @@ from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.restore_target import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
 from tests.unit.state.operator.snapshots import numbers, rates, restored, saved_subtask
 
 STREAMS = MemoryCheckpointStreamFactory(max_state_size=1_000_000)

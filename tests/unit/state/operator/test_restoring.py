@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 from airflow_provider_statecheck.state.operator.stream_format import decode
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
 from airflow_provider_statecheck.storage.views.state_files import read_state
 from tests.unit.state.operator.snapshots import Handles, numbers, rates, restored, saved
 
@@ -316,7 +316,7 @@ class TestDamage:
 
 
 def test_small_state_travels_in_its_handle(backend: Backend, storage: CheckpointStorage) -> None:
-    from airflow_provider_statecheck.storage.views.memory_location import MemoryCheckpointStreamFactory
+    from airflow_provider_statecheck.storage.views.memory_storage import MemoryCheckpointStreamFactory
 
     backend.get_list_state(numbers()).add(1)
     handles = saved(backend, MemoryCheckpointStreamFactory(max_state_size=10_000))

@@ -13,11 +13,10 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotCancelledError,
     StorageError,
 )
-from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-from airflow_provider_statecheck.state.operator.snapshot import OperatorStateSnapshot
+from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend, OperatorStateSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStreamFactory
-from airflow_provider_statecheck.storage.views.state_stream import CheckpointStateOutputStream
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStreamFactory
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 from tests.unit.state.operator.snapshots import numbers, rates, restored
 
 

@@ -24,18 +24,16 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
-from airflow_provider_statecheck.state.reading import state_rows_reader
+from airflow_provider_statecheck.state.reading import state_reader
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
 from airflow_provider_statecheck.state.reading.diff_states import StateDiff, diff_states
-from airflow_provider_statecheck.state.reading.read_state import read_state
-from airflow_provider_statecheck.state.reading.restored_keys import restored_keys
-from airflow_provider_statecheck.state.reading.state_reader import StateReader
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
-from airflow_provider_statecheck.storage.document import InlineStateHandle
+from airflow_provider_statecheck.state.reading.state_reader import StateReader, read_state, restored_keys
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import InlineStateHandle
 from tests.written_state import BACKENDS, FUNCTION, STAGE, StatefulJob
 
 TTL = StateTtlConfig(timedelta(milliseconds=100))
@@ -226,7 +224,7 @@ def test_shared_files_that_nothing_touches_are_not_read(job: StatefulJob, tmp_pa
 def _counting(read: list[int], first: str, second: str) -> list[dict[str, Any]]:
     from unittest.mock import patch
 
-    from airflow_provider_statecheck.state.arrow.part_bytes import PartBytes
+    from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 
     original = PartBytes.read
 
@@ -278,7 +276,7 @@ def test_subtask_is_believed_about_its_own_key_groups_only(tmp_path: Path) -> No
 def test_large_state_is_read_and_compared_some_key_groups_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_rows_reader, "_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(state_reader, "_BYTES_AT_ONCE", 1)
     for backend in BACKENDS:
         job = job_of(tmp_path / backend, VALUE, backend=backend)
         for number in range(40):

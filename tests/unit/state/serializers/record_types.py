@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Annotated, NamedTuple
 
-from airflow_provider_statecheck.state.serializers.record_fields import Aliases
+from airflow_provider_statecheck.state.serializers.record_serializer import Aliases
 
 
 class Colour(Enum):

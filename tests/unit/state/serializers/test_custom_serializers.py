@@ -12,8 +12,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, UnsupportedStateError
 from airflow_provider_statecheck.state.serializers.custom_serializer import SerializerAdapter, migrate_each
-from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.restored import restored_serializer
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, serializer_of
 from airflow_provider_statecheck.state.serializers.serializer import Compatibility, Outcome, SerializerSnapshot
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from airflow_provider_statecheck.state.serializers.freezing import freezing_of
+from airflow_provider_statecheck.state.serializers.nested_columns import freezing_of
 from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
 

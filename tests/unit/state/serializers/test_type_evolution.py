@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError
-from airflow_provider_statecheck.state.serializers.compatibility import never_migrated
 from airflow_provider_statecheck.state.serializers.record_serializer import RecordSerializer
-from airflow_provider_statecheck.state.serializers.resolve import serializer_of
-from airflow_provider_statecheck.state.serializers.restored import restored_serializer
-from airflow_provider_statecheck.state.serializers.serializer import Compatibility, Outcome, SerializerSnapshot
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, serializer_of
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    Outcome,
+    SerializerSnapshot,
+    never_migrated,
+)
 from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer, TtlValue
 from tests.unit.state.serializers.test_round_trips import EVERY_TYPE, INT64, TEXT, TYPES
 

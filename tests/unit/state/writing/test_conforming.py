@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.state_reading_types import as_spark_takes_it
-from airflow_provider_statecheck.state.writing.conforming import conformed
+from airflow_provider_statecheck.spark.state_dataframes import as_spark_takes_it
+from airflow_provider_statecheck.state.writing.new_rows import conformed
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 COLUMNS: list[Any] = [

@@ -20,16 +20,16 @@ from airflow_provider_statecheck.exceptions import (
     UnknownStateError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.verify import CheckpointVerifier
+from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.state.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
+    StateTtlConfig,
     ValueStateDescriptor,
 )
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
-from airflow_provider_statecheck.state.reading.read_state import read_state
+from airflow_provider_statecheck.state.reading.state_reader import read_state
 from airflow_provider_statecheck.state.schemas import OperatorSchemas
-from airflow_provider_statecheck.state.ttl import StateTtlConfig
 from airflow_provider_statecheck.state.writing.write_savepoint import write_savepoint
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.clock import ManualClock

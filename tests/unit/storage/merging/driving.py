@@ -8,11 +8,14 @@ from typing import Any, Self
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, SegmentFileStateHandle
+from airflow_provider_statecheck.storage.file_merging.manager import (
+    FileMergingOptions,
+    FileMergingSnapshotManager,
+    FileMergingType,
+)
+from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
+from airflow_provider_statecheck.storage.file_merging.stream import FileMergingCheckpointStateOutputStream
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.keys import SubtaskKey, manager_id
-from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.merging.options import FileMergingOptions, FileMergingType
-from airflow_provider_statecheck.storage.merging.stream import FileMergingCheckpointStateOutputStream
 
 JOB, OPERATOR = job_id_of("merged"), operator_id_of("totals")
 SHARED, EXCLUSIVE = CheckpointedStateScope.SHARED, CheckpointedStateScope.EXCLUSIVE

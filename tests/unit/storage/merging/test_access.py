@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from airflow_provider_statecheck.storage.merging.access import FsMergingCheckpointStorageAccess
+from airflow_provider_statecheck.storage.file_merging.worker_view import FsMergingCheckpointStorageAccess
 from tests.unit.storage.merging.conftest import Make
 from tests.unit.storage.merging.driving import SHARED, Driver, subtask
 

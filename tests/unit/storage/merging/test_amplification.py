@@ -10,10 +10,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     SegmentFileStateHandle,
 )
+from airflow_provider_statecheck.storage.file_merging.file_bodies import StoredBody
+from airflow_provider_statecheck.storage.file_merging.physical_files import PhysicalFile, files_to_give_up
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.amplification import files_to_give_up
-from airflow_provider_statecheck.storage.merging.bodies import StoredBody
-from airflow_provider_statecheck.storage.merging.files import PhysicalFile
 from tests.unit.storage.merging.conftest import Make
 from tests.unit.storage.merging.driving import ACROSS, Driver
 

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope, SegmentFileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.storage.file_merging.manager import FileMergingType
+from airflow_provider_statecheck.storage.file_merging.stream import FileMergingCheckpointStateOutputStream
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.options import FileMergingType
-from airflow_provider_statecheck.storage.merging.stream import FileMergingCheckpointStateOutputStream
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.merging.driving import Driver
 

@@ -7,8 +7,8 @@ import uuid
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.retries import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import open_filesystem
 from tests.object_store import Fault, ObjectStore
 from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask

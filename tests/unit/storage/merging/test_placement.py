@@ -8,9 +8,12 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.layout import epoch_of, job_uri
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from airflow_provider_statecheck.storage.merging.keys import SubtaskKey, manager_id
-from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.merging.options import FileMergingOptions, FileMergingType
+from airflow_provider_statecheck.storage.file_merging.manager import (
+    FileMergingOptions,
+    FileMergingSnapshotManager,
+    FileMergingType,
+)
+from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
 from tests.unit.storage.merging.conftest import Make
 from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, JOB, OPERATOR, SHARED, WITHIN, subtask
 

@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, StorageError
+from airflow_provider_statecheck.storage.file_merging.physical_files import ManagedDirectory
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.directories import ManagedDirectory
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
 from tests.unit.storage.merging.conftest import Make
 from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, SHARED, WITHIN, Driver, subtask
@@ -205,7 +205,7 @@ def test_a_closed_manager_leaves_no_file_of_a_stream_that_was_open(make: Make) -
 
 
 def test_a_manager_that_never_knew_its_directories_closes(make: Make) -> None:
-    from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
+    from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
 
     FileMergingSnapshotManager("m", 1).close()
 

@@ -8,8 +8,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedStateScope
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 ATTEMPT = AttemptRef(job_id=job_id_of("sales"), operator_id=operator_id_of("totals"), epoch=3)
 SHARED, EXCLUSIVE = CheckpointedStateScope.SHARED, CheckpointedStateScope.EXCLUSIVE

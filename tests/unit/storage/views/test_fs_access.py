@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.location_reference import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.storage.file_merging.manager import FileMergingSnapshotManager
+from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.merging.keys import SubtaskKey, manager_id
-from airflow_provider_statecheck.storage.merging.manager import FileMergingSnapshotManager
-from airflow_provider_statecheck.storage.views.directories import make_savepoint_directory
-from airflow_provider_statecheck.storage.views.fs_access import FsCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.fs_state_stream import StateWriting
+from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageAccess, make_savepoint_directory
 from airflow_provider_statecheck.storage.views.state_files import discard_state, read_state
-from airflow_provider_statecheck.storage.views.storage_access import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, make_access, save
 
 DEFAULT = CheckpointStorageLocationReference.default()

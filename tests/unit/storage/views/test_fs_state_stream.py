@@ -11,8 +11,8 @@ from airflow_provider_statecheck.checkpoint.layout import epoch_name, epoch_of
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_state_stream import FsCheckpointStateOutputStream, StateWriting
 from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.views.places import files, save
 

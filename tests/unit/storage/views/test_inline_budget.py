@@ -10,16 +10,17 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     ByteStreamStateHandle,
     DistributionMode,
     FileStateHandle,
+    OperatorState,
     OperatorStateHandle,
     OperatorStateMeta,
+    OperatorSubtaskState,
     StreamStateHandle,
+    streams_of,
 )
-from airflow_provider_statecheck.checkpoint.states.operator_state import OperatorState, OperatorSubtaskState
-from airflow_provider_statecheck.checkpoint.states.streams import streams_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.inline_budget import DEFAULT_INLINE_BUDGET, spill_above_budget
 from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.views.places import ATTEMPT, files
 

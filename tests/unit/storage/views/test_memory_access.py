@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.location_reference import CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.options import CheckpointStorageLocationReference
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, FileStateHandle
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.memory_access import MemoryBackendCheckpointStorageAccess
-from airflow_provider_statecheck.storage.views.memory_stream import MemoryCheckpointOutputStream
+from airflow_provider_statecheck.storage.views.checkpoint_storage import CheckpointStorageAccess
+from airflow_provider_statecheck.storage.views.memory_storage import (
+    MemoryBackendCheckpointStorageAccess,
+    MemoryCheckpointOutputStream,
+)
 from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.storage_access import CheckpointStorageAccess
 from tests.unit.storage.views.places import ATTEMPT, EXCLUSIVE, SHARED, files, job_of, save
 
 

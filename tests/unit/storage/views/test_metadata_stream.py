@@ -8,9 +8,9 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.fs_location import FsCheckpointStorageLocation
-from airflow_provider_statecheck.storage.views.metadata_stream import FsCheckpointMetadataOutputStream
+from airflow_provider_statecheck.storage.views.fs_storage import FsCheckpointStorageLocation
 from airflow_provider_statecheck.storage.views.state_files import read_state
+from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointMetadataOutputStream
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
 from tests.unit.storage.views.places import files, make_access
 

@@ -8,8 +8,8 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.exceptions import StorageError
+from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.retries import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import open_filesystem
 from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
 from tests.object_store import Fault, ObjectStore

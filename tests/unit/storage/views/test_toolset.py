@@ -16,8 +16,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.views.state_files import read_state
-from airflow_provider_statecheck.storage.views.toolset import make_toolset
+from airflow_provider_statecheck.storage.views.state_files import make_toolset, read_state
 from tests.unit.storage.views.places import EXCLUSIVE, files, make_access, save
 
 

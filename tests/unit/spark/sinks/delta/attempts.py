@@ -15,10 +15,9 @@ from deltalake import DeltaTable
 from typing_extensions import override
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.sinks.delta.files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaFiles, DeltaTableAccess
 from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
+from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
 from airflow_provider_statecheck.testing.faults import FaultPlan
 from tests.unit.spark.sinks.attempts import SCHEMA, Attempt
 from tests.unit.spark.sinks.history import Job, planned as planned_files

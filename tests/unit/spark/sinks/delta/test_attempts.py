@@ -376,7 +376,7 @@ def test_the_history_of_the_table_tells_who_changed_it_and_why(path):
 
 def _before_the_next_version(monkeypatch, step):
     """Let something happen between the last look at the table and the commit."""
-    from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
+    from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaTableAccess
 
     done: list[str] = []
 

@@ -16,8 +16,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.delta.files import DeltaFiles
-from airflow_provider_statecheck.spark.sinks.delta.library import library_options
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaFiles, library_options
 from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink
 from tests.unit.spark.sinks.attempts import SCHEMA
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, rows_of, table_at

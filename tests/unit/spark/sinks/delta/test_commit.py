@@ -12,8 +12,8 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StorageError,
 )
-from airflow_provider_statecheck.spark.sinks.delta import committer
-from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks import delta_sink
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaTableAccess
 from tests.unit.spark.sinks.attempts import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, rows_of, table_at
 
@@ -152,7 +152,7 @@ def test_versions_of_others_between_look_and_commit_are_looked_at_and_kept(path,
 
 def test_an_attempt_gives_up_when_others_always_come_first(path, monkeypatch):
     attempt = DeltaAttempt(path, 1).open()
-    monkeypatch.setattr(committer, "_TRIES", 3)
+    monkeypatch.setattr(delta_sink, "_TRIES", 3)
     monkeypatch.setattr(DeltaTableAccess, "commit", lambda *_: False)
     with pytest.raises(StorageError, match="others were faster 3 times"):
         attempt.add(1, 1)

@@ -6,8 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
-from airflow_provider_statecheck.spark.sinks.delta.library import library_options
-from airflow_provider_statecheck.spark.sinks.delta.table import DeltaTableAccess
+from airflow_provider_statecheck.spark.sinks.delta.delta_table import DeltaTableAccess, library_options
 from tests.object_store import Fault
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_statecheck.spark.sinks.delta.statistics import statistics_of
+from airflow_provider_statecheck.spark.sinks.delta.delta_writer import statistics_of
 from tests.unit.spark.sinks.attempts import SCHEMA, table_of
 from tests.unit.spark.sinks.delta.attempts import DeltaAttempt, keys_of, log_of, rows_of, table_at
 

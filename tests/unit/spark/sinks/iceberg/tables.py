@@ -13,11 +13,10 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
-from airflow_provider_statecheck.spark.sinks.iceberg.ledger import TableLedger
-from airflow_provider_statecheck.spark.sinks.iceberg.ledger_branch import read_ledger
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_ledger import TableLedger, read_ledger
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskContext
+from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
 
 TABLE = "sales.orders"
 SCHEMA = pa.schema([("key", pa.int64()), ("name", pa.string())])

@@ -11,7 +11,7 @@ from airflow_provider_statecheck.exceptions import (
     IncompatibleCheckpointError,
     StaleAttemptError,
 )
-from airflow_provider_statecheck.spark.sinks.iceberg.own_files import files_of
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import files_of
 from tests.unit.spark.sinks.iceberg.tables import (
     TABLE,
     Attempt,

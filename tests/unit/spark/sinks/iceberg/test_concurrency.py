@@ -10,10 +10,11 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import AssertRefSnapshotId
 
 from airflow_provider_statecheck.exceptions import CommitStateUnknownError, StaleAttemptError, StorageError
-from airflow_provider_statecheck.spark.sinks.iceberg import committing, ledger_branch
+from airflow_provider_statecheck.spark.sinks import iceberg_sink
+from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_ledger
 from tests.unit.spark.sinks.iceberg.tables import Attempt, append_as_somebody_else, ledger_in, seen_in, table_in
 
-real_commit = ledger_branch.commit_change
+real_commit = iceberg_ledger.commit_change
 
 
 def before_each_commit(monkeypatch, *acts):
@@ -25,12 +26,12 @@ def before_each_commit(monkeypatch, *acts):
             waiting.pop(0)()
         real_commit(*args)
 
-    monkeypatch.setattr(ledger_branch, "commit_change", commit)
+    monkeypatch.setattr(iceberg_ledger, "commit_change", commit)
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(committing, "_LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(iceberg_sink, "_LONGEST_PAUSE_SECONDS", 0)
 
 
 def test_a_zombie_that_has_looked_already_is_refused_by_the_commit_itself(folder, monkeypatch):
@@ -145,7 +146,7 @@ def test_a_commit_whose_reply_is_lost_is_found_to_be_made(folder, monkeypatch):
         if lost.pop():
             raise ConnectionError("the connection broke")
 
-    monkeypatch.setattr(ledger_branch, "commit_change", commit)
+    monkeypatch.setattr(iceberg_ledger, "commit_change", commit)
     attempt.add(1, 1)
     assert seen_in(folder) == [1]
 
@@ -158,7 +159,7 @@ def test_an_unknown_outcome_is_told_and_deletes_nothing(folder, monkeypatch):
         raise ConnectionError("the connection broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_branch, "commit_change", commit)
+        patch.setattr(iceberg_ledger, "commit_change", commit)
         with pytest.raises(CommitStateUnknownError, match="ConnectionError: the connection broke"):
             attempt.commit(1, written)
     second = Attempt(folder, 2, restored=1, restored_epoch=1).open()

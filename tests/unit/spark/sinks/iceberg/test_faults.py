@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.sinks.iceberg import ledger_branch
+from airflow_provider_statecheck.spark.sinks.iceberg import iceberg_ledger
 from airflow_provider_statecheck.spark.sinks.iceberg.catalogs import OpenTable
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
 from tests.unit.spark.sinks.iceberg.tables import Attempt, Committables, append_as_somebody_else, create_table, seen_in
@@ -30,7 +30,7 @@ def planned(plan: FaultPlan) -> Iterator[None]:
     """Count the calls of a sink on its catalog, and let the process end at one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenTable, "load", _counted("load", OpenTable.load, plan))
-        patch.setattr(ledger_branch, "commit_change", _counted("commit", ledger_branch.commit_change, plan))
+        patch.setattr(iceberg_ledger, "commit_change", _counted("commit", iceberg_ledger.commit_change, plan))
         yield
 
 

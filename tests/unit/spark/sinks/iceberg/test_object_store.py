@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
-from airflow_provider_statecheck.spark.sinks.iceberg import committing
+from airflow_provider_statecheck.spark.sinks import iceberg_sink
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from airflow_provider_statecheck.spark.sources.iceberg_source import IcebergSource
@@ -79,7 +79,7 @@ def test_no_credentials_are_in_what_is_handed_over_or_shown(properties, tmp_path
 
 
 def test_failures_tell_no_credentials(object_store, properties, tmp_path, monkeypatch):
-    monkeypatch.setattr(committing, "_LONGEST_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(iceberg_sink, "_LONGEST_PAUSE_SECONDS", 0)
     sink = opened(properties, tmp_path)
     committables = written(sink, 1)
     object_store.faults.inject(Fault.DENIED, method="PUT|POST", times=1000)

@@ -24,8 +24,11 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.iceberg import catalogs
-from airflow_provider_statecheck.spark.sinks.iceberg.committable import IcebergCommittable
-from airflow_provider_statecheck.spark.sinks.iceberg.data_files import decode_data_file, encode_data_file
+from airflow_provider_statecheck.spark.sinks.iceberg.iceberg_writer import (
+    IcebergCommittable,
+    decode_data_file,
+    encode_data_file,
+)
 from airflow_provider_statecheck.spark.sinks.iceberg_sink import IcebergSink
 from airflow_provider_statecheck.spark.sinks.sink import SinkTaskContext
 from tests.unit.spark.sinks.iceberg.tables import (

@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 from sqlalchemy import create_engine, text
 
 from airflow_provider_statecheck.exceptions import CoordinatorError, CorruptStateError, StaleAttemptError, StorageError
-from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
-from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
+from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
 from tests.unit.spark.sinks.sql.databases import TABLE, Place

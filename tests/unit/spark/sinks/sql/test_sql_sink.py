@@ -15,9 +15,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
     UnsupportedStateError,
 )
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.sql.database import SinkDatabase
 from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader
 from airflow_provider_statecheck.spark.sinks.sql.tables import (
     CHECKPOINT,
@@ -27,6 +25,8 @@ from airflow_provider_statecheck.spark.sinks.sql.tables import (
     TableName,
     output_table,
 )
+from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
+from airflow_provider_statecheck.spark.sinks.target_files import lineage_of
 from tests.unit.spark.sinks.sql.databases import TABLE, Place
 from tests.unit.spark.sinks.two_phase.attempts import SCHEMA
 
@@ -145,7 +145,7 @@ def test_a_zombie_cannot_commit(place):
 
 
 def test_a_zombie_that_has_looked_already_is_refused_by_the_transaction_itself(place, monkeypatch):
-    from airflow_provider_statecheck.spark.sinks.sql.destination import SqlDestination
+    from airflow_provider_statecheck.spark.sinks.sql.sql_destination import SqlDestination
 
     zombie = place.open(1)
     written = zombie.write(1)

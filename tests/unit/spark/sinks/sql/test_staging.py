@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_provider_statecheck.spark.sinks.names import lineage_of
 from airflow_provider_statecheck.spark.sinks.sql_sink import SqlSink
-from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_of
 from tests.unit.spark.sinks.two_phase.attempts import Attempt
 
 

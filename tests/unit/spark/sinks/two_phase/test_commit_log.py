@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.spark.sinks.line import Start
-from airflow_provider_statecheck.spark.sinks.two_phase_commit.commit_log import CommitLog
-from airflow_provider_statecheck.spark.sinks.two_phase_commit.commit_range import CommitRange
+from airflow_provider_statecheck.spark.sinks.ledger import Start
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_log import CommitLog, CommitRange
 
 
 def a_range(epoch: int, first: int, last: int, generation: int = 1) -> CommitRange:

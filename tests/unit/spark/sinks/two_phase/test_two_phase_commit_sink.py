@@ -18,7 +18,7 @@ from airflow_provider_statecheck.exceptions import (
     UnsupportedStateError,
 )
 from airflow_provider_statecheck.spark.sinks.sink import Sink, SinkTaskContext
-from airflow_provider_statecheck.spark.sinks.two_phase_commit.file_log import FileCommitLog
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_sink import FileCommitLog
 from tests.unit.spark.sinks.two_phase.attempts import SCHEMA, Attempt, table_of
 from tests.unit.spark.sinks.two_phase.folder_sink import FolderSink, keys_in
 

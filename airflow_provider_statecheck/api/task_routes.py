@@ -1,0 +1,260 @@
+"""Routes for tasks: tokens, attempts and the jobs that they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path, Query
+
+from airflow_provider_statecheck.api import examples
+from airflow_provider_statecheck.api.access import (
+    ServicesDep,
+    TakesTestJobsDep,
+    TokenDep,
+    owner_of,
+    require_attempt,
+    require_job,
+    require_registration,
+    require_task,
+)
+from airflow_provider_statecheck.api.requests import MessageRoute
+from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    AcknowledgeReply,
+    AdoptAttempt,
+    AttemptGrant,
+    ConfirmCommits,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    FinishAttempt,
+    OpenEffects,
+    PendingCheckpoint,
+    RegisterAttempt,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobRecord
+from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage, JobView
+from airflow_provider_statecheck.exceptions import AccessDeniedError
+from airflow_provider_statecheck.storage.uris import normalise_pointer
+
+attempt_router = APIRouter(prefix="/attempts", tags=["attempts"], route_class=MessageRoute)
+
+
+@attempt_router.post("/register")
+def register(
+    message: Annotated[RegisterAttempt, Body(openapi_examples=examples.REGISTER)],
+    services: ServicesDep,
+    token: TokenDep,
+    takes_test_jobs: TakesTestJobsDep,
+) -> AttemptGrant:
+    """Fence all earlier attempts of the operator and say what to restore; the token becomes that of the attempt."""
+    request = require_registration(token, message, services.tasks, takes_test_jobs=takes_test_jobs)
+    services.tokens.claim(token, request.attempt_key)
+    grant = services.coordinator.register(request)
+    services.tokens.bind(token, grant.attempt, request.attempt_key)
+    return grant
+
+
+@attempt_router.post("/adopt")
+def adopt(
+    message: Annotated[AdoptAttempt, Body(openapi_examples=examples.ADOPT)], services: ServicesDep, token: TokenDep
+) -> None:
+    """Speak for an attempt that still runs; its driver keeps the token it has."""
+    if token.attempt != message.attempt:
+        require_task(token)
+    services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.caller, message.owner)))
+    services.tokens.bind(token, message.attempt, None)
+
+
+@attempt_router.post("/confirm-restore")
+def confirm_restore(
+    message: Annotated[ConfirmRestore, Body(openapi_examples=examples.CONFIRM_RESTORE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> None:
+    """Record what was restored and which candidates could not be."""
+    require_attempt(token, message.attempt)
+    services.coordinator.confirm_restore(message)
+
+
+@attempt_router.post("/trigger")
+def trigger(
+    message: Annotated[TriggerCheckpoint, Body(openapi_examples=examples.TRIGGER)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> PendingCheckpoint:
+    """Draw the id of a new checkpoint."""
+    require_attempt(token, message.attempt)
+    directory = message.savepoint_dir
+    normalised = None if directory is None else normalise_pointer(directory)
+    return services.coordinator.trigger(replace(message, savepoint_dir=normalised))
+
+
+@attempt_router.post("/acknowledge")
+def acknowledge(
+    message: Annotated[AcknowledgeCheckpoint, Body(openapi_examples=examples.ACKNOWLEDGE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> AcknowledgeReply:
+    """Complete a checkpoint whose bytes are all on storage."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.acknowledge(message)
+
+
+@attempt_router.post("/decline")
+def decline(
+    message: Annotated[DeclineCheckpoint, Body(openapi_examples=examples.DECLINE)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> OpenEffects:
+    """Abort a checkpoint that will not be completed."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.decline(message)
+
+
+@attempt_router.post("/confirm-discards")
+def confirm_discards(
+    message: Annotated[ConfirmDiscards, Body(openapi_examples=examples.CONFIRM_DISCARDS)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> None:
+    """Record that bytes are gone."""
+    require_attempt(token, message.attempt)
+    require_job(token, message.job_id)
+    services.coordinator.confirm_discards(message)
+
+
+@attempt_router.post("/confirm-commits")
+def confirm_commits(
+    message: Annotated[ConfirmCommits, Body(openapi_examples=examples.CONFIRM_COMMITS)],
+    services: ServicesDep,
+    token: TokenDep,
+) -> OpenEffects:
+    """Record that a sink committed what checkpoints hold, those before them too."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.confirm_commits(message)
+
+
+@attempt_router.post("/finish")
+def finish(
+    message: Annotated[FinishAttempt, Body(openapi_examples=examples.FINISH)], services: ServicesDep, token: TokenDep
+) -> OpenEffects:
+    """Close the attempt; its pins end."""
+    require_attempt(token, message.attempt)
+    return services.coordinator.finish(message)
+
+
+job_router = APIRouter(prefix="/jobs", tags=["jobs"], route_class=MessageRoute)
+
+JobPath = Annotated[str, Path(openapi_examples=examples.JOB_ID)]
+CheckpointPath = Annotated[int, Path(ge=1, le=2**63 - 1, openapi_examples=examples.CHECKPOINT_ID)]
+OperatorPath = Annotated[str, Path(openapi_examples=examples.OPERATOR_ID)]
+
+
+@job_router.get("")
+def jobs(services: ServicesDep, token: TokenDep) -> tuple[JobRecord, ...]:
+    """Return all jobs, the most recently active first."""
+    require_task(token)
+    return services.coordinator.jobs()
+
+
+@job_router.get("/{job_id}")
+def describe(job_id: JobPath, services: ServicesDep, token: TokenDep) -> JobView:
+    """Return a job as it stands: its newest checkpoints, and of the others those whose bytes may exist."""
+    require_job(token, JobId(job_id))
+    return services.coordinator.describe(JobId(job_id))
+
+
+@job_router.get("/{job_id}/checkpoints")
+def checkpoints(
+    job_id: JobPath,
+    services: ServicesDep,
+    token: TokenDep,
+    before: Annotated[int | None, Query(description="Only those with a lower id")] = None,
+    limit: Annotated[int, Query(description=f"How many at most, up to {LARGEST_PAGE}")] = RECENT,
+    operator_id: Annotated[str | None, Query(description="Only those of this operator")] = None,
+    status: Annotated[CheckpointStatus | None, Query(description="Only those of this status")] = None,
+) -> tuple[CheckpointRecord, ...]:
+    """Return a page of the checkpoints of a job, newest first; the last id of a page leads to the next one."""
+    require_job(token, JobId(job_id))
+    operator = None if operator_id is None else OperatorId(operator_id)
+    page = CheckpointPage(before=before, limit=limit, operator_id=operator, status=status)
+    return services.coordinator.checkpoints(JobId(job_id), page)
+
+
+@job_router.get("/{job_id}/checkpoints/{checkpoint_id}")
+def checkpoint(
+    job_id: JobPath, checkpoint_id: CheckpointPath, services: ServicesDep, token: TokenDep
+) -> CheckpointRecord | None:
+    """Return a checkpoint of a job, null if it has no row."""
+    require_job(token, JobId(job_id))
+    return services.coordinator.checkpoint(JobId(job_id), checkpoint_id)
+
+
+@job_router.get("/{job_id}/operators/{operator_id}/latest")
+def latest(
+    job_id: JobPath, operator_id: OperatorPath, services: ServicesDep, token: TokenDep
+) -> CheckpointRecord | None:
+    """Return the newest completed checkpoint of an operator."""
+    require_job(token, JobId(job_id))
+    return services.coordinator.latest(JobId(job_id), OperatorId(operator_id))
+
+
+token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """A running task instance and the secret whose hash it wrote into its own task state store."""
+
+    ti_id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Challenge({self.ti_id}, ***)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """What a token is to read."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Until when a renewed token is good."""
+
+    expires_at: datetime
+
+
+@token_router.post("")
+def exchange(
+    challenge: Annotated[Challenge, Body(openapi_examples=examples.CHALLENGE)], services: ServicesDep
+) -> IssuedToken:
+    """Give a token to the task that proves to be the running one; the secret cannot be used again."""
+    return services.tokens.issue(services.tasks.prove(challenge.ti_id, challenge.secret))
+
+
+@token_router.post("/read")
+def reader(
+    request: Annotated[ReadRequest, Body(openapi_examples=examples.READ)], services: ServicesDep, token: TokenDep
+) -> IssuedToken:
+    """Give a token that can read one job and nothing else, for code that cannot ask for tokens itself."""
+    require_task(token)
+    return services.tokens.issue_reader(token.caller, JobId(request.job_id))
+
+
+@token_router.post("/renew")
+def renew(services: ServicesDep, token: TokenDep) -> Renewal:
+    """Let a token for reading live on while the task that it was given to runs or is deferred."""
+    if not services.tasks.is_waiting(token.caller):
+        raise AccessDeniedError(
+            "Expected a task that runs or is deferred to have its token renewed, found one that does neither."
+        )
+    return Renewal(expires_at=services.tokens.renew_reader(token))

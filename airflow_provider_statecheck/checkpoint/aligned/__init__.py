@@ -1,0 +1,1 @@
+"""Checkpoints that are aligned over several operators of a job."""

@@ -1,0 +1,279 @@
+"""Restore of a job's operators, and takeover of an earlier coordinator's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
+from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.completion import Finalization
+from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
+from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
+from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import (
+    confirm_discarded,
+    mark_subsumed,
+    refresh,
+)
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    SnapshotContent,
+    completed_of,
+    contents,
+    merged,
+    metadata_of,
+)
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    ClaimRecord,
+    RestoreMode,
+    already_claimed,
+)
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.states.assignment import StateAssignment, assign_states
+from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
+from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorSubtaskState
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, CorruptStateError
+
+log = logging.getLogger(__name__)
+
+_UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
+
+
+class RestorableTask(Protocol):
+    """The task of an operator that has not begun and is given its state."""
+
+    @property
+    def restore_target(self) -> RestoreTarget:
+        """Return what a restore asks of its operator."""
+        ...
+
+    def set_initial_state(
+        self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
+    ) -> None:
+        """
+        Take the state to begin with.
+
+        :param subtask_states: By index; a subtask for which there is nothing has no entry.
+        :param is_finished: Whether the operator was at its end and does not run again.
+        """
+        ...
+
+
+class Restoring:
+    """
+    Gives tasks their state.
+
+    :param parts: What the coordinator is made of.
+    """
+
+    def __init__(self, parts: CoordinatorComponents) -> None:
+        self._parts = parts
+
+    def restore_latest(
+        self,
+        tasks: Sequence[RestorableTask],
+        *,
+        error_if_no_checkpoint: bool,
+        all_or_nothing_state: bool,
+        allow_non_restored_state: bool,
+        renamed_uids: Mapping[str, str] | None,
+        mode: OperatorCoordinatorRestoreMode,
+    ) -> bool:
+        """
+        Restore from the newest completed checkpoint.
+
+        :return: Whether there is one.
+        :raises CoordinatorError: if there is none and there has to be one, or a hook or coordinator fails.
+        :raises IncompatibleCheckpointError: if its state does not fit; then no task was given any.
+        """
+        retained_checkpoints.refresh(self._parts)
+        latest = self._parts.completed_store.get_latest_checkpoint()
+        if latest is None:
+            return self._begin_anew(error_if_no_checkpoint, mode)
+        assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
+        self._restore_others(latest, assignment, mode, allow_non_restored_state)
+        _give(tasks, latest, assignment)
+        self._note(latest)
+        return True
+
+    def adopt(
+        self,
+        pointer: str,
+        mode: RestoreMode,
+        tasks: Sequence[RestorableTask],
+        *,
+        allow_non_restored_state: bool,
+        renamed_uids: Mapping[str, str] | None,
+    ) -> CompletedCheckpoint:
+        """
+        Make a snapshot the newest completed checkpoint of the job, if its state fits the tasks.
+
+        :param mode: Whose it is from then on.
+        :raises CheckpointNotFoundError: if there is none at the pointer.
+        :raises IncompatibleCheckpointError: if its state does not fit; then the snapshot stays its owner's.
+        :raises CoordinatorError: if the job has newer checkpoints.
+        :raises SnapshotClaimedError: if it is to be claimed and belongs to another.
+        """
+        found = self._parts.storage.resolve_checkpoint(pointer)
+        retained_checkpoints.refresh(self._parts)
+        newest = self._parts.completed_store.get_latest_checkpoint_id()
+        if newest > found.checkpoint_id:
+            raise CoordinatorError(
+                f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint {newest}; restore "
+                f"that, or start a new job."
+            )
+        _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
+        self._parts.id_counter.set_count(found.checkpoint_id + 1)
+        claimed = self._owned(found, mode)
+        self._parts.registry.register_all_after_restored(claimed, mode)
+        self._parts.completed_store.add_checkpoint_and_subsume_oldest(claimed, self._parts.cleaner)
+        return claimed
+
+    def _owned(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
+        is_claimed = mode is RestoreMode.CLAIM
+        policy = self._parts.config.retention_policy
+        properties = CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED
+        own = replace(
+            found, job_id=self._parts.leader.job_id, restored_properties=found.properties, properties=properties
+        )
+        with self._parts.transition() as tx:
+            self._require_free(tx, found.external_pointer, is_claimed=is_claimed)
+            transitions.adopt(tx, self._parts.leader, own)
+        return own
+
+    def _require_free(self, tx: JobTransaction, pointer: str, *, is_claimed: bool) -> None:
+        leader = self._parts.leader
+        claim = tx.claim(pointer)
+        if claim is not None and (claim.job_id, claim.operator_id) != (leader.job_id, leader.operator_id):
+            raise already_claimed(pointer)
+        if claim is None and is_claimed:
+            tx.save_claim(
+                ClaimRecord(pointer=pointer, job_id=leader.job_id, operator_id=leader.operator_id, claimed_at=tx.now)
+            )
+
+    def _begin_anew(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
+        if error_if_no_checkpoint:
+            raise CoordinatorError(
+                f"Expected a completed checkpoint of job {self._parts.leader.job_id} to restore, found none; start the job "
+                f"without one, or name a savepoint."
+            )
+        self._parts.hooks.reset()
+        self._parts.operator_coordinators.restore(mode)
+        return False
+
+    def _restore_others(
+        self,
+        latest: CompletedCheckpoint,
+        assignment: StateAssignment,
+        mode: OperatorCoordinatorRestoreMode,
+        allow_non_restored_state: bool,
+    ) -> None:
+        self._parts.hooks.restore(
+            latest.checkpoint_id, latest.master_states, allow_non_restored_state=allow_non_restored_state
+        )
+        self._parts.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
+
+    def _note(self, latest: CompletedCheckpoint) -> None:
+        leader = self._parts.leader
+        with self._parts.transition() as tx:
+            attempt = tx.attempt(leader.operator_id, leader.epoch)
+            if attempt is None:
+                return
+            tx.save_attempt(replace(attempt, restored_from=latest.checkpoint_id))
+            found = tx.checkpoint(latest.checkpoint_id)
+            if found is not None:
+                statistics.restored(tx, attempt, found)
+
+
+def _assign(
+    tasks: Sequence[RestorableTask],
+    snapshot: CompletedCheckpoint,
+    renamed_uids: Mapping[str, str] | None,
+    allow_non_restored_state: bool,
+    all_or_nothing_state: bool,
+) -> StateAssignment:
+    return assign_states(
+        [task.restore_target for task in tasks],
+        snapshot.operator_states.values(),
+        renamed_uids=renamed_uids,
+        allow_non_restored_state=allow_non_restored_state,
+        all_or_nothing_state=all_or_nothing_state,
+    )
+
+
+def _coordinator_bytes(assignment: StateAssignment) -> dict[OperatorId, bytes]:
+    # The coordinator writes these itself, and never to a file of their own.
+    handles = assignment.coordinator_states.items()
+    return {operator_id: h.data for operator_id, h in handles if isinstance(h, ByteStreamStateHandle)}
+
+
+def _give(tasks: Sequence[RestorableTask], latest: CompletedCheckpoint, assignment: StateAssignment) -> None:
+    for task in tasks:
+        operator_id = task.restore_target.operator_id
+        mine = {index: state for (owner, index), state in assignment.subtask_states.items() if owner == operator_id}
+        task.set_initial_state(latest.checkpoint_id, mine, is_finished=operator_id in assignment.finished)
+
+
+def resume(parts: CoordinatorComponents, aborting: Aborting, finalization: Finalization) -> None:
+    """
+    Go on with the checkpoints of earlier leaders that can still become complete, and end the others.
+
+    :raises StateCheckError: if rows or storage do not answer; nothing is lost then, and it may be tried again.
+    """
+    for record, reason in _lost(parts):
+        error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
+        aborting.abort_one(record.checkpoint_id, error)
+    refresh(parts)
+    finalization.take_over()
+    mark_subsumed(parts)
+    _clean(parts, aborting)
+
+
+def _lost(parts: CoordinatorComponents) -> list[tuple[CheckpointRecord, str]]:
+    with parts.transition() as tx:
+        rows = transitions.of_status(tx, CheckpointStatus.PENDING)
+        earlier = [c for c in rows if c.epoch < parts.leader.epoch]
+        facts = [
+            (c, transitions.is_triggered(tx, c.checkpoint_id), tx.acknowledgements(c.checkpoint_id)) for c in earlier
+        ]
+    lost = []
+    for record, is_triggered, acknowledged in facts:
+        if not is_triggered:
+            lost.append((record, "the coordinator ended before it had told all tasks"))
+            continue
+        try:
+            merged(contents(parts.storage, acknowledged))
+        except (CheckpointNotFoundError, CorruptStateError) as error:
+            lost.append((record, f"what was acknowledged is gone: {error}"))
+    return lost
+
+
+def _clean(parts: CoordinatorComponents, aborting: Aborting) -> None:
+    """Delete what was to be deleted when nobody was there; what is subsumed waits until no file of it is used."""
+    with parts.transition() as tx:
+        rows = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.awaits_discard]
+        facts = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
+    for record, acknowledged in facts:
+        if not parts.storage.exists(record.location):
+            confirm_discarded(parts, record.checkpoint_id)
+        elif record.status is CheckpointStatus.SUBSUMED:
+            parts.cleaner.add_subsumed(_subsumed(parts, record))
+        else:
+            aborting.clean(record, acknowledged)
+
+
+def _subsumed(parts: CoordinatorComponents, record: CheckpointRecord) -> CompletedCheckpoint:
+    metadata = metadata_of(record)
+    try:
+        return completed_of(record, parts.storage.read(metadata), metadata)
+    except (CheckpointNotFoundError, CorruptStateError):
+        # Half of it was deleted before; the rest goes with the directory.
+        return completed_of(record, SnapshotContent(), metadata)

@@ -1,0 +1,355 @@
+"""Status transitions of the rows of an aligned checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from airflow_provider_statecheck.checkpoint import statistics
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    RequestStatus,
+    SnapshotRequest,
+)
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.exceptions import CoordinatorError
+
+REMEMBERED_CHECKPOINTS = 16
+COORDINATOR = "coordinator"
+"""Who answers for the coordinator's own part of a checkpoint."""
+_ENDED = (
+    CheckpointStatus.COMPLETED,
+    CheckpointStatus.SUBSUMED,
+    CheckpointStatus.DISPOSED,
+    CheckpointStatus.ABORTED,
+)
+
+
+class Verdict(StrEnum):
+    """What an acknowledgement is worth."""
+
+    SUCCESS = "success"
+    """It is the first of a task that was waited for."""
+    DUPLICATE = "duplicate"
+    """The task has acknowledged before."""
+    UNKNOWN = "unknown"
+    """Nobody waited for this try of a task."""
+    DISCARDED = "discarded"
+    """It is too late, but the checkpoint is remembered."""
+    FORGOTTEN = "forgotten"
+    """There is no such checkpoint, or it is long over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A checkpoint as an acknowledgement finds it."""
+
+    verdict: Verdict
+    checkpoint: CheckpointRecord | None = None
+    parts: tuple[AcknowledgementRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """A checkpoint that has just been aborted, and what had been acknowledged of it."""
+
+    checkpoint: CheckpointRecord
+    parts: tuple[AcknowledgementRecord, ...]
+    error: CheckpointException
+    attempt_id: str | None = None
+    operator: str = ""
+
+
+def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRecord]:
+    """Return the aligned checkpoints of a status whose bytes are there, oldest first."""
+    return [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is status]
+
+
+def in_progress(tx: JobTransaction) -> list[CheckpointRecord]:
+    """Return the checkpoints that have not ended."""
+    return [*of_status(tx, CheckpointStatus.PENDING), *of_status(tx, CheckpointStatus.FINALIZING)]
+
+
+def is_triggered(tx: JobTransaction, checkpoint_id: int) -> bool:
+    """Tell whether all tasks were told of a pending checkpoint, and the coordinator's own part is written."""
+    own = (part for part in tx.acknowledgements(checkpoint_id) if part.operator_id == ALIGNED_OPERATOR_ID)
+    return all(part.is_acknowledged for part in own)
+
+
+def is_triggering(tx: JobTransaction) -> bool:
+    """Tell whether a checkpoint is being triggered, in this process or another."""
+    return not all(is_triggered(tx, c.checkpoint_id) for c in of_status(tx, CheckpointStatus.PENDING))
+
+
+def last_completed_at(tx: JobTransaction) -> datetime | None:
+    """Return when the last checkpoint was completed."""
+    times = [c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None]
+    return max(times, default=None)
+
+
+def begin(
+    tx: JobTransaction,
+    leader: AttemptRef,
+    request: SnapshotRequest,
+    plan: CheckpointPlan,
+    checkpoint_id: int,
+    location: str,
+    timeout: timedelta,
+) -> CheckpointRecord:
+    """Add a pending checkpoint with the parts that are waited for, and say so in the request."""
+    operator = tx.operator(ALIGNED_OPERATOR_ID)
+    checkpoint = CheckpointRecord(
+        job_id=leader.job_id,
+        checkpoint_id=checkpoint_id,
+        operator_id=ALIGNED_OPERATOR_ID,
+        epoch=leader.epoch,
+        generation=operator.generation if operator is not None else 1,
+        status=CheckpointStatus.PENDING,
+        request_key=request.request_key,
+        location=location,
+        triggered_at=tx.now,
+        expires_at=tx.now + timeout,
+        properties=request.properties,
+        is_periodic=request.is_periodic,
+    )
+    tx.add_checkpoint(checkpoint)
+    for part in _parts(checkpoint, plan):
+        tx.save_acknowledgement(part)
+    tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id))
+    return checkpoint
+
+
+def _parts(checkpoint: CheckpointRecord, plan: CheckpointPlan) -> Iterable[AcknowledgementRecord]:
+    yield _part(checkpoint, ALIGNED_OPERATOR_ID, COORDINATOR, is_finished=False)
+    for task in plan.finished_tasks:
+        yield _part(checkpoint, task.operator_id, task.attempt_id, is_finished=True)
+    for task in plan.tasks_to_wait_for:
+        yield _part(checkpoint, task.operator_id, task.attempt_id, is_finished=False)
+
+
+def _part(
+    checkpoint: CheckpointRecord, operator_id: OperatorId, attempt_id: str, *, is_finished: bool
+) -> AcknowledgementRecord:
+    return AcknowledgementRecord(
+        job_id=checkpoint.job_id,
+        checkpoint_id=checkpoint.checkpoint_id,
+        operator_id=operator_id,
+        attempt_id=attempt_id,
+        is_finished=is_finished,
+    )
+
+
+def standing(tx: JobTransaction, checkpoint_id: int, attempt_id: str) -> Standing:
+    """Tell what an acknowledgement of a task is worth."""
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
+        return Standing(verdict=Verdict.FORGOTTEN)
+    parts = tuple(tx.acknowledgements(checkpoint_id))
+    return Standing(verdict=_verdict(tx, checkpoint, parts, attempt_id), checkpoint=checkpoint, parts=parts)
+
+
+def _verdict(
+    tx: JobTransaction, checkpoint: CheckpointRecord, parts: tuple[AcknowledgementRecord, ...], attempt_id: str
+) -> Verdict:
+    own = part_of(parts, attempt_id)
+    if checkpoint.status in _ENDED:
+        # The answer to an acknowledgement may be lost: what is sent again then is part of what was completed.
+        if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
+            return Verdict.DUPLICATE
+        return Verdict.DISCARDED if _is_remembered(tx, checkpoint.checkpoint_id) else Verdict.FORGOTTEN
+    if own is None:
+        return Verdict.UNKNOWN
+    return Verdict.DUPLICATE if own.is_acknowledged else Verdict.SUCCESS
+
+
+def part_of(parts: Iterable[AcknowledgementRecord], attempt_id: str) -> AcknowledgementRecord | None:
+    """Return the part that a try of a task has in a checkpoint."""
+    tasks = (part for part in parts if part.operator_id != ALIGNED_OPERATOR_ID)
+    return next((part for part in tasks if part.attempt_id == attempt_id), None)
+
+
+def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
+    mine = (c for c in tx.view().checkpoints if c.operator_id == ALIGNED_OPERATOR_ID and c.status in _ENDED)
+    latest = sorted(mine, key=lambda c: (c.ended_at or c.completed_at or c.triggered_at, c.checkpoint_id))
+    return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
+
+
+def note_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
+    """Remember how late an aborted checkpoint was acknowledged; it stays a failed one."""
+    known = statistics.load(tx, ALIGNED_OPERATOR_ID)
+    if checkpoint.status is not CheckpointStatus.ABORTED or known.is_late(checkpoint.checkpoint_id):
+        return
+    changed = known.annotated(checkpoint.checkpoint_id, state_size_bytes=size_bytes, late_at=tx.now)
+    if changed != known:
+        statistics.save(tx, ALIGNED_OPERATOR_ID, changed)
+
+
+def finalize_if_complete(
+    tx: JobTransaction, checkpoint_id: int, finalizer: str, lease: timedelta
+) -> CheckpointRecord | None:
+    """Give a pending checkpoint that everybody has acknowledged to whoever finalizes it; ``None`` for any other."""
+    checkpoint = tx.checkpoint(checkpoint_id)
+    if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
+        return None
+    if not all(part.is_acknowledged for part in tx.acknowledgements(checkpoint_id)):
+        return None
+    finalizing = replace(
+        checkpoint, status=CheckpointStatus.FINALIZING, finalizer=finalizer, lease_until=tx.now + lease
+    )
+    tx.update_checkpoint(finalizing, expected=CheckpointStatus.PENDING)
+    return finalizing
+
+
+def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:
+    """Give the checkpoints whose finalizer is silent to another."""
+    silent = [c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.lease_until is None or c.lease_until <= tx.now]
+    taken = [replace(c, finalizer=finalizer, lease_until=tx.now + lease) for c in silent]
+    for checkpoint in taken:
+        tx.update_checkpoint(checkpoint, expected=CheckpointStatus.FINALIZING)
+    return taken
+
+
+def is_held(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
+    """Tell whether a checkpoint is still finalized by whom it was given to."""
+    found = tx.checkpoint(checkpoint.checkpoint_id)
+    return (
+        found is not None
+        and found.status is CheckpointStatus.FINALIZING
+        and (found.finalizer, found.lease_until) == (checkpoint.finalizer, checkpoint.lease_until)
+    )
+
+
+def complete(tx: JobTransaction, completed: CheckpointRecord) -> list[Aborted]:
+    """
+    Complete a checkpoint and abort the earlier pending ones that it subsumes.
+
+    :raises CoordinatorError: if it is not being finalized; the transition must be given up.
+    """
+    tx.update_checkpoint(completed, expected=CheckpointStatus.FINALIZING)
+    statistics.ended(tx, completed)
+    request = tx.request(completed.request_key)
+    if request is not None and request.status.is_open:
+        tx.save_request(replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now))
+    if not ends_others(completed):
+        return []
+    earlier = [c for c in of_status(tx, CheckpointStatus.PENDING) if c.checkpoint_id < completed.checkpoint_id]
+    error = CheckpointException(CheckpointFailureReason.CHECKPOINT_SUBSUMED)
+    return [abort(tx, c, error) for c in earlier if not c.properties.is_savepoint]
+
+
+def ends_others(checkpoint: CheckpointRecord) -> bool:
+    """Tell whether a completed checkpoint is one that a restore begins from, so that tasks are told of it."""
+    return not checkpoint.properties.is_savepoint or checkpoint.properties.is_synchronous
+
+
+def abort(
+    tx: JobTransaction,
+    checkpoint: CheckpointRecord,
+    error: CheckpointException,
+    *,
+    attempt_id: str | None = None,
+    keeps_bytes: bool = False,
+) -> Aborted:
+    """
+    End a checkpoint without completing it, and the request for it.
+
+    :param keeps_bytes: Whether nothing of it may be deleted, because it may be in the completed store.
+    :raises CoordinatorError: if it has ended; the transition must be given up.
+    """
+    aborted = replace(
+        checkpoint,
+        status=CheckpointStatus.ABORTED,
+        ended_at=tx.now,
+        discarded_at=tx.now if keeps_bytes else None,
+        failure_reason=error.reason.value,
+        failure_message=_said(error),
+    )
+    tx.update_checkpoint(aborted, expected=checkpoint.status)
+    statistics.ended(tx, aborted)
+    request = tx.request(checkpoint.request_key)
+    if request is not None:
+        fail_request(tx, request, error)
+    parts = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
+    return Aborted(checkpoint=aborted, parts=parts, error=error, attempt_id=attempt_id)
+
+
+def adopt(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> None:
+    """
+    Make a restored snapshot a completed checkpoint of the job in the rows too.
+
+    A row that has its id already stays, be it the savepoint's own; a claimed savepoint is the job's from then on.
+    """
+    known = tx.checkpoint(snapshot.checkpoint_id)
+    if known is None:
+        tx.add_checkpoint(_adopted(tx, leader, snapshot))
+    elif _is_own_of(known, snapshot) and not snapshot.properties.unclaimed:
+        tx.update_checkpoint(replace(known, properties=snapshot.properties), expected=CheckpointStatus.COMPLETED)
+
+
+def _is_own_of(known: CheckpointRecord, snapshot: CompletedCheckpoint) -> bool:
+    is_ours = known.operator_id == ALIGNED_OPERATOR_ID and known.status is CheckpointStatus.COMPLETED
+    return is_ours and known.location == snapshot.external_pointer
+
+
+def _adopted(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> CheckpointRecord:
+    operator = tx.operator(ALIGNED_OPERATOR_ID)
+    return CheckpointRecord(
+        job_id=leader.job_id,
+        checkpoint_id=snapshot.checkpoint_id,
+        operator_id=ALIGNED_OPERATOR_ID,
+        epoch=leader.epoch,
+        generation=operator.generation if operator is not None else 1,
+        status=CheckpointStatus.COMPLETED,
+        request_key=new_key(),
+        location=snapshot.external_pointer,
+        triggered_at=tx.now,
+        expires_at=tx.now,
+        completed_at=tx.now,
+        properties=snapshot.properties,
+        metadata_uri=snapshot.metadata_uri,
+        metadata_size=snapshot.metadata_size,
+        metadata_sha256=snapshot.metadata_sha256,
+        full_size_bytes=sum(state.state_size for state in snapshot.operator_states.values()),
+    )
+
+
+def fail_request(tx: JobTransaction, request: SnapshotRequest, error: CheckpointException) -> None:
+    """End a request for which there is no checkpoint; one that has ended stays as it is."""
+    known = tx.request(request.request_key)
+    if known is not None and not known.status.is_open:
+        return
+    tx.save_request(
+        replace(
+            request,
+            status=RequestStatus.FAILED,
+            ended_at=tx.now,
+            failure_reason=error.reason.value,
+            failure_message=_said(error),
+        )
+    )
+
+
+def require_finalizing(checkpoint: CheckpointRecord | None, checkpoint_id: int) -> CheckpointRecord:
+    """
+    Return a checkpoint that everybody has acknowledged.
+
+    :raises CoordinatorError: for any other.
+    """
+    if checkpoint is None or checkpoint.status is not CheckpointStatus.FINALIZING:
+        found = "none" if checkpoint is None else checkpoint.status.value
+        raise CoordinatorError(f"Expected checkpoint {checkpoint_id} to be fully acknowledged, found {found}.")
+    return checkpoint
+
+
+def _said(error: CheckpointException) -> str:
+    return str(error.__cause__) if error.__cause__ is not None else error.reason.message

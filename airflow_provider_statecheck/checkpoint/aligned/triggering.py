@@ -1,0 +1,346 @@
+"""Triggering of checkpoints, on request and periodically."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from random import Random
+from threading import Event, Lock, Thread
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint.aligned import transitions
+from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting
+from airflow_provider_statecheck.checkpoint.aligned.completion import Finalization
+from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
+from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
+from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
+from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import latest, must_be_full
+from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
+    SnapshotContent,
+    StoredFile,
+    coordinator_content,
+)
+from airflow_provider_statecheck.checkpoint.clock import Clock
+from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.checkpoint.options import CheckpointOptions, CheckpointStorageLocationReference
+from airflow_provider_statecheck.checkpoint.properties import CheckpointType
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, SnapshotRequest
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageError
+
+log = logging.getLogger(__name__)
+
+
+class Triggering:
+    """
+    Takes requests from the queue and starts their checkpoints.
+
+    :param parts: What the coordinator is made of.
+    :param require_ready: Raises a ``CheckpointException`` if a request may not be served now.
+    :param rearm: Is given the time after which periodic checkpoints may go on.
+    """
+
+    def __init__(
+        self,
+        parts: CoordinatorComponents,
+        aborting: Aborting,
+        finalization: Finalization,
+        require_ready: Callable[[SnapshotRequest], None],
+        rearm: Callable[[timedelta], None],
+    ) -> None:
+        self._parts = parts
+        self._aborting = aborting
+        self._finalization = finalization
+        self._require_ready = require_ready
+        self._rearm = rearm
+
+    def run(self) -> None:
+        """
+        Trigger whatever may be triggered now.
+
+        :raises StaleAttemptError: if another leads.
+        """
+        while self._next():
+            pass
+
+    def _next(self) -> bool:
+        with self._parts.transition() as tx:
+            choice = self._choose(tx)
+            self._drop(tx, choice)
+        if choice.retry_in is not None:
+            self._rearm(choice.retry_in)
+        for dropped in choice.dropped:
+            early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
+            self._parts.count_failure(early, properties=dropped.properties)
+        if choice.run is None:
+            return bool(choice.dropped)
+        self._serve(choice.run)
+        return True
+
+    def _choose(self, tx: JobTransaction) -> Choice:
+        return self._parts.decider.choose(
+            tx.open_requests(ALIGNED_OPERATOR_ID),
+            is_triggering=transitions.is_triggering(tx),
+            pending_count=len(transitions.in_progress(tx)),
+            cleanings=self._parts.cleaner.cleanings,
+            last_completed_at=transitions.last_completed_at(tx),
+            now=tx.now,
+        )
+
+    def _drop(self, tx: JobTransaction, choice: Choice) -> None:
+        error = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
+        for request in choice.dropped:
+            transitions.fail_request(tx, request, error)
+
+    def _serve(self, request: SnapshotRequest) -> None:
+        try:
+            self._require_ready(request)
+            plan = self._parts.plan_calculator.calculate()
+            begun = self._begin(request, plan)
+        except StaleAttemptError:
+            raise
+        except Exception as error:
+            self._refuse(request, failure_of(error))
+            return
+        if begun is not None:
+            self._trigger(begun, plan)
+
+    def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
+        request = self._with_obligations(request)
+        savepoint = None
+        if request.properties.is_savepoint:
+            savepoint = self._parts.storage.new_savepoint_location(request.target)
+        with self._parts.transition() as tx:
+            chosen = self._choose(tx).run
+            if chosen is None or chosen.request_key != request.request_key:
+                return None
+            checkpoint_id = self._parts.id_counter.draw(tx)
+            self._require_ready(request)
+            location = savepoint or self._parts.storage.checkpoint_location(checkpoint_id)
+            timeout = self._parts.config.timeout
+            return transitions.begin(tx, self._parts.leader, request, plan, checkpoint_id, location, timeout)
+
+    def _with_obligations(self, request: SnapshotRequest) -> SnapshotRequest:
+        if request.properties.is_savepoint or not must_be_full(self._parts):
+            return request
+        full = replace(request.properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
+        return replace(request, properties=full)
+
+    def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
+        with self._parts.transition() as tx:
+            found = tx.request(request.request_key)
+            begun = found.checkpoint_id if found is not None else None
+            if begun is None:
+                transitions.fail_request(tx, request, error)
+        if begun is None:
+            self._parts.count_failure(error, properties=request.properties)
+        else:
+            # The transition that seemed to fail had its effect.
+            self._aborting.abort_one(begun, error)
+
+    def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
+        try:
+            manifest = self._save_own_part(checkpoint, plan)
+            self._tell(checkpoint, plan)
+            finalizing = self._acknowledge(checkpoint, manifest)
+        except StaleAttemptError:
+            raise
+        except Exception as error:
+            log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
+            self._aborting.abort_one(checkpoint.checkpoint_id, failure_of(error))
+            return
+        if finalizing is not None:
+            self._finalization.try_finalize(finalizing)
+
+    def _save_own_part(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
+        parts, number, timeout = self._parts, checkpoint.checkpoint_id, self._parts.config.timeout
+        parts.storage.initialize_location(checkpoint.location)
+        coordinators = parts.operator_coordinators.checkpoint(number, timeout)
+        try:
+            masters = parts.hooks.trigger(number, checkpoint.triggered_at, parts.executor, timeout)
+            restored = self._restored(checkpoint, plan)
+            content = coordinator_content(checkpoint, plan, restored, coordinators, masters)
+            return None if content == SnapshotContent() else parts.storage.write_manifest(checkpoint, content)
+        except Exception:
+            parts.operator_coordinators.abort_current_triggering()
+            raise
+
+    def _restored(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> dict[OperatorId, OperatorState]:
+        """Return the state of operators that have not begun; one that may name no foreign file gets copies."""
+        found = latest(self._parts) if plan.not_started else None
+        waiting = {task.operator_id for task in plan.not_started}
+        states = [] if found is None else [s for i, s in found.operator_states.items() if i in waiting]
+        is_self_contained = checkpoint.properties.snapshot_type is not CheckpointType.CHECKPOINT
+        kept = self._parts.storage.copy_state(checkpoint, states) if is_self_contained and states else states
+        return {state.operator_id: state for state in kept}
+
+    def _tell(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
+        options = options_of(checkpoint)
+        for task in plan.tasks_to_trigger:
+            task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
+
+    def _acknowledge(self, checkpoint: CheckpointRecord, manifest: StoredFile | None) -> CheckpointRecord | None:
+        with self._parts.transition() as tx:
+            found = tx.checkpoint(checkpoint.checkpoint_id)
+            if found is None or found.status is not CheckpointStatus.PENDING:
+                return None
+            parts = tx.acknowledgements(checkpoint.checkpoint_id)
+            own = next(part for part in parts if part.operator_id == ALIGNED_OPERATOR_ID)
+            if manifest is not None:
+                own = replace(
+                    own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256
+                )
+            tx.save_acknowledgement(replace(own, acknowledged_at=tx.now))
+            name, lease = self._parts.name, self._parts.lease
+            return transitions.finalize_if_complete(tx, checkpoint.checkpoint_id, name, lease)
+
+
+def options_of(checkpoint: CheckpointRecord) -> CheckpointOptions:
+    """Return what tasks are told of a checkpoint."""
+    kind = checkpoint.properties.snapshot_type
+    if kind is CheckpointType.CHECKPOINT:
+        return CheckpointOptions.for_checkpoint_with_default_location()
+    if not kind.is_savepoint:
+        return CheckpointOptions(kind, CheckpointStorageLocationReference.default())
+    return CheckpointOptions(kind, CheckpointStorageLocationReference.of_path(checkpoint.location))
+
+
+def failure_of(error: BaseException) -> CheckpointException:
+    """Return with which reason a checkpoint fails that could not be triggered."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    if any(isinstance(each, StorageError | OSError) for each in chain):
+        return CheckpointException(CheckpointFailureReason.IO_EXCEPTION, error)
+    known = next((each for each in chain if isinstance(each, CheckpointException)), None)
+    return known or CheckpointException(CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, error)
+
+
+class PeriodicTrigger:
+    """
+    Fires at a fixed rate, first after a random delay, so that many jobs that start together do not checkpoint together.
+
+    What was missed is not made up for: after a long silence it fires once, and then in its old rhythm.
+
+    :param interval: What lies between two firings; the pause if that is longer.
+    :param min_pause: The shortest delay before the first one.
+    :param random: Where the delay comes from.
+    :param clock: What time it is when the trigger is armed anew.
+    :raises InvalidConfigurationError: for an interval of no length or a negative pause.
+    """
+
+    def __init__(self, interval: timedelta, min_pause: timedelta, random: Random, clock: Clock) -> None:
+        require("interval", interval, lambda length: length > timedelta(0), "longer than nothing")
+        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "no negative time")
+        self._interval = max(interval, min_pause)
+        self._min_pause = min_pause
+        self._random = random
+        self._clock = clock
+        self._next_fire_at: datetime | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Tell whether it fires."""
+        return self._next_fire_at is not None
+
+    @property
+    def next_fire_at(self) -> datetime | None:
+        """Return when it fires next, ``None`` while it is stopped."""
+        return self._next_fire_at
+
+    def start(self, now: datetime) -> None:
+        """Begin; what was set before is forgotten."""
+        delay = self._random.uniform(self._min_pause.total_seconds(), self._interval.total_seconds())
+        self._next_fire_at = now + timedelta(seconds=delay)
+
+    def stop(self) -> None:
+        """Fire no more until it is started again."""
+        self._next_fire_at = None
+
+    def due(self, now: datetime) -> bool:
+        """Tell whether to trigger a checkpoint now; each firing is told once."""
+        if self._next_fire_at is None:
+            return False
+        # Nothing is due later than in an interval, unless the clock was set back since.
+        self._next_fire_at = min(self._next_fire_at, now + self._interval)
+        if now < self._next_fire_at:
+            return False
+        missed = (now - self._next_fire_at) // self._interval
+        self._next_fire_at += (missed + 1) * self._interval
+        return True
+
+    def rearm(self, delay: timedelta) -> None:
+        """Fire after this time and then at the fixed rate; nothing if it is stopped."""
+        if self._next_fire_at is not None:
+            self._next_fire_at = self._clock.now() + delay
+
+
+class Waiter(Protocol):
+    """Waits until a time is over or somebody ends the waiting."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait, and tell whether the waiting was ended."""
+        ...
+
+    def set(self) -> None:
+        """End the waiting, now and for ever."""
+        ...
+
+
+class CoordinatorTimer:
+    """
+    Calls a coordinator again and again until it is stopped; there is no thread before ``start``.
+
+    :param tick: What is called; an error of it is logged and ends nothing.
+    :param period: What lies between two calls.
+    :param new_waiter: What the thread waits on; one is made for each start.
+    :raises InvalidConfigurationError: for a period of no length.
+    """
+
+    def __init__(
+        self, tick: Callable[[], object], period: timedelta, *, new_waiter: Callable[[], Waiter] = Event
+    ) -> None:
+        require("period", period, lambda length: length > timedelta(0), "longer than nothing")
+        self._tick = tick
+        self._period = period.total_seconds()
+        self._new_waiter = new_waiter
+        self._lock = Lock()
+        self._waiter: Waiter | None = None
+        self._thread: Thread | None = None
+
+    def start(self) -> None:
+        """Begin to call; a timer that runs is begun anew."""
+        waiter = self._new_waiter()
+        thread = Thread(target=self._run, args=(waiter,), name="checkpoint-timer", daemon=True)
+        self._replace(waiter, thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Call no more; it does not wait for a call that is in progress, so that a call itself may stop the timer."""
+        self._replace(None, self._thread)
+
+    def join(self, timeout: timedelta | None = None) -> None:
+        """Wait until the thread has come to its end after a stop; never while holding a lock that a call may need."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(None if timeout is None else timeout.total_seconds())
+
+    def _replace(self, waiter: Waiter | None, thread: Thread | None) -> None:
+        with self._lock:
+            previous, self._waiter, self._thread = self._waiter, waiter, thread
+        if previous is not None:
+            previous.set()
+
+    def _run(self, waiter: Waiter) -> None:
+        while not waiter.wait(self._period):
+            try:
+                self._tick()
+            except Exception:
+                log.exception("A coordinator failed at a tick of its timer; it is called again")

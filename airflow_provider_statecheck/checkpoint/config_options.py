@@ -1,0 +1,276 @@
+"""Configuration options: keys, defaults, and parsing of durations, sizes and URIs."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Generic, Self, TypeVar, overload
+from urllib.parse import urlsplit
+
+from airflow_provider_statecheck.checkpoint.messages import require
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+Kind = TypeVar("Kind", bound=StrEnum)
+
+
+class ConfigOption(Generic[Value]):
+    """
+    An attribute of a configuration that is checked when it is set, and may be read from a mapping.
+
+    :param key: Its name in a mapping.
+    :param default: What holds where nothing is set.
+    :param parse: Reads a value, given the name to use in the error.
+    :param old_keys: Earlier names, of which the first that is given counts; the present one comes before them.
+    :param is_valid: Tells whether a value is in range.
+    :param expected: The range in words.
+    :param is_lenient: Whether a value out of range in a mapping is replaced by the default, with a warning.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        default: Value,
+        parse: Callable[[str, Any], Value],
+        *,
+        old_keys: tuple[str, ...] = (),
+        is_valid: Callable[[Any], bool] = lambda _: True,
+        expected: str = "",
+        is_lenient: bool = False,
+    ) -> None:
+        self.key = key
+        self.default = default
+        self.old_keys = old_keys
+        self._parse = parse
+        self._is_valid = is_valid
+        self._expected = expected
+        self._is_lenient = is_lenient
+        self.name = key
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Learn the name of the attribute."""
+        self.name = name
+
+    @overload
+    def __get__(self, config: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, config: object, owner: type) -> Value: ...
+
+    def __get__(self, config: object | None, owner: type) -> Self | Value:
+        """Return the value, or the option itself where the class is asked."""
+        if config is None:
+            return self
+        value: Value = config.__dict__.get(self.name, self.default)
+        return value
+
+    def __set__(self, config: object, value: Any) -> None:
+        """
+        Check a value and set it; ``None`` goes back to the default.
+
+        :raises InvalidConfigurationError: naming the attribute and the value.
+        """
+        self._set(config, self.name, value)
+
+    def read(self, config: object, values: Mapping[str, Any]) -> None:
+        """
+        Set the attribute from a mapping, where that has it.
+
+        :raises InvalidConfigurationError: naming the key and the value.
+        """
+        key = self.key_in(values)
+        if key is None:
+            return
+        if key != self.key:
+            log.warning("%s is the old name of %s; the old one still works.", key, self.key)
+        try:
+            self._set(config, key, values[key])
+        except _OutOfRangeError as error:
+            if not self._is_lenient:
+                raise
+            log.warning("%s The default %s is used.", error, self.default)
+
+    def key_in(self, values: Mapping[str, Any]) -> str | None:
+        """Return under which of its names a mapping has it."""
+        return next((key for key in (self.key, *self.old_keys) if values.get(key) not in (None, "")), None)
+
+    def checked(self, key: str, value: Any) -> Value:
+        """
+        Read a value and check its range.
+
+        :param key: What to call it in the error.
+        :raises InvalidConfigurationError: naming it and the value.
+        """
+        parsed = self._parse(key, value)
+        if not self._is_valid(parsed):
+            raise _OutOfRangeError(f"Expected {key} to be {self._expected}, found {value!r}.", key=key, value=value)
+        return parsed
+
+    def _set(self, config: object, key: str, value: Any) -> None:
+        if value is None:
+            config.__dict__.pop(self.name, None)
+        else:
+            config.__dict__[self.name] = self.checked(key, value)
+
+
+class _OutOfRangeError(InvalidConfigurationError):
+    pass
+
+
+def parse_text(key: str, value: Any) -> str:
+    """Read text."""
+    require(key, value, lambda text: isinstance(text, str), "text")
+    return str(value)
+
+
+def parse_whole_number(key: str, value: Any) -> int:
+    """
+    Read a whole number.
+
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    try:
+        return int(str(value))  # by its text, for int() alone would take 2.7 as 2 and True as 1
+    except ValueError as error:
+        raise _refused(key, value, "a whole number") from error
+
+
+def parse_number(key: str, value: Any) -> float:
+    """
+    Read a number.
+
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    try:
+        return float(str(value))
+    except ValueError as error:
+        raise _refused(key, value, "a number") from error
+
+
+def parse_truth(key: str, value: Any) -> bool:
+    """
+    Read true or false.
+
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    text = str(value).strip().lower()
+    require(key, value, lambda _: text in ("true", "false"), "true or false")
+    return text == "true"
+
+
+def one_of(kind: type[Kind]) -> Callable[[str, Any], Kind]:
+    """Return what reads a member of an enumeration by its value, in any case and with hyphens or underscores."""
+
+    def parse(key: str, value: Any) -> Kind:
+        try:
+            return kind(str(value).strip().lower().replace("-", "_"))
+        except ValueError as error:
+            raise _refused(key, value, f"one of {', '.join(each.name for each in kind)}") from error
+
+    return parse
+
+
+def _refused(key: str, value: Any, expected: str) -> InvalidConfigurationError:
+    return InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
+
+
+_CREDENTIALS = re.compile(r"//.*@")
+
+
+def parse_directory(key: str, value: Any) -> str:
+    """
+    Read the URI of a directory.
+
+    :param key: Name of the setting, for the error.
+    :raises InvalidConfigurationError: for a URI without a scheme, or one of a root; credentials in it are not shown.
+    """
+    uri = str(value)
+    if not _is_below_a_root(uri):
+        shown = _CREDENTIALS.sub("//***@", uri.partition("?")[0])
+        raise InvalidConfigurationError(
+            f"Expected {key} to be the URI of a directory below the root, such as file:///data/checkpoints, found {shown!r}.",
+            key=key,
+            value=shown,
+        )
+    return uri
+
+
+def _is_below_a_root(uri: str) -> bool:
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return False
+    return bool(parts.scheme) and "://" in uri and bool(parts.path.strip("/"))
+
+
+_NUMBER_AND_UNIT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)\s*([a-zµ]*)", re.IGNORECASE)
+_NANOSECONDS = {
+    **dict.fromkeys(("ns", "nano", "nanos", "nanosecond", "nanoseconds"), 1),
+    **dict.fromkeys(("us", "µs", "micro", "micros", "microsecond", "microseconds"), 1_000),
+    **dict.fromkeys(("", "ms", "milli", "millis", "millisecond", "milliseconds"), 1_000_000),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000_000_000),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60 * 1_000_000_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600 * 1_000_000_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400 * 1_000_000_000),
+}
+_BYTES = {
+    **dict.fromkeys(("", "b", "byte", "bytes"), 1),
+    **{f"{prefix}ib": 1 << 10 * power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def parse_duration(key: str, value: Any) -> timedelta:
+    """
+    Read a duration: a whole number of milliseconds, or text such as ``10 min``.
+
+    :param key: Name of the setting, for the error.
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    if isinstance(value, timedelta):
+        return value
+    expected = "milliseconds, or a number with a unit such as 10 min"
+    number, unit = _number_and_unit(key, value, _NANOSECONDS, expected)
+    if "." in number:
+        raise _refused(key, value, expected)
+    try:
+        return timedelta(microseconds=int(number) * unit // 1_000)
+    except OverflowError as error:
+        raise _refused(key, value, expected) from error
+
+
+def parse_size(key: str, value: Any) -> int:
+    """
+    Read a size: a whole number of bytes, or text with a binary unit (``20 KiB``) or a decimal one (``20 KB``).
+
+    :param key: Name of the setting, for the error.
+    :raises InvalidConfigurationError: for anything else, naming key and value.
+    """
+    expected = "bytes, or a number with a unit: KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, GB, TB (powers of 1000)"
+    number, unit = _number_and_unit(key, value, _BYTES, expected)
+    if "." in number and unit == 1:
+        raise _refused(key, value, expected)
+    return int(Decimal(number) * unit)
+
+
+def readable_size(count: int) -> str:
+    """Return a number of bytes with a binary unit, such as ``1.5 MiB``; :func:`parse_size` reads it."""
+    size, power = float(count), 0
+    while size >= 1 << 10 and power < len(_BINARY_UNITS) - 1:
+        size, power = size / (1 << 10), power + 1
+    return f"{count} B" if power == 0 else f"{size:.1f} {_BINARY_UNITS[power]}"
+
+
+def _number_and_unit(key: str, value: Any, units: dict[str, int], expected: str) -> tuple[str, int]:
+    # By its text: int() alone would take 2.7 as 2 and True as 1.
+    found = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
+    if found is None or found[2].lower() not in units:
+        raise _refused(key, value, expected)
+    return found[1], units[found[2].lower()]

@@ -1,1 +1,0 @@
-"""The parts of a coordinator of checkpoints over several operators."""

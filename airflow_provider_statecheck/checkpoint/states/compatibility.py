@@ -1,0 +1,247 @@
+"""Checks that the state of a checkpoint fits the operators of a job."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from airflow_provider_statecheck.checkpoint.ids import OperatorId
+from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
+from airflow_provider_statecheck.checkpoint.states.key_groups import require_parallelism
+from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTarget:
+    """
+    What a restore asks of an operator; the Airflow task that hosts it is not part of its identity.
+
+    :raises InvalidConfigurationError: unless 1 <= parallelism <= max_parallelism <= 32768.
+    """
+
+    operator_id: OperatorId
+    uid: str = ""
+    """Empty where the id was generated."""
+    name: str = ""
+    parallelism: int
+    max_parallelism: int
+    is_max_parallelism_configured: bool = False
+    """Whether a person chose it, in contrast to one that was derived from the parallelism."""
+    upstream: tuple[str, ...] = ()
+    """The uids of the operators that it reads from."""
+
+    def __post_init__(self) -> None:
+        require_parallelism(self.parallelism, self.max_parallelism)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedStates:
+    """Operators with their state, and what is left of both."""
+
+    pairs: tuple[tuple[RestoreTarget, OperatorState], ...]
+    new: tuple[RestoreTarget, ...]
+    """Operators of which the checkpoint has no state."""
+    unmatched: tuple[OperatorState, ...]
+    """State of operators that are not to be restored, or that the job does not have any more."""
+
+
+@dataclass(slots=True)
+class _Matching:
+    renamed_uids: Mapping[str, str]
+    matches: dict[OperatorId, OperatorState] = field(default_factory=dict)
+
+    def uid_of(self, state: OperatorState) -> str:
+        return self.renamed_uids.get(state.uid, state.uid)
+
+    def match(self, target: RestoreTarget, state: OperatorState) -> None:
+        if target.operator_id in self.matches:
+            raise _ambiguous(target, self.matches[target.operator_id], state)
+        self.matches[target.operator_id] = state
+
+
+def match_states(
+    targets: Iterable[RestoreTarget],
+    operator_states: Iterable[OperatorState],
+    renamed_uids: Mapping[str, str] | None = None,
+) -> MatchedStates:
+    """
+    Find the state of each operator.
+
+    :param renamed_uids: New uids by old ones. An old one that the checkpoint does not have is passed over, so that a rename may
+        stay where it is written when it has been done.
+    :raises InvalidConfigurationError: if two operators have one uid or id.
+    :raises IncompatibleCheckpointError: if the checkpoint has two states for one operator.
+    """
+    operators = tuple(targets)
+    _require_unique(operators)
+    matching = _Matching(renamed_uids or {})
+    rest = _match_by_uid(matching, operators, operator_states)
+    unmatched = _match_by_id(matching, operators, rest)
+    found = matching.matches
+    return MatchedStates(
+        pairs=tuple((target, found[target.operator_id]) for target in operators if target.operator_id in found),
+        new=tuple(target for target in operators if target.operator_id not in found),
+        unmatched=tuple(unmatched),
+    )
+
+
+def _match_by_uid(
+    matching: _Matching, operators: tuple[RestoreTarget, ...], states: Iterable[OperatorState]
+) -> list[OperatorState]:
+    by_uid = {target.uid: target for target in operators if target.uid}
+    rest = []
+    for state in states:
+        target = by_uid.get(matching.uid_of(state))
+        if target is None:
+            rest.append(state)
+        else:
+            matching.match(target, state)
+    return rest
+
+
+def _match_by_id(
+    matching: _Matching, operators: tuple[RestoreTarget, ...], states: list[OperatorState]
+) -> list[OperatorState]:
+    # Not for operators that found their state by uid, nor for state that a rename gives to another one.
+    by_id = {target.operator_id: target for target in operators if target.operator_id not in matching.matches}
+    unmatched = []
+    for state in states:
+        target = None if state.uid in matching.renamed_uids else by_id.get(state.operator_id)
+        if target is None:
+            unmatched.append(state)
+        else:
+            matching.match(target, state)
+    return unmatched
+
+
+def _require_unique(operators: tuple[RestoreTarget, ...]) -> None:
+    uids = Counter(target.uid for target in operators if target.uid)
+    ids = Counter(str(target.operator_id) for target in operators)
+    for what, counter in (("uid", uids), ("id", ids)):
+        twice = [value for value, times in counter.items() if times > 1]
+        if twice:
+            raise InvalidConfigurationError(
+                f"Expected every operator to have a {what} of its own, found {', '.join(map(repr, twice))} twice; give one "
+                f"of them another uid."
+            )
+
+
+def _ambiguous(target: RestoreTarget, first: OperatorState, second: OperatorState) -> IncompatibleCheckpointError:
+    return IncompatibleCheckpointError(
+        f"Expected one state for operator {(target.uid or target.operator_id)!r}, found those of {first.uid!r} and "
+        f"{second.uid!r}; correct renamed_uids.",
+        operator_id=target.operator_id,
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+def restored_max_parallelism(state: OperatorState, target: RestoreTarget) -> int:
+    """
+    Return the number of key groups with which an operator goes on: that of its state.
+
+    :raises IncompatibleCheckpointError: if it runs on more subtasks than its state has key groups, or was set to another
+        number of them.
+    """
+    restored = state.max_parallelism
+    if restored < target.parallelism:
+        raise _incompatible(
+            state, target, f"parallelism={target.parallelism}", f"set parallelism to at most {restored}"
+        )
+    if restored != target.max_parallelism and target.is_max_parallelism_configured:
+        raise _incompatible(
+            state, target, f"max_parallelism={target.max_parallelism}, which cannot be changed", f"set it to {restored}"
+        )
+    if restored != target.max_parallelism:
+        log.info("Operator %r keeps max_parallelism=%s of its restored state", target.uid or target.name, restored)
+    return restored
+
+
+def _incompatible(state: OperatorState, target: RestoreTarget, asked: str, remedy: str) -> IncompatibleCheckpointError:
+    return IncompatibleCheckpointError(
+        f"The state of operator {target.uid or target.name or target.operator_id!r} was written with "
+        f"max_parallelism={state.max_parallelism}, the job asks for {asked}; {remedy}.",
+        operator_id=target.operator_id,
+        max_parallelism=state.max_parallelism,
+    )
+
+
+def validate_states(
+    tasks: Iterable[RestoreTarget],
+    operator_states: Iterable[OperatorState],
+    *,
+    renamed_uids: Mapping[str, str] | None = None,
+    allow_non_restored_state: bool = False,
+    all_or_nothing_state: bool = False,
+) -> MatchedStates:
+    """
+    Find the state of each operator and check that the job can go on with it.
+
+    :param renamed_uids: New uids by old ones.
+    :param allow_non_restored_state: Whether state may be dropped because its operator is not among the tasks. State without
+        content always may.
+    :param all_or_nothing_state: Whether an operator of which some subtasks have state must have state of all.
+    :raises IncompatibleCheckpointError: if it cannot.
+    :raises InvalidConfigurationError: if two operators have one uid or id.
+    """
+    matched = match_states(tasks, operator_states, renamed_uids)
+    _require_a_place(matched, renamed_uids or {}, is_allowed=allow_non_restored_state)
+    for target, state in matched.pairs:
+        restored_max_parallelism(state, target)
+        if all_or_nothing_state:
+            _require_all_subtasks(state)
+    _require_consistent_ends(matched, renamed_uids or {})
+    return matched
+
+
+def _require_a_place(matched: MatchedStates, renamed_uids: Mapping[str, str], *, is_allowed: bool) -> None:
+    lost = [state for state in matched.unmatched if state.has_state]
+    if not lost:
+        return
+    uids = [target.uid for target in (*matched.new, *(target for target, _ in matched.pairs)) if target.uid]
+    shown = "; ".join(_shown(state, uids, renamed_uids) for state in lost)
+    if is_allowed:
+        log.warning("State is dropped, because its operators are not to be restored: %s", shown)
+        return
+    raise IncompatibleCheckpointError(
+        f"Expected an operator for each state of the checkpoint, found none for {shown}. Give the operators these uids "
+        f"again, name new ones in renamed_uids, or set allow_non_restored_state to drop their state.",
+        operator_ids=tuple(state.operator_id for state in lost),
+    )
+
+
+def _shown(state: OperatorState, uids: list[str], renamed_uids: Mapping[str, str]) -> str:
+    wanted = renamed_uids.get(state.uid, state.uid)
+    renamed = f" renamed to {wanted!r}" if wanted != state.uid else ""
+    nearest = difflib.get_close_matches(wanted, uids, n=3, cutoff=0.5) if wanted else []
+    hint = f", nearest are {', '.join(map(repr, nearest))}" if nearest else ""
+    return f"{state.uid!r}{renamed} (name {state.name!r}, id {state.operator_id}{hint})"
+
+
+def _require_all_subtasks(state: OperatorState) -> None:
+    # Those of a fully finished operator have none.
+    number = sum(subtask.has_state for subtask in state.subtask_states.values())
+    if 0 < number < state.parallelism:
+        raise IncompatibleCheckpointError(
+            f"Expected state of all {state.parallelism} subtasks of operator {state.uid!r}, found it of only a subset of "
+            f"{number}; do without all_or_nothing_state if subtasks may have none.",
+            operator_id=state.operator_id,
+        )
+
+
+def _require_consistent_ends(matched: MatchedStates, renamed_uids: Mapping[str, str]) -> None:
+    # An operator that is not restored itself, as when a single task is, is still known by its state.
+    finished = {renamed_uids.get(state.uid, state.uid) for state in matched.unmatched if state.is_fully_finished}
+    finished |= {target.uid for target, state in matched.pairs if state.is_fully_finished}
+    for target, state in matched.pairs:
+        running = [uid for uid in target.upstream if uid not in finished]
+        if state.is_fully_finished and running:
+            raise IncompatibleCheckpointError(
+                f"Operator {target.uid!r} is finished in the checkpoint, but {', '.join(map(repr, running))} upstream of it "
+                f"is not; add operators only behind finished ones.",
+                operator_id=target.operator_id,
+            )

@@ -1,0 +1,169 @@
+"""The Airflow connection to the coordinator's API, and its test."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CoordinatorError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    StateCheckError,
+)
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+
+DEFAULT_CONN_ID = "statecheck_default"
+CONN_TYPE = "statecheck"
+DEFAULT_TIMEOUT_SECONDS = 30.0
+_CONNECT_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorAddress:
+    """A server, and the user to log in as where the connection names one."""
+
+    url: str
+    login: str | None = None
+    password: str | None = field(default=None, repr=False)
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+    def open(self) -> HttpClient:
+        """Return a client of the server."""
+        return HttpClient(self.url, httpx.Client(timeout=self._timeout(), verify=_trusted()))
+
+    def open_async(self) -> httpx.AsyncClient:
+        """Return a client for an event loop, which reads certificates when it is made and not later."""
+        return httpx.AsyncClient(timeout=self._timeout(), verify=_trusted())
+
+    def _timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(self.timeout_seconds, connect=_CONNECT_TIMEOUT_SECONDS)
+
+
+def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
+    """
+    Return the address that the connection names, else ``[statecheck] api_url``, else Airflow's api-server.
+
+    :param conn_id: The connection; the default one need not exist.
+    :raises InvalidConfigurationError: for a connection that is missing or whose fields do not make an address.
+    """
+    connection = _connection(conn_id)
+    if connection is None:
+        return CoordinatorAddress(url=_configured_url())
+    return CoordinatorAddress(
+        url=_url_of(connection) or _configured_url(),
+        login=connection.login or None,
+        password=connection.password or None,
+        timeout_seconds=_timeout_of(connection),
+    )
+
+
+def _connection(conn_id: str) -> Any:
+    from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
+
+    try:
+        return BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as error:
+        if conn_id == DEFAULT_CONN_ID:
+            return None
+        raise InvalidConfigurationError(
+            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or leave it out to use "
+            f"Airflow's own api-server."
+        ) from error
+
+
+def _url_of(connection: Any) -> str | None:
+    host = connection.host or ""
+    if not host or "://" in host:
+        return host or None
+    scheme = connection.schema or "http"
+    return f"{scheme}://{host}" + (f":{connection.port}" if connection.port else "")
+
+
+def _timeout_of(connection: Any) -> float:
+    given = connection.extra_dejson.get("timeout") or DEFAULT_TIMEOUT_SECONDS
+    try:
+        timeout = float(given)
+    except (TypeError, ValueError):
+        timeout = 0.0
+    if timeout <= 0:
+        raise InvalidConfigurationError(
+            f"Expected the timeout of connection {connection.conn_id!r} to be a number of seconds above 0, found {given!r}."
+        )
+    return timeout
+
+
+def _configured_url() -> str:
+    from airflow.sdk.configuration import conf
+
+    given = conf.get("statecheck", "api_url", fallback=None)
+    return str(given).rstrip("/") if given else _execution_api_url().removesuffix("/execution")
+
+
+def _execution_api_url() -> str:
+    from airflow.sdk.configuration import conf
+
+    base = conf.get("api", "base_url", fallback="/") or "/"
+    root = f"http://localhost:8080{base}" if base.startswith("/") else base
+    default = f"{root.rstrip('/')}/execution/"
+    return str(conf.get("core", "execution_api_server_url", fallback=default) or default).rstrip("/")
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    from airflow.sdk.configuration import conf
+
+    trusted = conf.get("api", "ssl_ca_file", fallback=None) or conf.get("api", "ssl_cert", fallback=None)
+    if not trusted:
+        return True
+    context = ssl.create_default_context()
+    context.load_verify_locations(trusted)
+    return context
+
+
+def check_address(address: CoordinatorAddress) -> str:
+    """
+    Reach the coordinator's API, log in where a user is given, and say what was found.
+
+    :raises StateCheckError: saying what is not as it should be.
+    """
+    client = address.open()
+    found = f"The coordinator at {client.base_url} answers; it is of version {_coordinator_version(client)}."
+    if address.login is None:
+        return found
+    client.log_in(address.login, address.password or "")
+    return f"{found} Airflow knows the user {address.login!r}."
+
+
+def _coordinator_version(client: HttpClient) -> str:
+    try:
+        health = client.get("health")
+    except CoordinatorError as error:
+        if error.retryable or isinstance(error, AccessDeniedError):
+            raise
+        raise _something_else(client) from error
+    if not _is_health(health):
+        raise _something_else(client)
+    return str(health["version"])
+
+
+def _is_health(data: Any) -> bool:
+    return isinstance(data, dict) and data.get("status") == "ok" and "version" in data
+
+
+def _something_else(client: HttpClient) -> StateCheckError:
+    # An api-server without this provider answers any path with a page of its own, so it is asked who it is.
+    airflow = client.airflow_version()
+    if airflow is None:
+        return InvalidConfigurationError(
+            f"Expected Airflow's api-server at {client.base_url}, found another server; correct the URL, which ends with "
+            f"the path of [api] base_url where that has one."
+        )
+    return EnvironmentNotReadyError(
+        f"Expected airflow-provider-statecheck on the api-server at {client.base_url}, found Airflow {airflow} without it; "
+        f"install it there, restart the api-server, and let it run with core among its --apps."
+    )

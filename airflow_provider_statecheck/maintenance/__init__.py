@@ -1,0 +1,1 @@
+"""Maintenance of jobs and their checkpoints outside of attempts."""

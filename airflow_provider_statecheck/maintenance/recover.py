@@ -1,0 +1,498 @@
+"""
+Recovery of lost rows from the checkpoints on storage.
+
+A job comes back as one whose attempts have all ended: the next attempt restores and has a higher epoch than any that wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import (
+    METADATA_FILE,
+    checkpoint_id_of,
+    checkpoint_uri,
+    epoch_of,
+    is_savepoint_directory,
+    job_uri,
+)
+from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
+from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, decode_metadata
+from airflow_provider_statecheck.storage.uris import redact
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.maintenance.gc import OpenStorage
+
+
+log = logging.getLogger(__name__)
+
+RECOVERED = "recovered"
+"""Who the attempts of a recovered job belong to."""
+_NUM_RETAINED = 2
+_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredSnapshot:
+    """A checkpoint or savepoint that is on storage and can be restored."""
+
+    checkpoint_id: int
+    uid: str
+    epoch: int
+    generation: int
+    properties: CheckpointProperties
+    location: str
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    full_size_bytes: int
+    counts: dict[str, int] = field(default_factory=dict)
+    request_key: str = ""
+    """The key of the message that triggered it; empty where it is not known."""
+    has_commit: bool = False
+    """Whether it holds what a sink commits; nobody knows any more whether it did, so that it is committed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverJob:
+    """What is known of a job without its rows."""
+
+    job_id: JobId
+    name: str
+    storage_base: str
+    highest_epoch: int
+    """Of any attempt that wrote."""
+    highest_checkpoint_id: int
+    """Of any checkpoint or savepoint, usable or not."""
+    generations: dict[str, int]
+    """The newest generation of each operator by its uid, usable or not."""
+    snapshots: tuple[RecoveredSnapshot, ...]
+    claimed: tuple[tuple[str, str], ...] = ()
+    """Savepoints whose files are in use by an operator: the directory and the uid."""
+
+
+class JobRecovery:
+    """
+    Makes rows anew; never changes one that is there.
+
+    :param store: The rows.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    def is_known(self, job_id: JobId) -> bool:
+        """Tell whether a job has rows."""
+        try:
+            self._store.describe(job_id)
+        except CheckpointNotFoundError:
+            return False
+        return True
+
+    def recover(self, request: RecoverJob) -> None:
+        """
+        Make the rows of a job in one transaction.
+
+        :raises InvalidConfigurationError: if the job has rows, or an id is out of range.
+        """
+        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
+        with self._store.transaction(request.job_id, create_as=request.name) as tx:
+            if tx.view().attempts:
+                raise InvalidConfigurationError(
+                    f"Expected job {request.name!r} to have no rows, found some; they are kept as they are."
+                )
+            while tx.job.next_checkpoint_id <= request.highest_checkpoint_id:
+                tx.draw_checkpoint_id()
+            for uid in request.generations:
+                _add_operator(tx, request, uid)
+            for snapshot in request.snapshots:
+                tx.add_checkpoint(_row(tx, request.job_id, snapshot))
+            for pointer, uid in request.claimed:
+                _claim(tx, pointer, operator_id_of(uid))
+        log.info("Job %s recovered with %s checkpoints", request.name, len(request.snapshots))
+
+
+def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
+    operator_id = operator_id_of(uid)
+    # A job that was removed keeps its counts.
+    kept = tx.operator(operator_id)
+    epoch = max(1, request.highest_epoch, kept.epoch if kept else 0)
+    generation = _generation(request, uid)
+    operator = OperatorRecord(
+        job_id=request.job_id, operator_id=operator_id, uid=uid, epoch=epoch, generation=generation
+    )
+    tx.save_operator(operator)
+    tx.save_attempt(_ended_attempt(tx, operator, request.storage_base))
+
+
+def _generation(request: RecoverJob, uid: str) -> int:
+    newest = request.generations[uid]
+    usable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
+    # With nothing to restore the next attempt starts afresh, as the report says; in the old one it could only fail.
+    return max(usable) if usable else newest + 1
+
+
+def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: str) -> AttemptRecord:
+    owner = AttemptOwner(
+        logical_task=RECOVERED, run_key=RECOVERED, run_id=RECOVERED, clear_marker=RECOVERED, label=RECOVERED
+    )
+    return AttemptRecord(
+        job_id=operator.job_id,
+        operator_id=operator.operator_id,
+        epoch=operator.epoch,
+        attempt_key=new_key(),
+        generation=operator.generation,
+        status=AttemptStatus.FAILED,
+        owner=owner,
+        start_reason="recovered from storage",
+        restored_from=None,
+        storage_base=storage_base,
+        num_retained=_NUM_RETAINED,
+        checkpoint_timeout_seconds=_TIMEOUT.total_seconds(),
+        registered_at=tx.now,
+        ended_at=tx.now,
+        message="the database was lost",
+    )
+
+
+def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> CheckpointRecord:
+    return CheckpointRecord(
+        job_id=job_id,
+        checkpoint_id=found.checkpoint_id,
+        operator_id=operator_id_of(found.uid),
+        epoch=found.epoch,
+        generation=found.generation,
+        status=CheckpointStatus.COMPLETED,
+        request_key=found.request_key or new_key(),
+        location=found.location,
+        triggered_at=tx.now,
+        expires_at=tx.now,
+        completed_at=tx.now,
+        properties=found.properties,
+        metadata_uri=found.metadata_uri,
+        metadata_size=found.metadata_size,
+        metadata_sha256=found.metadata_sha256,
+        full_size_bytes=found.full_size_bytes,
+        counts=dict(found.counts),
+        has_open_commit=found.has_commit,
+    )
+
+
+def _claim(tx: JobTransaction, pointer: str, operator_id: OperatorId) -> None:
+    if tx.claim(pointer) is None:
+        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=operator_id, claimed_at=tx.now))
+
+
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSnapshot:
+    """A checkpoint or savepoint whose metadata can be read."""
+
+    location: str
+    metadata_size: int
+    metadata_sha256: str
+    document: CheckpointDocument
+
+    @property
+    def metadata_uri(self) -> str:
+        """Return where the metadata is."""
+        return f"{self.location}/{METADATA_FILE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJob:
+    """What there is of one job."""
+
+    job_id: JobId
+    checkpoints: tuple[FoundSnapshot, ...]
+    """The oldest first."""
+    highest_epoch: int
+    """In any name below the job."""
+    highest_checkpoint_id: int
+    problems: tuple[str, ...]
+
+
+def find_jobs(storage: CheckpointStorage) -> list[JobId]:
+    """
+    Return the jobs that have a directory.
+
+    :raises StorageError: if the storage fails.
+    """
+    return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
+
+
+def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
+    """
+    Read what there is of one job; metadata that cannot be read is told and left.
+
+    :raises StorageError: if the storage fails.
+    """
+    parts = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
+    ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in parts if len(p) > 1) if i is not None})
+    written = [checkpoint_id_of(p[0]) for p in parts if len(p) == 2 and p[1] == METADATA_FILE]
+    directories = [checkpoint_uri(storage.base_uri, job_id, i) for i in ids if i in written]
+    found, problems = _read_all(storage, directories)
+    checkpoints = [c for c in found if _is_in_place(c, job_id)]
+    problems += [_wrong_place(c, job_id) for c in found if c not in checkpoints]
+    epochs = (e for p in parts for e in map(epoch_of, p) if e is not None)
+    return FoundJob(
+        job_id=job_id,
+        checkpoints=tuple(checkpoints),
+        highest_epoch=max((*epochs, *(c.document.epoch for c in checkpoints)), default=0),
+        highest_checkpoint_id=max(ids, default=0),
+        problems=tuple(map(redact, problems)),
+    )
+
+
+def find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
+    """
+    Read the savepoints in the storage's base, and say which cannot be read.
+
+    :raises StorageError: if the storage fails.
+    """
+    names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
+    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
+    savepoints = [s for s in found if s.document.properties.is_savepoint]
+    return savepoints, [redact(p) for p in problems]
+
+
+def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundSnapshot], list[str]]:
+    found: list[FoundSnapshot] = []
+    problems: list[str] = []
+    for directory in directories:
+        try:
+            found.append(_read(storage, directory))
+        except UNREADABLE as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
+    uri = f"{directory}/{METADATA_FILE}"
+    data = storage.read_bytes(uri)
+    document = decode_metadata(data, uri=uri)
+    # The ids are derived from the names; what does not fit was not written by this library.
+    if (job_id_of(document.job_name), operator_id_of(document.uid)) != (document.job_id, document.operator_id):
+        raise CorruptStateError(f"Expected names that fit the ids in {uri}, found others.", uri=uri)
+    digest = hashlib.sha256(data).hexdigest()
+    return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
+
+
+def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:
+    document = found.document
+    place = checkpoint_id_of(found.location.rpartition("/")[2])
+    return (document.job_id, document.checkpoint_id) == (job_id, place) and not document.properties.is_savepoint
+
+
+def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
+    document = found.document
+    return (
+        f"Expected a checkpoint of job {job_id} in {found.location}, found snapshot {document.checkpoint_id} of job "
+        f"{document.job_id}."
+    )
+
+
+_SAVEPOINT = re.compile(r".*/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?=/)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredJob:
+    """What became of one job."""
+
+    job: str | None
+    """``None`` where no metadata can be read that tells it."""
+    job_id: JobId
+    is_recovered: bool = False
+    operators: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    savepoints: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What was left as it is, and why."""
+
+
+class Recoveries:
+    """
+    Recovers the jobs below a checkpoint directory.
+
+    :param rows: Makes the rows.
+    :param open_storage: Gives the storage of a directory.
+    :param savepoints: Directory with savepoints.
+    :param dry_run: Only say what would be made.
+    """
+
+    def __init__(
+        self, rows: JobRecovery, open_storage: OpenStorage, *, savepoints: str | None = None, dry_run: bool = False
+    ) -> None:
+        self._rows = rows
+        self._open = open_storage
+        self._savepoints = savepoints
+        self._dry_run = dry_run
+
+    def recover(self, directory: str, job: str | None = None) -> list[RecoveredJob]:
+        """
+        Recover every job that has no rows; each in a transaction of its own, so that the call may be repeated.
+
+        :param directory: The checkpoint directory.
+        :param job: Only the job of this name or id.
+        :raises CheckpointNotFoundError: if there is nothing of such a job.
+        :raises StorageError: if the storage does not answer.
+        """
+        storage = self._open(directory)
+        savepoints, problems = self._find_savepoints()
+        of_savepoints = (JobId(s.document.job_id) for s in savepoints)
+        wanted = sorted({*find_jobs(storage), *of_savepoints} & _ids(job)) if job else None
+        if wanted == []:
+            raise CheckpointNotFoundError(f"Expected job {job!r} below {storage.base_uri}, found nothing of it.")
+        found = wanted or sorted({*find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)})
+        done = [self._recover(storage, find_job(storage, job_id), savepoints) for job_id in found]
+        lost = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
+        return [*done, *lost]
+
+    def _find_savepoints(self) -> tuple[list[FoundSnapshot], list[str]]:
+
+        return find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
+
+    def _recover(self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot]) -> RecoveredJob:
+        own = [s for s in savepoints if s.document.job_id == found.job_id]
+        names = [s.document.job_name for s in (*found.checkpoints, *own)]
+        if not names:
+            problem = "no metadata of it can be read, so that nobody knows its name"
+            return RecoveredJob(job=None, job_id=found.job_id, problems=(*found.problems, problem))
+        if self._rows.is_known(found.job_id):
+            kept = "it has rows, which are kept as they are"
+            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(kept,))
+        return self._make(storage, found, own, names[0])
+
+    def _make(
+        self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot], name: str
+    ) -> RecoveredJob:
+        problems = list(found.problems)
+        generations = _newest_generations((*found.checkpoints, *savepoints))
+        current = _of_newest_generation(found.checkpoints)
+        usable = _usable(storage, current, problems)
+        intact = _usable(self._open(self._savepoints), savepoints, problems) if self._savepoints else []
+        intact = _unique_ids(intact, {c.document.checkpoint_id for c in found.checkpoints}, problems)
+        problems += [
+            f"operator {uid!r} has nothing that can be restored" for uid in generations if not _has(usable, uid)
+        ]
+        ids = [s.document.checkpoint_id for s in savepoints]
+        request = RecoverJob(
+            job_id=found.job_id,
+            name=name,
+            storage_base=storage.base_uri,
+            highest_epoch=max((found.highest_epoch, *(s.document.epoch for s in savepoints))),
+            highest_checkpoint_id=max((found.highest_checkpoint_id, *ids)),
+            generations=generations,
+            snapshots=tuple(map(_snapshot, (*usable, *intact))),
+            claimed=_claimed(usable),
+        )
+        is_recovered, refused = self._save(request)
+        return RecoveredJob(
+            job=name,
+            job_id=found.job_id,
+            is_recovered=is_recovered,
+            operators=tuple(generations),
+            checkpoints=tuple(c.location for c in usable),
+            savepoints=tuple(s.location for s in intact),
+            problems=(*problems, *refused),
+        )
+
+    def _save(self, request: RecoverJob) -> tuple[bool, tuple[str, ...]]:
+        try:
+            if not self._dry_run:
+                self._rows.recover(request)
+        except InvalidConfigurationError as error:
+            # One job that cannot be recovered keeps no other from it.
+            return False, (str(error),)
+        return True, ()
+
+
+def _ids(job: str) -> set[JobId]:
+    return {job_id_of(job), *([JobId(job)] if _JOB_ID.fullmatch(job) else [])}
+
+
+def _newest_generations(found: Iterable[FoundSnapshot]) -> dict[str, int]:
+    newest: dict[str, int] = {}
+    for each in found:
+        newest[each.document.uid] = max(each.document.generation, newest.get(each.document.uid, 0))
+    return newest
+
+
+def _of_newest_generation(found: tuple[FoundSnapshot, ...]) -> list[FoundSnapshot]:
+    newest = _newest_generations(found)
+    return [c for c in found if c.document.generation == newest[c.document.uid]]
+
+
+def _usable(storage: CheckpointStorage, found: list[FoundSnapshot], problems: list[str]) -> list[FoundSnapshot]:
+    from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
+
+    verifier = CheckpointVerifier(storage)
+    usable = []
+    for each in found:
+        verification = verifier.verify_pointer(each.location)
+        problems += [f"{each.location}: {problem}" for problem in verification.problems]
+        usable += [each] if verification.is_restorable else []
+    return usable
+
+
+def _unique_ids(savepoints: list[FoundSnapshot], taken: set[int], problems: list[str]) -> list[FoundSnapshot]:
+    unique: dict[int, FoundSnapshot] = {}
+    for each in savepoints:
+        number = each.document.checkpoint_id
+        if number in taken or number in unique:
+            problems.append(f"{each.location}: another snapshot of the job has the id {number}, this one is a copy")
+        else:
+            unique[number] = each
+    return list(unique.values())
+
+
+def _has(found: list[FoundSnapshot], uid: str) -> bool:
+    return any(each.document.uid == uid for each in found)
+
+
+def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
+    from airflow_provider_statecheck.storage.metadata_file import document_uris
+
+    # A checkpoint names files in a savepoint only where its operator claimed it.
+    named = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
+    return tuple(dict.fromkeys((match.group(), uid) for match, uid in named if match))
+
+
+def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
+    document = found.document
+    return RecoveredSnapshot(
+        checkpoint_id=document.checkpoint_id,
+        uid=document.uid,
+        epoch=document.epoch,
+        generation=document.generation,
+        properties=document.properties,
+        location=found.location,
+        metadata_uri=found.metadata_uri,
+        metadata_size=found.metadata_size,
+        metadata_sha256=found.metadata_sha256,
+        full_size_bytes=document.named_bytes,
+        counts={"snapshots": len(document.snapshots), "operators": len(document.operator_states)},
+        request_key=document.request_key,
+        has_commit=document.has_commit,
+    )

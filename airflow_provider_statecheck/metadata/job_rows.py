@@ -1,0 +1,121 @@
+"""The rows of one job during a transition, and the whole job as a view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import ColumnElement, Select
+from sqlalchemy.engine import Connection
+
+from airflow_provider_statecheck.checkpoint.clock import time_of_job
+from airflow_provider_statecheck.checkpoint.records import JobRecord
+from airflow_provider_statecheck.checkpoint.state_handles import uris_of
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.models import Base
+from airflow_provider_statecheck.metadata.record_table import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    OPERATORS,
+    REQUESTS,
+    STATISTICS,
+    RecordTable,
+    keys,
+    table_of,
+)
+from airflow_provider_statecheck.metadata.statements import remove
+
+Record = TypeVar("Record")
+
+
+class HeldRows:
+    """
+    Rows that were read once, as this transition left them.
+
+    Nobody else writes rows of a job while its own is locked, so what was read once stays true.
+
+    :param connection: Where the job's row is locked.
+    :param job_id: The job.
+    """
+
+    def __init__(self, connection: Connection, job_id: str) -> None:
+        self._connection = connection
+        self._job_id = job_id
+        self._records: dict[tuple[object, ...], object | None] = {}
+
+    def holds(self, table: RecordTable[Record], *key: object) -> bool:
+        """Tell whether it is known which row a key has, or that it has none."""
+        return (table, *key) in self._records
+
+    def get(self, table: RecordTable[Record], *key: object) -> Record | None:
+        """Return the row of a key."""
+        if not self.holds(table, *key):
+            row = table.find(self._connection, *key)
+            self._records[table, *key] = None if row is None else table.read(row)
+        return cast("Record | None", self._records[table, *key])
+
+    def hold(self, table: RecordTable[Record], record: Record | None, *key: object) -> None:
+        """Remember which row a key has."""
+        self._records[table, *key] = record
+
+    def read(self, table: RecordTable[Record], query: Select[Any], **values: object) -> list[Record]:
+        """Return the rows of the job that a query finds, and remember them."""
+        found = self._connection.execute(query, keys(job_id=self._job_id, **values))
+        records = [table.read(row) for row in found]
+        for record in records:
+            self.hold(table, record, *table.key_of(record))
+        return records
+
+    def insert(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert a row."""
+        table.insert(self._connection, table.values_of(record))
+        self.hold(table, record, *table.key_of(record))
+
+    def save(self, table: RecordTable[Record], record: Record) -> None:
+        """Insert or replace a row."""
+        key = table.key_of(record)
+        known = cast("Record | None", self._records.get((table, *key)))
+        if known is not None:
+            self._replace(table, known, record)
+        elif self.holds(table, *key):
+            table.insert(self._connection, table.values_of(record))
+        else:
+            table.save(self._connection, table.values_of(record))
+        self.hold(table, record, *key)
+
+    def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
+        """Delete the rows of the job that meet all conditions, in one statement."""
+        self._connection.execute(remove(table_of(model), *conditions), keys(job_id=self._job_id))
+        self._records.clear()
+
+    def _replace(self, table: RecordTable[Record], known: Record, record: Record) -> None:
+        changes = table.changes(known, record)
+        if changes:
+            key = dict(zip(table.key_names, table.key_of(record), strict=True))
+            table.update(self._connection, changes | key)
+
+
+def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
+    """Return a job as it stands."""
+
+    def rows_of(table: RecordTable[Record], query: Select[Any]) -> tuple[Record, ...]:
+        return tuple(table.read(row) for row in connection.execute(query, keys(job_id=job.job_id)))
+
+    def merged(table: RecordTable[Record], *queries: Select[Any]) -> Iterable[Record]:
+        return {table.key_of(row): row for query in queries for row in rows_of(table, query)}.values()
+
+    checkpoints = merged(CHECKPOINTS, statements.UNDISCARDED_CHECKPOINTS, statements.page_of(CheckpointPage()))
+    requests = merged(REQUESTS, statements.ALL_OPEN_REQUESTS, statements.RECENT_REQUESTS)
+    return JobView(
+        job=job,
+        operators=rows_of(OPERATORS, statements.ALL_OPERATORS),
+        attempts=rows_of(ATTEMPTS, statements.ALL_ATTEMPTS),
+        checkpoints=tuple(sorted(checkpoints, key=lambda c: c.checkpoint_id)),
+        read_at=time_of_job(job.seen_at, now),
+        requests=tuple(sorted(requests, key=lambda r: (r.requested_at, r.request_key))),
+        statistics=rows_of(STATISTICS, statements.ALL_STATISTICS),
+        # After the attempts: one that has ended by now has added no handle since.
+        handle_uris=uris_of(connection.scalars(statements.ALL_HANDLES, keys(job_id=job.job_id))),
+    )

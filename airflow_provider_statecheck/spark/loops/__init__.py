@@ -1,1 +1,0 @@
-"""Loops over items, and loops that refine one DataFrame."""

@@ -1,0 +1,292 @@
+"""A database table as destination of a two-phase commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
+from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader, plain_names, staged_rows, with_constants
+from airflow_provider_statecheck.spark.sinks.sql.tables import (
+    CHECKPOINT,
+    LINEAGE,
+    TableName,
+    commits_table,
+    heads_table,
+    misfit,
+    output_table,
+)
+from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
+from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles
+from airflow_provider_statecheck.spark.sinks.two_phase_commit_log import CommitLog, CommitRange, LogChange, Publication
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+
+
+_UNIQUE = """
+SELECT array_agg(CAST(a.attname AS TEXT))
+FROM pg_index i
+CROSS JOIN generate_series(0, i.indnkeyatts - 1) n
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
+  AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+"""The columns of each index by which ON CONFLICT may find rows: over all of them, and checked at once."""
+
+
+def make_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
+    """
+    Make tables where they are missing.
+
+    :raises StateCheckError: if the database does not let us.
+    """
+    for table in tables:
+        try:
+            with database.transaction() as connection:
+                table.create(connection, checkfirst=True)
+        except StateCheckError:
+            # Another sink may have made it at this moment.
+            with database.transaction() as connection:
+                if not _exists(connection, table):
+                    raise
+
+
+def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
+    """
+    Refuse a table that is there and cannot take the output.
+
+    :param table: As we would make it.
+    :param keys: The columns by which rows replace others; empty if they do not.
+    :raises UnsupportedStateError: Says what does not fit.
+    """
+    with database.transaction() as connection:
+        found = _columns_of(connection, table)
+        differences = [*_misfits(table, found, is_sqlite=database.is_sqlite), *_unfilled(table, found)]
+        if keys and not differences and not _is_unique(connection, table, keys):
+            differences = [f"no primary key or unique index is on exactly {', '.join(keys)}"]
+    if differences:
+        raise UnsupportedStateError(
+            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
+            "the table, convert the output in the stage, or name a table that does not exist yet.",
+            differences=differences,
+        )
+
+
+def _exists(connection: Connection, table: Table) -> bool:
+    from sqlalchemy import inspect
+
+    return bool(inspect(connection).has_table(table.name, schema=table.schema))
+
+
+def _columns_of(connection: Connection, table: Table) -> dict[str, Any]:
+    from sqlalchemy import inspect
+
+    return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}
+
+
+def _misfits(table: Table, found: dict[str, Any], *, is_sqlite: bool) -> list[str]:
+    differences = []
+    for column in table.columns:
+        if column.name in (LINEAGE, CHECKPOINT) and column.name not in found:
+            differences.append(f"column {column.name!r} is missing, add it as {column.type}, or give mark_rows=False")
+        elif column.name not in found:
+            differences.append(f"column {column.name!r} is missing")
+        elif misfit(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
+            differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
+        elif column.nullable and not found[column.name]["nullable"]:
+            differences.append(f"column {column.name!r} may not be null there")
+    return differences
+
+
+def _unfilled(table: Table, found: dict[str, Any]) -> list[str]:
+    others = [each for name, each in found.items() if name not in table.columns]
+    return [
+        f"column {each['name']!r} is not part of the output, may not be null and has no default"
+        for each in others
+        if not each["nullable"]
+        and each.get("default") is None
+        and not each.get("computed")
+        and not each.get("identity")
+    ]
+
+
+def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
+    is_sqlite = connection.dialect.name == "sqlite"
+    found = _unique_of_sqlite(connection, table) if is_sqlite else _unique_of_postgres(connection, table)
+    return any(set(names) == set(keys) for names in found)
+
+
+def _unique_of_postgres(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import text
+
+    found = connection.execute(text(_UNIQUE), {"name": plain_names().format_table(table)})
+    return list(found.scalars())
+
+
+def _unique_of_sqlite(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import inspect
+
+    inspector, schema = inspect(connection), table.schema
+    found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
+    found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
+    found += [each["column_names"] for each in inspector.get_indexes(table.name, schema=schema) if _is_whole(each)]
+    return found
+
+
+def _is_whole(index: Any) -> bool:
+    # An index on some of the rows says nothing about the others.
+    return bool(index["unique"]) and not any("where" in name for name in index.get("dialect_options", {}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlDestination:
+    """
+    What one sink has in a table.
+
+    :param files: Where tasks stage rows; names the lineage.
+    :param keys: By which rows replace others; empty if they do not.
+    :param marks_rows: Whether rows say who made them.
+    """
+
+    database: SinkDatabase
+    table: TableName
+    files: TargetFiles
+    keys: Sequence[str]
+    marks_rows: bool
+    job_name: str
+    uid: str
+
+    @property
+    def name(self) -> str:
+        """The table, fit to be shown."""
+        return f"table {self.table} of {self.database.shown}"
+
+    def prepare(self, columns: Any) -> None:
+        """
+        Make the tables where they are missing, and look at those that are there.
+
+        :param columns: Arrow schema of the output; ``None`` if it is not known.
+        :raises UnsupportedStateError: if the table cannot take the output.
+        """
+        make_tables(self.database, (self._heads, self._commits))
+        if columns is not None:
+            table = self._output(columns)
+            make_tables(self.database, (table,))
+            require_fitting(self.database, table, self.keys)
+
+    def load(self, epoch: int) -> CommitLog:
+        """Return the log; that of a sink which never wrote is empty."""
+        return self.log_of(self.files.lineage)
+
+    def log_of(self, lineage: str) -> CommitLog:
+        """Return the log of any sink of the table; that of a sink which never wrote is empty."""
+        from sqlalchemy import select
+
+        heads = self._heads
+        wanted = (heads.c.lineage == lineage, heads.c.table_name == self.table.name)
+        with self.database.transaction() as connection:
+            found = connection.execute(select(heads.c.log).where(*wanted)).scalar()
+        return (
+            CommitLog()
+            if found is None
+            else CommitLog.decode(found, f"{self._heads.fullname} of {self.database.shown}")
+        )
+
+    def apply(self, epoch: int, change: LogChange) -> bool:
+        """Change log and rows in one transaction, unless the log is another one than before."""
+        with self.database.transaction() as connection:
+            # First the log: whoever comes at the same time waits here, and then finds another one.
+            if not self._swap(connection, epoch, change):
+                return False
+            for each in change.retracted:
+                self._retract(connection, each)
+            if change.publication is not None:
+                self._publish(connection, change.publication)
+        return True
+
+    def _swap(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+        from sqlalchemy import update
+
+        before = change.before.encode()
+        statement = update(self._heads).where(*self._mine(self._heads), self._heads.c.log == before)
+        done = connection.execute(statement.values(log=change.after.encode(), epoch=epoch))
+        return done.rowcount == 1 or (change.before == CommitLog() and self._begin(connection, epoch, change))
+
+    def _begin(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+        insert = _insert_for(connection)
+        values = {"job_name": self.job_name, "uid": self.uid, "epoch": epoch, "log": change.after.encode()}
+        statement = insert(self._heads).values(**self._key(), **values).on_conflict_do_nothing()
+        return bool(connection.execute(statement).rowcount == 1)
+
+    def _retract(self, connection: Connection, gone: CommitRange) -> None:
+        from sqlalchemy import column, delete, table
+
+        rows = table(self.table.name, column(LINEAGE), column(CHECKPOINT), schema=self.table.schema)
+        connection.execute(
+            delete(rows).where(rows.c[LINEAGE] == self.files.lineage, rows.c[CHECKPOINT].between(gone.first, gone.last))
+        )
+        commits = self._commits
+        connection.execute(
+            delete(commits).where(*self._mine(commits), commits.c.checkpoint_id.between(gone.first, gone.last))
+        )
+
+    def _publish(self, connection: Connection, publication: Publication) -> None:
+        from sqlalchemy import insert
+
+        rows = 0
+        for columns, committables in _by_schema(publication.committables):
+            loader = RowLoader(self._output(decode_schema(columns)), self.keys)
+            rows += loader.load(connection, self._rows(committables, publication.checkpoint_id))
+        connection.execute(
+            insert(self._commits).values(
+                **self._key(),
+                generation=publication.generation,
+                checkpoint_id=publication.checkpoint_id,
+                epoch=publication.epoch,
+                row_count=rows,
+            )
+        )
+
+    def _rows(self, committables: Iterable[Committable], checkpoint_id: int) -> Iterator[Any]:
+        marks = {LINEAGE: self.files.lineage, CHECKPOINT: checkpoint_id} if self.marks_rows else {}
+        for committable in committables:
+            for table in staged_rows(self.files, committable):
+                yield with_constants(table, **marks)
+
+    def _output(self, columns: Any) -> Table:
+        return output_table(
+            self.table, columns, keys=self.keys, marks_rows=self.marks_rows, is_sqlite=self.database.is_sqlite
+        )
+
+    @property
+    def _heads(self) -> Table:
+        return heads_table(self.table.schema)
+
+    @property
+    def _commits(self) -> Table:
+        return commits_table(self.table.schema)
+
+    def _key(self) -> dict[str, str]:
+        return {"lineage": self.files.lineage, "table_name": self.table.name}
+
+    def _mine(self, table: Table) -> list[Any]:
+        return [table.c[name] == value for name, value in self._key().items()]
+
+
+def _by_schema(committables: Sequence[Committable]) -> list[tuple[str, list[Committable]]]:
+    schemas = dict.fromkeys(each.schema for each in committables)
+    return [(schema, [each for each in committables if each.schema == schema]) for schema in schemas]
+
+
+def _insert_for(connection: Connection) -> Any:
+    if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+        return sqlite_insert
+    from sqlalchemy.dialects.postgresql import insert
+
+    return insert

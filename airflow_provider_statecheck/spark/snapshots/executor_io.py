@@ -1,0 +1,373 @@
+"""Parquet files of a snapshot written and read on executors through fsspec."""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile, footer_digest
+from airflow_provider_statecheck.storage.failures import RetryPolicy
+from airflow_provider_statecheck.storage.schemes import conceal, open_filesystem
+from airflow_provider_statecheck.storage.uris import redact
+
+# Each part of an upload is held in memory, tens of MiB of it.
+_PARTS_AT_ONCE = 2
+
+
+class HiddenOptions:
+    """
+    Options of a filesystem, which may be credentials: they can be pickled, and are never shown.
+
+    :param options: As :meth:`CheckpointStorage.open` takes them.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+
+    def reveal(self) -> dict[str, Any]:
+        """Return the options."""
+        return dict(self._options)
+
+    def __repr__(self) -> str:
+        return "HiddenOptions(***)"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorFiles:
+    """The directory of a snapshot."""
+
+    data_uri: str
+    options: HiddenOptions
+
+    def publish(self, local: Path, name: str) -> None:
+        """
+        Copy a finished local file into the directory.
+
+        Only a whole file is ever sent: leaving a stream by an exception publishes what was written so far on several
+        filesystems.
+        """
+        with self.failures_told(name):
+            filesystem = self._filesystem()
+            path, limits = self._path(filesystem, name), _upload_limits(filesystem)
+            # Nobody else uses the name, so sending the file again changes nothing.
+            RetryPolicy().call(lambda: filesystem.put_file(str(local), path, **limits), self._shown(name))
+
+    def open(self, name: str, size_bytes: int) -> Any:
+        """
+        Open a file for reading.
+
+        :raises CorruptStateError: if it is missing or has another size.
+        :raises StorageError: if the storage fails.
+        """
+        filesystem = self._filesystem()
+        path = self._path(filesystem, name)
+        try:
+            # Parquet asks for exactly what it needs, and for neighbouring columns at once.
+            file = RetryPolicy().call(lambda: filesystem.open(path, "rb", cache_type="none"), self._shown(name))
+        except FileNotFoundError as error:
+            raise CorruptStateError(f"Expected the file {self._shown(name)} of a snapshot, found none.") from error
+        found = _size(file)
+        if found != size_bytes:
+            file.close()
+            raise CorruptStateError(
+                f"Expected {size_bytes} bytes in {self._shown(name)}, found {found}; the file was changed after it was "
+                "written."
+            )
+        return file
+
+    @contextmanager
+    def failures_told(self, name: str) -> Iterator[None]:
+        """
+        Use a file; what fails is told without the client's own words, which may hold credentials.
+
+        :raises StorageError: if the storage fails, or the bytes cannot be read.
+        """
+        try:
+            yield
+        except StateCheckError:
+            raise
+        except Exception as error:
+            said = conceal(str(error), self.options.reveal())
+            # Without its cause: Spark writes the whole chain to its logs.
+            raise StorageError(f"The storage failed at {self._shown(name)}: {type(error).__name__} {said}") from None
+
+    def _filesystem(self) -> Any:
+        return open_filesystem(self.data_uri, self.options.reveal())
+
+    def _path(self, filesystem: Any, name: str) -> str:
+        return f"{str(filesystem._strip_protocol(self.data_uri)).rstrip('/')}/{name}"
+
+    def _shown(self, name: str) -> str:
+        return f"{redact(self.data_uri)}/{name}"
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """Make a local directory where Spark keeps its own scratch files, which has room and goes with the executor."""
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
+    return tempfile.TemporaryDirectory(prefix="statecheck-", dir=local if local and Path(local).is_dir() else None)
+
+
+def _upload_limits(filesystem: Any) -> dict[str, int]:
+    upload = getattr(filesystem, "_put_file", None)
+    if upload is None or "max_concurrency" not in inspect.signature(upload).parameters:
+        return {}
+    return {"max_concurrency": _PARTS_AT_ONCE}
+
+
+def _size(file: Any) -> int:
+    end = int(file.seek(0, 2))
+    file.seek(0)
+    return end
+
+
+_MAX_TASK_BYTES = 128 * 1024 * 1024
+_MIN_TASK_BYTES = 4 * 1024 * 1024
+_WANTED_TASKS = 32
+_BATCH_BYTES = 8 * 1024 * 1024
+_MAX_BATCH_ROWS = 64 * 1024
+
+Piece = tuple[str, int, int, int]
+"""Name and size of a file, which part of it, and of how many parts."""
+
+
+def plan_tasks(files: Sequence[SnapshotFile]) -> list[list[Piece]]:
+    """
+    Share out files among tasks of about equal size: large files in parts, small ones together.
+
+    :param files: What there is to read.
+    """
+    total = sum(file.size_bytes for file in files)
+    pieces = sorted((piece for file in files for piece in _pieces(file)), key=_piece_bytes, reverse=True)
+    tasks: list[list[Piece]] = [[] for _ in range(_count(total, _task_bytes(total)))]
+    lightest = [(0, number) for number in range(len(tasks))]
+    for piece in pieces:
+        load, number = heapq.heappop(lightest)
+        tasks[number].append(piece)
+        heapq.heappush(lightest, (load + _piece_bytes(piece), number))
+    return [task for task in tasks if task]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReader:
+    """Reads the share of one task in a snapshot."""
+
+    files: ExecutorFiles
+    schema: Any
+    """Arrow schema in which Spark takes the rows."""
+    packed_tasks: bytes
+    """Small, so that Spark keeps it within the plan however many files there are."""
+
+    def read(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """
+        Give the rows of the tasks whose numbers arrive.
+
+        :param batches: Record batches with one column of numbers.
+        :raises CorruptStateError: if a file is missing or has another size.
+        """
+        tasks = unpack_tasks(self.packed_tasks)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for piece in tasks[number] if number < len(tasks) else ():
+                    yield from self._read_piece(*piece)
+
+    def _read_piece(self, name: str, size_bytes: int, part: int, parts: int) -> Iterator[Any]:
+        import pyarrow.parquet as pq
+
+        with (
+            self.files.failures_told(name),
+            self.files.open(name, size_bytes) as source,
+            pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet,
+        ):
+            for group in _groups_of_part(parquet.metadata, part, parts):
+                rows = _rows_per_batch(parquet.metadata.row_group(group))
+                for batch in parquet.iter_batches(rows, row_groups=[group], use_threads=False):
+                    yield _as_expected(batch, self.schema)
+
+
+def read_snapshot(reader: SnapshotReader, batches: Iterator[Any]) -> Iterator[Any]:
+    """Give the rows of a task; plans name this function, so that a digest of a plan can tell it from a user's."""
+    return reader.read(batches)
+
+
+def pack_tasks(tasks: Sequence[Sequence[Piece]]) -> bytes:
+    """Return tasks in a few bytes for each file."""
+    return zlib.compress(json.dumps(tasks, separators=(",", ":")).encode())
+
+
+def unpack_tasks(packed: bytes) -> list[list[Piece]]:
+    """Return what was packed."""
+    return [
+        [(str(name), size, part, parts) for name, size, part, parts in task]
+        for task in json.loads(zlib.decompress(packed))
+    ]
+
+
+def _task_bytes(total: int) -> int:
+    return min(_MAX_TASK_BYTES, max(_MIN_TASK_BYTES, total // _WANTED_TASKS))
+
+
+def _pieces(file: SnapshotFile) -> Iterator[Piece]:
+    parts = _count(file.size_bytes, _MAX_TASK_BYTES)
+    for part in range(parts):
+        yield file.name, file.size_bytes, part, parts
+
+
+def _piece_bytes(piece: Piece) -> int:
+    _, size_bytes, _, parts = piece
+    return size_bytes // parts
+
+
+def _count(size_bytes: int, target: int) -> int:
+    return max(1, -(-size_bytes // target))
+
+
+def _groups_of_part(metadata: Any, part: int, parts: int) -> list[int]:
+    # A row group belongs to the part in which its middle lies, so each is read once whatever the parts are.
+    sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+    total, before, mine = max(1, sum(sizes)), 0, []
+    for group, size in enumerate(sizes):
+        if min(parts - 1, (2 * before + size) * parts // (2 * total)) == part:
+            mine.append(group)
+        before += size
+    return mine
+
+
+def _stored_bytes(group: Any) -> int:
+    return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+
+
+def _rows_per_batch(group: Any) -> int:
+    return int(min(_MAX_BATCH_ROWS, max(1, group.num_rows * _BATCH_BYTES // max(1, group.total_byte_size))))
+
+
+def _as_expected(batch: Any, schema: Any) -> Any:
+    return batch if batch.schema.equals(schema, check_metadata=True) else batch.cast(schema)
+
+
+HANDLES = "name string, size_bytes bigint, footer_sha256 string, rows bigint"
+"""What a task tells of each file, as a schema of Spark."""
+
+_ROW_GROUP_BYTES = 128 * 1024 * 1024
+_FILE_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionWriter:
+    """
+    Writes what a task is given and returns one row for each file.
+
+    A task that fails, or loses against its copy, leaves files whose rows never reach the driver: nothing names them.
+    """
+
+    files: ExecutorFiles
+    schema: Any
+    """Arrow schema of the files."""
+    write_id: str
+    """Differs from one write to the next, as numbers of partitions and tasks do not."""
+    row_group_bytes: int = _ROW_GROUP_BYTES
+    file_bytes: int = _FILE_BYTES
+
+    def write(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """
+        Write all record batches of a partition.
+
+        :param batches: As Spark gives them.
+        :return: Record batches of the schema :data:`HANDLES`.
+        """
+        groups = _grouped(batches, self.row_group_bytes)
+        group = next(groups, None)
+        number = 0
+        while group is not None:
+            with scratch_directory() as folder:
+                local = Path(folder) / "part.parquet"
+                rows, group = self._fill(local, group, groups)
+                yield _row(self._publish(local, number), rows)
+            number += 1
+
+    def _fill(self, local: Path, group: list[Any] | None, groups: Iterator[list[Any]]) -> tuple[int, list[Any] | None]:
+        import pyarrow as pa
+
+        rows = 0
+        with local.open("wb") as sink, self._parquet(sink) as writer:
+            while group is not None and sink.tell() < self.file_bytes:
+                table = pa.Table.from_batches([_as_stored(batch, self.schema) for batch in group])
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+                rows += table.num_rows
+                group = next(groups, None)
+        return rows, group
+
+    def _parquet(self, sink: Any) -> Any:
+        import pyarrow.parquet as pq
+
+        return pq.ParquetWriter(sink, self.schema, compression="snappy", write_page_checksum=True)
+
+    def _publish(self, local: Path, number: int) -> SnapshotFile:
+        name = _file_name(self.write_id, number)
+        size_bytes = local.stat().st_size
+        with local.open("rb") as file:
+            digest = footer_digest(_ranges(file), str(local), size_bytes)
+        self.files.publish(local, name)
+        return SnapshotFile(name=name, size_bytes=size_bytes, footer_sha256=digest)
+
+
+def write_partition(writer: PartitionWriter, batches: Iterator[Any]) -> Iterator[Any]:
+    """Write a partition and return one row for each of its files."""
+    return writer.write(batches)
+
+
+def _grouped(batches: Iterator[Any], limit: int) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        group.append(batch)
+        size += batch.nbytes
+        if size >= limit:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _as_stored(batch: Any, schema: Any) -> Any:
+    return batch if batch.schema.equals(schema, check_metadata=True) else batch.cast(schema)
+
+
+def _file_name(write_id: str, number: int) -> str:
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    partition, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
+    return f"part-{partition:05d}-{attempt}-{number}-{write_id}.parquet"
+
+
+def _ranges(file: Any) -> Any:
+    def read(start: int, end: int) -> bytes:
+        file.seek(start)
+        return bytes(file.read(end - start))
+
+    return read
+
+
+def _row(file: SnapshotFile, rows: int) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict(
+        {
+            "name": [file.name],
+            "size_bytes": pa.array([file.size_bytes], pa.int64()),
+            "footer_sha256": [file.footer_sha256],
+            "rows": pa.array([rows], pa.int64()),
+        }
+    )

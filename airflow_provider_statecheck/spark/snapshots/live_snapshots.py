@@ -1,0 +1,353 @@
+"""
+The live snapshots of a stage, and detection of damaged ones.
+
+The file is read again before it is called damaged, because Spark says the same of a storage that did not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
+from airflow_provider_statecheck.spark.restore import RestoredStage
+from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile, SnapshotManifest, verify_footer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.uris import redact
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from pyspark.sql import DataFrame, SparkSession
+
+
+log = logging.getLogger(__name__)
+
+# Arrow passes over some damage on which Spark fails: in headers of pages, and what Hadoop's own checksums find.
+_UNDECODABLE = re.compile(r"ParquetDecodingException|can not read class org\.apache\.parquet\.format|ChecksumException")
+_BATCH_ROWS = 64 * 1024
+_BUFFER_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot on storage."""
+
+    uri: str
+    manifest: SnapshotManifest
+
+    def uri_of(self, file: SnapshotFile) -> str:
+        """Return where one of its files is."""
+        return f"{self.uri}/{DATA_DIRECTORY}/{file.name}"
+
+    def file_in(self, text: str) -> SnapshotFile | None:
+        """Return the file that a text names, whichever name the filesystem has in it."""
+        # No other directory has this name, so the part of the path before it need not be compared.
+        directory = f"{self.uri.rpartition('/')[2]}/{DATA_DIRECTORY}/"
+        if directory not in text:
+            return None
+        return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
+
+
+def find_damage(
+    error: BaseException, storage: CheckpointStorage, snapshots: Iterable[StoredSnapshot]
+) -> dict[str, str]:
+    """
+    Return what is wrong with the snapshots that an error names, by their URIs.
+
+    :param error: What ended the stage; the errors that it was raised from count too.
+    :param snapshots: Those that the stage may have read.
+    """
+    text = "\n".join(_texts(error))
+    named = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
+    is_undecodable = _UNDECODABLE.search(text) is not None
+    damaged: dict[str, str] = {}
+    for snapshot, file in named:
+        if file is not None and (problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable)):
+            damaged[snapshot.uri] = problem
+    return damaged
+
+
+def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
+    """
+    Read every page of a file and compare its checksum.
+
+    :return: How many rows the file has.
+    :raises CorruptStateError: if a page was changed.
+    :raises NotImplementedError: for a type that only Spark knows.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = 0
+    try:
+        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
+        # Spark writes a checksum with each page; without one, only what does not decode is found.
+        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            batch.validate(full=True)
+            rows += batch.num_rows
+    except pyarrow.ArrowNotImplementedError:
+        raise
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+    return rows
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield _text(error)
+        error = error.__cause__ or error.__context__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as unreachable:
+        # The text of a Java error is asked of the JVM, which may be gone.
+        return str(unreachable)
+
+
+def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:
+    try:
+        verify_footer(storage, uri, file)
+        read_pages(storage, uri, file)
+    except UNREADABLE as problem:
+        return str(problem)
+    except (StorageError, NotImplementedError) as error:
+        log.warning("Whether %s is damaged could not be told: %s", redact(uri), error)
+    return f"Spark cannot decode {redact(uri)}." if is_undecodable else ""
+
+
+class _RangeReader(io.RawIOBase):
+    """A file on checkpoint storage, read where it is asked for and never as a whole."""
+
+    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
+        self._storage = storage
+        self._uri = uri
+        self._size = size
+        self._position = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._position
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    @override
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._size)
+        if end <= self._position:
+            return 0
+        data = self._storage.read_range(self._uri, self._position, end)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+Stopwatch = Callable[[], float]
+"""Gives the seconds since something began."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSnapshot:
+    """A snapshot that the next checkpoint names."""
+
+    handle: SnapshotHandle
+    manifest: SnapshotManifest
+
+    @property
+    def data_uri(self) -> str:
+        """Return where the Parquet files are."""
+        return f"{self.handle.uri}/{DATA_DIRECTORY}"
+
+    @property
+    def identity(self) -> str:
+        """Return what tells those who are built from it that it is another one."""
+        return self.handle.fingerprint + self.handle.lineage
+
+
+class StageSnapshots:
+    """
+    The snapshots of one attempt.
+
+    :param storage: Where the bytes go.
+    :param attempt: Who writes.
+    :param restored: What the attempt started from.
+    """
+
+    def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, restored: RestoredStage | None) -> None:
+        self._storage = storage
+        self._frames = StoredDataFrames(storage)
+        self._attempt = attempt
+        self._live: dict[StepKey, LiveSnapshot] = {}
+        self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
+        self.handed_out: set[str] = set()
+        """URIs of snapshots that a plan of this attempt may still read; pinned until it ends."""
+        self._damaged: set[StepKey] = set()
+        if restored is not None:
+            self._take_over(restored)
+
+    @property
+    def handles(self) -> tuple[SnapshotHandle, ...]:
+        """Return what a checkpoint taken now names, in a fixed order."""
+        return tuple(self._live[step].handle for step in sorted(self._live))
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """Return the snapshots that must stay on storage while the attempt is open."""
+        return frozenset(self.handed_out) | {live.handle.uri for live in self._live.values()}
+
+    def fingerprints(self) -> Mapping[str, str]:
+        """Return the identity of each live snapshot by the URI that a plan reads."""
+        return {live.data_uri: live.identity for live in self._live.values()}
+
+    def damage_behind(self, error: BaseException) -> dict[str, str]:
+        """Return what is wrong with the live snapshots that an error names, by their URIs."""
+        live = (StoredSnapshot(live.handle.uri, live.manifest) for live in self._live.values())
+        return find_damage(error, self._storage, live)
+
+    def find(self, step: StepKey) -> LiveSnapshot | None:
+        """Return the live snapshot of a step."""
+        return self._live.get(step)
+
+    def write(self, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
+        """
+        Write a DataFrame and make it the live snapshot of a step.
+
+        :param seconds_so_far: Runs since the step began.
+        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
+        :raises StorageError: if its manifest cannot be written.
+        """
+        uri = self._new_uri(step)
+        try:
+            live = self._write(uri, step, frame, fingerprint, seconds_so_far)
+        except Exception:
+            self._delete_quietly(uri)
+            raise
+        self._live[step] = live
+        self._damaged.discard(step)
+        return live
+
+    def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
+        """Return a snapshot as a DataFrame whose plan starts at it."""
+        self.handed_out.add(live.handle.uri)
+        return self._frames.read(spark, live.data_uri, live.manifest)
+
+    def copy_borrowed(self) -> int:
+        """
+        Copy the snapshots that belong to the owner of a restored savepoint, so that no checkpoint names files of his.
+
+        :return: How many bytes were copied.
+        :raises StorageError: if one cannot be copied; the next call goes on with it.
+        """
+        if not self._has_borrowed:
+            return 0
+        borrowed = [step for step, live in self._live.items() if not self._is_own(live.handle.uri)]
+        copied = sum(self._copy(step) for step in borrowed)
+        self._has_borrowed = False
+        return copied
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Let the snapshots inside a finished item go with the next checkpoint."""
+        self._keep(lambda step: step[0][: len(scope)] != scope)
+
+    def drop_unless_used(self) -> None:
+        """Let the snapshots go that this attempt restored and nobody asked for."""
+        self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
+
+    def _take_over(self, restored: RestoredStage) -> None:
+        for handle in restored.document.snapshots:
+            manifest = restored.manifests.get(handle.uri)
+            if manifest is not None:
+                self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
+        self._damaged = {(handle.scope, handle.name) for handle in restored.damaged}
+        for step in sorted(self._damaged):
+            log.warning("The snapshot of step %s is damaged; the step is computed anew.", describe(step))
+        # The steps of a loop stand on the snapshot that the loop has reached.
+        self._keep(lambda step: not any(_is_inside(step, loop) for loop in self._damaged))
+
+    def _is_own(self, uri: str) -> bool:
+        return f"/{self._attempt.job_id}/shared/{self._attempt.operator_id}/" in uri
+
+    def _copy(self, step: StepKey) -> int:
+        live, uri = self._live[step], self._new_uri(step)
+        self._storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
+        self._live[step] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
+        return live.handle.size_bytes
+
+    def _keep(self, wanted: Callable[[StepKey], bool]) -> None:
+        self._live = {step: live for step, live in self._live.items() if wanted(step)}
+
+    def _new_uri(self, step: StepKey) -> str:
+        scope, name = step
+        root = shared_uri(self._storage.base_uri, self._attempt.job_id, self._attempt.operator_id)
+        return f"{root}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}"
+
+    def _write(
+        self, uri: str, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
+    ) -> LiveSnapshot:
+        data_uri = f"{uri}/{DATA_DIRECTORY}"
+        manifest = self._frames.write(frame, data_uri)
+        data = manifest.encode()
+        before = self._live.get(step)
+        self._storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
+        handle = SnapshotHandle(
+            name=step[1],
+            scope=step[0],
+            uri=uri,
+            manifest_size=len(data),
+            manifest_sha256=hashlib.sha256(data).hexdigest(),
+            size_bytes=len(data) + manifest.size_bytes,
+            rows=manifest.rows,
+            files=len(manifest.files),
+            fingerprint=fingerprint,
+            epoch=self._attempt.epoch,
+            seconds=round(seconds_so_far(), 3),
+            created_at=datetime.now(UTC).isoformat(),
+            lineage=_last_part(uri) if step in self._damaged else before.handle.lineage if before else "",
+        )
+        return LiveSnapshot(handle, manifest)
+
+    def _delete_quietly(self, uri: str) -> None:
+        try:
+            self._storage.delete_directory(uri)
+        except StateCheckError as error:
+            # Whatever it is: the error that matters is the one which is being raised.
+            log.warning("A half written snapshot stays at %s until the next sweep: %s", redact(uri), error)
+
+
+def _is_inside(step: StepKey, loop: StepKey) -> bool:
+    scope, name = loop
+    return step[0][: len(scope)] == scope and [item[0] for item in step[0][len(scope) :][:1]] == [name]
+
+
+def _last_part(uri: str) -> str:
+    return uri.rpartition("/")[2]

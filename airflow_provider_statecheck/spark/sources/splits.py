@@ -1,0 +1,195 @@
+"""Splits of a source: their items, order, and which are finished."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import CorruptStateError
+
+_DIGEST_BYTES = 8
+_APART = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file, or a part that a user named, as it was listed."""
+
+    name: str
+    """Its URI, or its key."""
+    size_bytes: int
+    digest: bytes
+    """Differs if the size or what the filesystem says of its version differs."""
+
+    @classmethod
+    def of(cls, name: str, size_bytes: int, version: object) -> Item:
+        """
+        Return an item of a listing.
+
+        :param version: What changes with the content, such as an ETag or the time of the last change.
+        """
+        told = f"{size_bytes}:{version}".encode("utf-8", "surrogatepass")
+        return cls(name, size_bytes, hashlib.blake2b(told, digest_size=_DIGEST_BYTES).digest())
+
+
+def pack_items(items: Sequence[Item]) -> dict[str, bytes]:
+    """Return items in a few bytes each: names that are alike cost little."""
+    names = _APART.join(item.name for item in items).encode("utf-8", "surrogatepass")
+    return {
+        "names": zlib.compress(names, 9),
+        "sizes": zlib.compress(array("Q", [item.size_bytes for item in items]).tobytes(), 9),
+        "digests": b"".join(item.digest for item in items),
+    }
+
+
+def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
+    """
+    Return items that were packed.
+
+    :raises CorruptStateError: if they are not of this form.
+    """
+    try:
+        return _unpacked(packed)
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise CorruptStateError(f"Expected the listing of a source, found something else: {error}.") from error
+
+
+def _unpacked(packed: Mapping[str, Any]) -> tuple[Item, ...]:
+    sizes = array("Q")
+    sizes.frombytes(zlib.decompress(packed["sizes"]))
+    names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_APART) if sizes else []
+    if len(packed["digests"]) != _DIGEST_BYTES * len(sizes):
+        raise ValueError(f"{len(packed['digests'])} bytes of digests for {len(sizes)} files")
+    digests = (packed["digests"][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES] for i in range(len(sizes)))
+    return tuple(Item(*fields) for fields in zip(names, sizes, digests, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Numbers from each start to before its end; sorted, apart from each other."""
+
+    bounds: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Intervals:
+        """Return the set of some numbers."""
+        return cls().plus((number, number + 1) for number in numbers)
+
+    def plus(self, added: Iterable[tuple[int, int]]) -> Intervals:
+        """Return these numbers and those of more bounds."""
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*self.bounds, *added]):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            elif start < end:
+                merged.append((start, end))
+        return Intervals(tuple(merged))
+
+    def __contains__(self, number: int) -> bool:
+        found = bisect_right(self.bounds, number, key=lambda bound: bound[0]) - 1
+        return found >= 0 and number < self.bounds[found][1]
+
+    def __iter__(self) -> Iterator[int]:
+        for start, end in self.bounds:
+            yield from range(start, end)
+
+    def __len__(self) -> int:
+        return sum(end - start for start, end in self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What is finished of an item that was cut."""
+
+    groups: Intervals
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Items by their positions."""
+
+    items: tuple[Item, ...]
+    finished: Intervals = field(default_factory=Intervals)
+    partial: Mapping[int, Partial] = field(default_factory=dict)
+    """Only items that are not finished yet."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the size of all items."""
+        return sum(item.size_bytes for item in self.items)
+
+    @property
+    def finished_bytes(self) -> int:
+        """Return the size of what is finished."""
+        whole = sum(self.items[i].size_bytes for i in self.finished)
+        return whole + sum(part.size_bytes for part in self.partial.values())
+
+    def finish_items(self, positions: Sequence[int]) -> Ledger:
+        """Return what is true once some items are finished."""
+        gone = set(positions)
+        return replace(
+            self,
+            finished=self.finished.plus((i, i + 1) for i in gone),
+            partial={i: part for i, part in self.partial.items() if i not in gone},
+        )
+
+    def finish_groups(self, position: int, start: int, end: int, *, count: int, size_bytes: int) -> Ledger:
+        """
+        Return what is true once some row groups of an item are finished.
+
+        :param count: How many row groups the item has.
+        """
+        known = self.partial.get(position, Partial(Intervals(), 0))
+        groups = known.groups.plus([(start, end)])
+        if len(groups) == count:
+            return self.finish_items([position])
+        return replace(self, partial={**self.partial, position: Partial(groups, known.size_bytes + size_bytes)})
+
+    def carried_to(self, items: Sequence[Item]) -> Ledger:
+        """Return what is finished of other items, known by their names."""
+        finished = {self.items[i].name for i in self.finished}
+        partial = {self.items[i].name: part for i, part in self.partial.items()}
+        return Ledger(
+            tuple(items),
+            Intervals.of(i for i, item in enumerate(items) if item.name in finished),
+            {i: partial[item.name] for i, item in enumerate(items) if item.name in partial},
+        )
+
+    def progress_state(self) -> dict[str, Any]:
+        """Return what is finished, as plain values."""
+        return {
+            "finished": [list(bound) for bound in self.finished.bounds],
+            "partial": [
+                [i, [list(bound) for bound in part.groups.bounds], part.size_bytes]
+                for i, part in sorted(self.partial.items())
+            ],
+        }
+
+
+def restored_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledger:
+    """
+    Return a ledger from what :meth:`Ledger.progress_state` gave.
+
+    :raises CorruptStateError: if it is not of this form.
+    """
+    try:
+        ledger = Ledger(
+            items,
+            _intervals(progress["finished"]),
+            {int(i): Partial(_intervals(groups), int(size)) for i, groups, size in progress["partial"]},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStateError(f"Expected the progress of a source, found something else: {error!r}.") from error
+    if any(end > len(items) for _, end in ledger.finished.bounds) or any(i >= len(items) for i in ledger.partial):
+        raise CorruptStateError(f"Expected the progress of {len(items)} files, found that of more.")
+    return ledger
+
+
+def _intervals(bounds: Any) -> Intervals:
+    return Intervals().plus((int(start), int(end)) for start, end in bounds)

@@ -1,1 +1,0 @@
-"""What the sink of another stage has committed, checkpoint by checkpoint."""

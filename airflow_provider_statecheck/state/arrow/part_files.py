@@ -1,0 +1,449 @@
+"""State files: their blocks, writing and ranged reads."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from threading import Lock
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    SegmentFileStateHandle,
+    StreamStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.state.arrow.layout import DELETED, KEY_GROUP, NAMESPACE, position_names, single
+from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
+from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """An Arrow IPC file with rows in order; ``blocks`` has a row for each of its record batches that are of interest."""
+
+    path: str
+    """Its name in the handle of a snapshot; no other file of any subtask has it."""
+    handle: StreamStateHandle
+    state: StateSchema
+    """As what the rows were written."""
+    schema: Any
+    """The Arrow schema of the file."""
+    firsts: Any
+    """A table of the first position of each block."""
+    offsets: Any
+    """Where each block begins in the file, as numpy."""
+    lengths: Any
+    """How many bytes each block has."""
+    rows: Any
+    """How many rows each block has."""
+    checksums: Any
+    """The CRC-32 of the bytes of each block."""
+    raw_bytes: int
+    """How large the rows are in memory."""
+    deletions: int
+    """How many rows only say that something older is gone."""
+
+    @property
+    def key_groups(self) -> Any:
+        """Return the key group of each block, as numpy."""
+        return self.firsts.column(0).to_numpy()
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Tell whether there is a column of namespaces."""
+        return NAMESPACE in self.schema.names
+
+    @property
+    def has_deletions(self) -> bool:
+        """Tell whether there is a column of deletion marks."""
+        return DELETED in self.schema.names
+
+    def within(self, owned: KeyGroupRange) -> Part | None:
+        """Return this part with only the blocks of some key groups; ``None`` if it has none."""
+        import numpy as np
+        import pyarrow as pa
+
+        groups = self.key_groups
+        chosen = np.flatnonzero((groups >= owned.start) & (groups <= owned.end))
+        if len(chosen) == len(groups):
+            return self
+        if len(chosen) == 0:
+            return None
+        share = float(self.rows[chosen].sum()) / float(self.rows.sum())
+        return replace(
+            self,
+            firsts=self.firsts.take(pa.array(chosen)),
+            offsets=self.offsets[chosen],
+            lengths=self.lengths[chosen],
+            rows=self.rows[chosen],
+            checksums=self.checksums[chosen],
+            raw_bytes=int(self.raw_bytes * share),
+            deletions=-int(-self.deletions * share // 1),
+        )
+
+
+Parts = tuple[Part, ...]
+"""The files of one run: each behind the one before."""
+
+
+_OPEN_FILES = 64
+_GAP = 64 << 10
+"""So many bytes that nobody wants are read along rather than asked for two ranges."""
+_LONGEST = 8 << 20
+_PARALLEL = 4
+
+Piece = tuple[int, int]
+"""Where bytes begin and how many they are."""
+
+
+class PartBytes:
+    """
+    The bytes of files by handle; several threads may ask.
+
+    :param storage: Where the files are.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._files = _LocalFiles()
+
+    def read(self, handle: StreamStateHandle, pieces: Sequence[Piece]) -> list[memoryview]:
+        """
+        Return pieces of a file, which ascend; those of a file that is too short are short.
+
+        :raises CheckpointNotFoundError: if the file is missing.
+        :raises StorageError: if the storage fails.
+        """
+        ranges = _coalesced(pieces)
+        found = self._read_ranges(handle, [(start, length) for start, length, _ in ranges])
+        return [
+            memoryview(data)[offset - start : offset - start + length]
+            for data, (start, _, members) in zip(found, ranges, strict=True)
+            for offset, length in members
+        ]
+
+    def close(self) -> None:
+        """Close the local files."""
+        self._files.close()
+
+    def _read_ranges(self, handle: StreamStateHandle, ranges: Sequence[Piece]) -> list[bytes]:
+        if isinstance(handle, ByteStreamStateHandle):
+            return [handle.data[start : start + length] for start, length in ranges]
+        uri, begin = _place(handle)
+        if scheme_of(uri) in LOCAL_SCHEMES:
+            self._storage.allowed.require(uri)
+            return [self._files.read(uri, begin + start, length) for start, length in ranges]
+        if len(ranges) == 1:
+            return [self._read_remote(uri, begin, piece) for piece in ranges]
+        with ThreadPoolExecutor(min(_PARALLEL, len(ranges))) as pool:
+            return list(pool.map(lambda piece: self._read_remote(uri, begin, piece), ranges))
+
+    def _read_remote(self, uri: str, begin: int, piece: Piece) -> bytes:
+        start, length = piece
+        return self._storage.read_range(uri, begin + start, begin + start + length)
+
+
+class _LocalFiles:
+    """Local files that stay open; reading them in place keeps memory free of what a mapping would hold."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
+
+    def read(self, uri: str, start: int, length: int) -> bytes:
+        """Return bytes of a file."""
+        try:
+            with self._lock:
+                return os.pread(self._descriptor(uri), length, start)
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"Expected a state file at {redact(uri)}, found none; it was deleted, so restore from another checkpoint.",
+                uri=redact(uri),
+            ) from error
+        except OSError as error:
+            raise StorageError(f"The state file {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def _descriptor(self, uri: str) -> int:
+        if uri in self._open:
+            self._open.move_to_end(uri)
+        else:
+            self._open[uri] = os.open(uri.partition("://")[2], os.O_RDONLY)
+            if len(self._open) > _OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+        return self._open[uri]
+
+
+def _place(handle: StreamStateHandle) -> tuple[str, int]:
+    if isinstance(handle, FileStateHandle):
+        return handle.uri, 0
+    if isinstance(handle, SegmentFileStateHandle):
+        return handle.uri, handle.start
+    raise InvalidConfigurationError(
+        f"Expected state that can be read, found {type(handle).__name__}; replace placeholders by what they stand for."
+    )
+
+
+def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
+    """Return ranges with the pieces that lie in each."""
+    groups: list[list[Piece]] = []
+    for offset, length in pieces:
+        last = groups[-1] if groups else []
+        if last and offset - sum(last[-1]) <= _GAP and offset + length - last[0][0] <= _LONGEST:
+            last.append((offset, length))
+        else:
+            groups.append([(offset, length)])
+    return [(members[0][0], sum(members[-1]) - members[0][0], members) for members in groups]
+
+
+_MAGIC = 8
+_PREFIX = 8
+
+
+class PartWriter:
+    """
+    Takes tables in order and gives parts; used once.
+
+    :param schema: The Arrow schema of the rows.
+    :param state: As what they are written.
+    :param open_stream: Opens the stream of a new file.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        state: StateSchema,
+        open_stream: Callable[[], CheckpointStateOutputStream],
+        settings: ArrowStateSettings,
+    ) -> None:
+        self._schema = schema
+        self._state = state
+        self._open_stream = open_stream
+        self._settings = settings
+        self._pending: Any = None
+        self._file: _PartFile | None = None
+        self._parts: list[Part] = []
+
+    @property
+    def parts(self) -> Parts:
+        """Return the parts that are on storage by now."""
+        return tuple(self._parts)
+
+    def write_all(self, tables: Iterable[Any]) -> Parts:
+        """
+        Write tables and return all parts.
+
+        :raises StorageError: if the storage fails; parts that were written before are still there.
+        """
+        for table in tables:
+            self.write(table)
+        return self.finish()
+
+    def write(self, table: Any) -> None:
+        """
+        Add rows that are behind all that were added before.
+
+        :raises StorageError: if the storage fails.
+        """
+        import pyarrow as pa
+
+        if table.num_rows == 0:
+            return
+        rows = table if self._pending is None else pa.concat_tables([self._pending, table])
+        rows = (rows if rows.schema.equals(self._schema) else rows.cast(self._schema)).combine_chunks()
+        starts, end = self._block_starts(rows)
+        self._pending = rows.slice(end) if end < rows.num_rows else None
+        self._write_blocks(rows, [*starts, end])
+
+    def finish(self) -> Parts:
+        """
+        Write what is left and return all parts.
+
+        :raises StorageError: if the storage fails.
+        """
+        if self._pending is not None:
+            rows, self._pending = self._pending, None
+            self._write_blocks(rows, [0, rows.num_rows])
+        self._close_file()
+        return self.parts
+
+    def abort(self) -> None:
+        """Give up the file that is open."""
+        if self._file is not None:
+            self._file.abort()
+            self._file = None
+
+    def _block_starts(self, rows: Any) -> tuple[list[int], int]:
+        """Return where blocks begin, and where the last of them ends: what may still grow waits for more rows."""
+        import numpy as np
+
+        groups = single(rows.column(KEY_GROUP)).to_numpy()
+        limit = self._rows_per_block(rows)
+        edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
+        starts = [s for left, right in pairwise(edges) for s in range(left, right, limit)]
+        full = range(edges[-1], rows.num_rows - limit + 1, limit)
+        return [*starts, *full], full[-1] + limit if full else edges[-1]
+
+    def _rows_per_block(self, rows: Any) -> int:
+        width: int = max(1, rows.nbytes // max(1, rows.num_rows))
+        return max(1, min(self._settings.block_rows, self._settings.block_bytes // int(width)))
+
+    def _write_blocks(self, rows: Any, edges: list[int]) -> None:
+        for start, end in pairwise(edges):
+            if self._file is None:
+                self._file = _PartFile(self._schema, self._open_stream(), self._settings.compression)
+            self._file.write(rows.slice(start, end - start))
+            if self._file.size >= self._settings.part_bytes:
+                self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._parts.append(file.close(self._state))
+
+
+class _PartFile:
+    """One file that is being written."""
+
+    def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
+        import pyarrow as pa
+
+        self._schema = schema
+        self._sink = _Sink(stream)
+        options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
+        self._position_names = position_names(schema.names)
+        self._firsts: list[Any] = []
+        self._blocks: list[tuple[int, int, int, int]] = []
+        self._raw_bytes = 0
+        self._deletions = 0
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes were written."""
+        return self._sink.position
+
+    def write(self, rows: Any) -> None:
+        """Add one block."""
+        batch = rows.to_batches()[0]
+        start = self._sink.begin_block()
+        self._writer.write_batch(batch)
+        length = self._sink.position - start
+        # The header goes out with the first block.
+        header = self._sink.header_length() if not self._blocks else 0
+        checksum = self._sink.checksum if not header else self._sink.checksum_from(header)
+        self._blocks.append((start + header, length - header, rows.num_rows, checksum))
+        self._firsts.append(rows.slice(0, 1).select(self._position_names))
+        self._raw_bytes += rows.nbytes
+        if DELETED in self._schema.names:
+            self._deletions += single(rows.column(DELETED)).true_count
+
+    def close(self, state: StateSchema) -> Part:
+        """Make the file durable and return it as a part."""
+        import numpy as np
+        import pyarrow as pa
+
+        try:
+            self._writer.close()
+        except BaseException:
+            self.abort()
+            raise
+        handle = self._sink.stream.close_and_get_handle()
+        if handle is None:
+            raise StorageError("Expected a handle of state that was written, found none.")
+        offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
+        return Part(
+            path=f"{uuid.uuid4().hex}.arrow",
+            handle=handle,
+            state=state,
+            schema=self._schema,
+            firsts=pa.concat_tables(self._firsts).combine_chunks(),
+            offsets=np.array(offsets, np.int64),
+            lengths=np.array(lengths, np.int32),
+            rows=np.array(rows, np.int32),
+            checksums=np.array(checksums, np.uint32),
+            raw_bytes=self._raw_bytes,
+            deletions=self._deletions,
+        )
+
+    def abort(self) -> None:
+        """Give the file up."""
+        self._sink.stream.close()
+
+
+class _Sink:
+    """What Arrow writes a file to: counts bytes, and sums up those of a block."""
+
+    def __init__(self, stream: CheckpointStateOutputStream) -> None:
+        self.stream = stream
+        self.position = 0
+        self.closed = False
+        self.checksum = 0
+        self._first: list[bytes] | None = []
+
+    def begin_block(self) -> int:
+        """Return where the next block begins."""
+        if self.position:
+            self._first = None
+        self.checksum = 0
+        return self.position
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on."""
+        data = bytes(data)
+        self.stream.write(data)
+        self.position += len(data)
+        if self._first is not None:
+            self._first.append(data)
+        else:
+            self.checksum = zlib.crc32(data, self.checksum)
+        return len(data)
+
+    def header_length(self) -> int:
+        """Return how long the magic number and the schema are, which precede the first block."""
+        written = b"".join(self._first or ())
+        return _MAGIC + _PREFIX + int.from_bytes(written[_MAGIC + 4 : _MAGIC + _PREFIX], "little")
+
+    def checksum_from(self, start: int) -> int:
+        """Return the checksum of what was written first, without its beginning."""
+        return zlib.crc32(b"".join(self._first or ())[start:])
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self.position
+
+    def flush(self) -> None:
+        """Do nothing: streams have a buffer of their own."""
+
+    def close(self) -> None:
+        """Take note that Arrow is done."""
+        self.closed = True
+
+    def readable(self) -> bool:
+        """Tell that it cannot be read."""
+        return False
+
+    def writable(self) -> bool:
+        """Tell that it can be written."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that it cannot be sought."""
+        return False

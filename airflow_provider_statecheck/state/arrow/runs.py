@@ -1,0 +1,347 @@
+"""Sorted runs of rows in files and in memory, and look-ups in them."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby
+from typing import Any, Protocol
+
+from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle
+from airflow_provider_statecheck.exceptions import CorruptStateError
+from airflow_provider_statecheck.state.arrow.blocks import Block, BlockCache
+from airflow_provider_statecheck.state.arrow.layout import (
+    DELETED,
+    KEY_GROUP,
+    NAMESPACE,
+    StateLayout,
+    order_columns,
+    position_columns,
+    row_tuples,
+    single,
+)
+from airflow_provider_statecheck.state.arrow.part_files import Part, PartBytes, Parts
+from airflow_provider_statecheck.state.arrow.restore import RowForm
+from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
+from airflow_provider_statecheck.storage.uris import redact
+
+
+class SortedRun(Protocol):
+    """Rows of which each position is there at most once; it never changes, and several threads may read it."""
+
+    @property
+    def firsts(self) -> Sequence[tuple[Any, ...]]:
+        """Return the position of the first row of each block, ascending."""
+        ...
+
+    @property
+    def block_key_groups(self) -> Any:
+        """Return the key group of the first row of each block, as numpy."""
+        ...
+
+    @property
+    def block_last_key_groups(self) -> Any:
+        """Return the key group of the last row of each block, as numpy."""
+        ...
+
+    @property
+    def block_rows(self) -> Any:
+        """Return how many rows each block has, as numpy."""
+        ...
+
+    @property
+    def raw_bytes(self) -> int:
+        """Return about how large the rows are in memory."""
+        ...
+
+    @property
+    def deletions(self) -> int:
+        """Return how many rows only say that something older is gone."""
+        ...
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Tell whether there is a column of namespaces."""
+        ...
+
+    def block(self, number: int) -> Block:
+        """Return one block, which is kept for a while."""
+        ...
+
+    def tables(self, numbers: Sequence[int]) -> list[Any]:
+        """Return blocks as tables, read together; they are not kept."""
+        ...
+
+
+class FileRun:
+    """
+    The blocks of one or more parts.
+
+    :param parts: Each behind the one before.
+    :param files: Reads them.
+    :param cache: Keeps single blocks.
+    :param form: Brings rows into the form that the state has now.
+    """
+
+    def __init__(self, parts: Parts, files: PartBytes, cache: BlockCache, form: RowForm) -> None:
+        self.parts = parts
+        self._files = files
+        self._cache = cache
+        self._form = form
+        self.raw_bytes = sum(part.raw_bytes for part in parts)
+        self.deletions = sum(form.deletions(part) for part in parts)
+        self.is_current = all(form.is_current(part) for part in parts)
+        self.has_namespaces = any(part.has_namespaces for part in parts)
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.offsets))]
+
+    @cached_property
+    def firsts(self) -> Sequence[tuple[Any, ...]]:
+        """Return the position of the first row of each block."""
+        tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
+        return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
+
+    @cached_property
+    def block_key_groups(self) -> Any:
+        """Return the key group of each block."""
+        import numpy as np
+
+        return np.concatenate([part.key_groups for part in self.parts])
+
+    @property
+    def block_last_key_groups(self) -> Any:
+        """Return the key group of each block, which has no other."""
+        return self.block_key_groups
+
+    @cached_property
+    def block_rows(self) -> Any:
+        """Return how many rows each block has."""
+        import numpy as np
+
+        return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
+
+    def block(self, number: int) -> Block:
+        """Return one block: what was read lately is kept, else it is one read of one range."""
+        index, row = self._places[number]
+        part = self.parts[index]
+        # The same block has a column of namespaces in some runs and none in others.
+        place = (part.path, int(part.offsets[row]), self.has_namespaces)
+        block = self._cache.get(place)
+        if block is None:
+            block = Block(self._decoded(part, [row])[0])
+            self._cache.put(place, block)
+        return block
+
+    def tables(self, numbers: Sequence[int]) -> list[Any]:
+        """Return blocks as tables; neighbours are one read."""
+        places = (self._places[number] for number in numbers)
+        return [
+            table
+            for index, members in groupby(places, key=lambda place: place[0])
+            for table in self._decoded(self.parts[index], [row for _, row in members])
+        ]
+
+    def _decoded(self, part: Part, rows: list[int]) -> list[Any]:
+        pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
+        found = self._files.read(part.handle, pieces)
+        tables = (_decode(part, row, data) for row, data in zip(rows, found, strict=True))
+        return [self._form.rows(part, table, namespace=self.has_namespaces) for table in tables]
+
+
+def _decode(part: Part, row: int, data: memoryview) -> Any:
+    import pyarrow as pa
+
+    if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
+        raise _corrupt(part, row, "other bytes")
+    try:
+        # The checksum is of all bytes, so nothing more need be validated.
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
+    except pa.ArrowException as error:
+        raise _corrupt(part, row, f"what is none ({error})") from error
+    return pa.Table.from_batches([batch])
+
+
+def _corrupt(part: Part, row: int, found: str) -> CorruptStateError:
+    handle = part.handle
+    uri = redact(handle.uri) if isinstance(handle, FileStateHandle | SegmentFileStateHandle) else "the checkpoint"
+    return CorruptStateError(
+        f"Expected the Arrow record batch of state {part.state.name} that was written at byte {part.offsets[row]} of {uri}, "
+        f"found {found}; the file was changed or cut off, so restore from another checkpoint.",
+        uri=uri,
+    )
+
+
+_ROWS = 1 << 16
+
+
+class MemoryRun:
+    """
+    One or more tables, each behind the one before.
+
+    :param tables: In order, without empty ones.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self.tables_in_order = tuple(tables)
+        pieces = (t.slice(start, _ROWS) for t in tables for start in range(0, t.num_rows, _ROWS))
+        self._blocks = [Block(piece) for piece in pieces]
+        self.raw_bytes = sum(block.nbytes for block in self._blocks)
+        self.deletions = sum(_deletions(block.table) for block in self._blocks)
+        self.has_namespaces = any(NAMESPACE in block.table.schema.names for block in self._blocks)
+
+    @cached_property
+    def firsts(self) -> Sequence[tuple[Any, ...]]:
+        """Return the position of the first row of each block."""
+        return [row_tuples(position_columns(block.table.slice(0, 1)))[0] for block in self._blocks]
+
+    @cached_property
+    def block_key_groups(self) -> Any:
+        """Return the key group of the first row of each block."""
+        import numpy as np
+
+        return np.array([_key_group(block.table, 0) for block in self._blocks], np.int32)
+
+    @cached_property
+    def block_last_key_groups(self) -> Any:
+        """Return the key group of the last row of each block."""
+        import numpy as np
+
+        return np.array([_key_group(block.table, -1) for block in self._blocks], np.int32)
+
+    @cached_property
+    def block_rows(self) -> Any:
+        """Return how many rows each block has."""
+        import numpy as np
+
+        return np.array([block.table.num_rows for block in self._blocks], np.int64)
+
+    def block(self, number: int) -> Block:
+        """Return one block."""
+        return self._blocks[number]
+
+    def tables(self, numbers: Sequence[int]) -> list[Any]:
+        """Return blocks as tables."""
+        return [self._blocks[number].table for number in numbers]
+
+
+def _key_group(table: Any, row: int) -> int:
+    return int(table.column(KEY_GROUP)[row].as_py())
+
+
+def _deletions(table: Any) -> int:
+    import pyarrow.compute as pc
+
+    return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
+
+
+_CHUNK_BLOCKS = 64
+_DENSE = 2
+"""From so many keys for each block on, it is not worth looking which of the blocks have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows that belong to keys."""
+
+    rows: Any
+    """A table."""
+    keys: Any
+    """For each row the number of its key, as numpy."""
+
+
+def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[Found]:
+    """Return the rows of a run that belong to some of the keys, in any namespace, with deletion marks."""
+    import numpy as np
+    import pyarrow as pa
+
+    groups = single(keys.key_groups).to_numpy()
+    blocks = _touched(run, keys, groups)
+    for at in range(0, len(blocks), _CHUNK_BLOCKS):
+        chosen = blocks[at : at + _CHUNK_BLOCKS]
+        start = int(np.searchsorted(groups, run.block_key_groups[chosen[0]], "left"))
+        end = int(np.searchsorted(groups, run.block_last_key_groups[chosen[-1]], "right"))
+        table = _blocks_as_one(layout, run, chosen)
+        wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
+        numbers = _numbers_of([single(table.column(name)) for name in layout.key_names], wanted)
+        rows = np.flatnonzero(numbers >= 0)
+        if len(rows):
+            yield Found(table.take(pa.array(rows)), numbers[rows] + start)
+
+
+def _blocks_as_one(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
+    import pyarrow as pa
+
+    tables = run.tables(numbers)
+    deleted = any(DELETED in table.schema.names for table in tables)
+    conformed = [layout.conform(table, namespace=run.has_namespaces, deleted=deleted) for table in tables]
+    return pa.concat_tables(conformed).combine_chunks()
+
+
+def _touched(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
+    """Return the blocks that may have one of the keys."""
+    import numpy as np
+
+    first, last = run.block_key_groups, run.block_last_key_groups
+    counts = np.searchsorted(groups, last, "right") - np.searchsorted(groups, first, "left")
+    candidates = np.flatnonzero(counts > 0)
+    if len(groups) >= _DENSE * len(candidates):
+        return candidates.tolist()
+    touched: set[int] = set()
+    for position in positions_of(keys):
+        touched.update(blocks_at(run, position))
+    return sorted(touched)
+
+
+def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
+    """Return where rows of keys begin: tuples that Python compares as rows are ordered."""
+    columns = [keys.key_groups, *keys.columns]
+    return row_tuples([part for column in columns for part in order_columns(single(column))])
+
+
+def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
+    """Return the blocks in which there may be rows whose position is, or begins with, a given one."""
+    firsts, length = run.firsts, len(position)
+    start = max(0, bisect_right(firsts, position) - 1)
+    if run.block_last_key_groups[start] < position[0]:
+        start += 1
+    return range(start, bisect_right(firsts, position, lo=start, key=lambda first: first[:length]))
+
+
+def _numbers_of(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
+    """Return for each row the number of the wanted key that it has, -1 for none; the wanted ones are distinct."""
+    import numpy as np
+
+    if len(columns) == 1:
+        return _indices(columns[0], wanted[0])
+    rows, keys = np.zeros(len(columns[0]), np.int64), np.zeros(len(wanted[0]), np.int64)
+    for column, values in zip(columns, wanted, strict=True):
+        distinct = values.unique()
+        codes = np.where(rows < 0, -1, _indices(column, distinct))
+        rows = np.where(codes < 0, -1, rows * len(distinct) + codes)
+        keys = keys * len(distinct) + _indices(values, distinct)
+        rows, keys = _renumbered(rows, keys)
+    order = np.argsort(keys)
+    return np.where(rows < 0, -1, order[rows])
+
+
+def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
+    """Return codes from 0 on in place of large ones; rows that no key has get -1."""
+    import numpy as np
+
+    distinct, codes = np.unique(keys, return_inverse=True)
+    if len(distinct) == 0:
+        return np.full(len(rows), -1), codes
+    at = np.minimum(np.searchsorted(distinct, rows), len(distinct) - 1)
+    return np.where(distinct[at] == rows, at, -1), codes
+
+
+def _indices(column: Any, values: Any) -> Any:
+    import pyarrow.compute as pc
+
+    found = pc.index_in(column, value_set=values)
+    return found.fill_null(-1).to_numpy(zero_copy_only=False).astype("int64")

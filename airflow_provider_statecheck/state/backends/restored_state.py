@@ -1,0 +1,176 @@
+"""Restored state as columns, before a descriptor asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_provider_statecheck.exceptions import (
+    BackendRestoreError,
+    InvalidConfigurationError,
+    StateCheckError,
+    StateMigrationError,
+)
+from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration, MigratedCells
+from airflow_provider_statecheck.state.schemas import StateSchema
+
+if TYPE_CHECKING:
+    from airflow_provider_statecheck.state.backends.hash_keyed_backend import HashMapTable, HashStateTable
+    from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+    from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+
+
+NAMESPACE = "namespace"
+USER_KEY = "user_key"
+VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Rows of one state, in the order of their key groups."""
+
+    schema: StateSchema
+    arrow_schema: Any
+    """Of each block: the columns of the key, ``namespace``, ``user_key`` of a map, and ``value``."""
+    blocks: tuple[tuple[int, Any], ...]
+    """Key groups, ascending and each perhaps several times, with Arrow record batches that are not empty."""
+
+    def by_key_group(self) -> dict[int, list[Any]]:
+        """Return the blocks of each key group."""
+        found: dict[int, list[Any]] = {}
+        for key_group, batch in self.blocks:
+            found.setdefault(key_group, []).append(batch)
+        return found
+
+    def __len__(self) -> int:
+        return sum(batch.num_rows for _, batch in self.blocks)
+
+
+def arrow_schema_of(state: RegisteredState, key_serializer: KeySerializer) -> Any:
+    """Return the columns in which a state is written."""
+    import pyarrow as pa
+
+    keys = [pa.field(f"key_{index}", arrow_type) for index, arrow_type in enumerate(key_serializer.arrow_types)]
+    user_key = [] if state.key_serializer is None else [pa.field(USER_KEY, state.key_serializer.arrow_type)]
+    return pa.schema(
+        [*keys, pa.field(NAMESPACE, pa.string()), *user_key, pa.field(VALUE, state.cell_serializer.arrow_type)]
+    )
+
+
+def repeated(values: Sequence[Any], counts: Sequence[int], arrow_type: Any) -> Any:
+    """Return an Arrow array of values, each as often as it counts."""
+    import pyarrow as pa
+
+    parts = [pa.repeat(pa.scalar(value, arrow_type), count) for value, count in zip(values, counts, strict=True)]
+    return pa.concat_arrays(parts) if parts else pa.array([], arrow_type)
+
+
+def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
+    """Return the part of each key group of rows that are in the order of their key groups, given as an Arrow array."""
+    import numpy as np
+
+    found, starts = np.unique(key_groups.to_numpy(), return_index=True)
+    ends = [*starts, len(key_groups)][1:]
+    for key_group, start, end in zip(found, starts, ends, strict=True):
+        yield int(key_group), batch.slice(int(start), int(end - start))
+
+
+class RestoredRows:
+    """
+    Keeps the rows as they were read: they go on unchanged through snapshots, or into a table.
+
+    :param rows: What was read.
+    """
+
+    def __init__(self, rows: StateRows) -> None:
+        self._rows = rows
+
+    def rows(self) -> StateRows:
+        """Return the rows as they were read."""
+        return self._rows
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self._rows)
+
+    def fill(
+        self, table: HashStateTable | HashMapTable, state: RegisteredState, key_serializer: KeySerializer, now_ms: int
+    ) -> None:
+        """
+        Put the rows into a table, in the types of its state.
+
+        :param now_ms: The time, for values whose times are added or taken away.
+        :raises StateMigrationError: if they cannot go on with the serializers.
+        """
+        if not self._rows.blocks:
+            return
+        key_groups, rows = self._joined()
+        migration = CellMigration.of(self._rows.schema, state, now_ms)
+        user_keys = rows.column(USER_KEY) if state.is_map else None
+        cells = rows.column(VALUE)
+        changed = MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
+        living = (changed.living(column) for column in rows.columns[: len(key_serializer.fields)])
+        keys = key_serializer.from_columns(tuple(living))
+        columns = (changed.living(key_groups).to_pylist(), changed.living(rows.column(NAMESPACE)).to_pylist(), keys)
+        for row in zip(*columns, *_decoded(state, changed), strict=True):
+            table.restore(*row)
+
+    def _joined(self) -> tuple[Any, Any]:
+        import pyarrow as pa
+
+        batches = [batch for _, batch in self._rows.blocks]
+        counts = [batch.num_rows for batch in batches]
+        key_groups = repeated([key_group for key_group, _ in self._rows.blocks], counts, pa.int32())
+        return key_groups, pa.concat_batches(batches)
+
+
+def _decoded(state: RegisteredState, changed: MigratedCells) -> tuple[list[Any], list[Any]]:
+    cells = state.cells.read(changed.living(changed.cells))
+    if state.key_serializer is None:
+        return [None] * len(cells), cells
+    return state.key_serializer.from_arrow(changed.living(changed.user_keys)), cells
+
+
+Backend = TypeVar("Backend")
+Handles = TypeVar("Handles")
+
+
+@contextlib.contextmanager
+def restoring(operator_identifier: str) -> Iterator[None]:
+    """
+    Let failures say that a backend could not be restored.
+
+    :param operator_identifier: Whose backend.
+    :raises BackendRestoreError: in place of another error; not of arguments or types that no other copy would cure.
+    """
+    try:
+        yield
+    except (BackendRestoreError, InvalidConfigurationError, StateMigrationError):
+        raise
+    except (StateCheckError, OSError) as error:
+        raise BackendRestoreError(
+            f"The state backend of {operator_identifier} could not be restored: {error}", failures=(error,)
+        ) from error
+
+
+def restore_first(alternatives: Sequence[Handles], create: Callable[[Handles], Backend]) -> Backend:
+    """
+    Return the backend of the first set of handles that can be restored, such as a local copy and then the remote one.
+
+    :param alternatives: Sets of handles that lead to the same state, at least one.
+    :param create: Makes a backend from one of them.
+    :raises BackendRestoreError: if none can, with all that failed.
+    """
+    failures: list[BackendRestoreError] = []
+    for handles in alternatives:
+        try:
+            return create(handles)
+        except BackendRestoreError as error:
+            failures.append(error)
+    reasons = "; ".join(f"{number}. {error}" for number, error in enumerate(failures, 1)) or "there are no handles"
+    raise BackendRestoreError(
+        f"The state backend could not be restored from any of {len(failures)} sets of handles: {reasons}",
+        failures=tuple(failures),
+    )

@@ -1,1 +1,0 @@
-"""The keyed states as user functions see them."""

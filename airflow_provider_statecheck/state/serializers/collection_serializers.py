@@ -1,0 +1,256 @@
+"""Serializers of lists, tuples, sets and dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain, pairwise
+from types import NoneType
+from typing import Any
+
+from airflow_provider_statecheck.exceptions import UnsupportedStateError
+from airflow_provider_statecheck.state.serializers.base import (
+    AbstractSerializer,
+    Own,
+    own_of,
+    own_through_arrow,
+    plain_of,
+)
+from airflow_provider_statecheck.state.serializers.nested_columns import (
+    Freezing,
+    entries_of_array,
+    is_immutable,
+    list_array,
+    map_array,
+    nulls_of,
+    nulls_of_array,
+    offsets_of,
+    offsets_of_array,
+    require_no_none,
+    resolve_part,
+    with_elements,
+)
+from airflow_provider_statecheck.state.serializers.serializer import (
+    Compatibility,
+    TypeSerializer,
+    decode_snapshot,
+    encode_snapshot,
+    incompatible,
+    kept_distinct,
+    migrated,
+    serializer_from_now_on,
+    whole,
+)
+
+COLLECTIONS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class CollectionSerializer(AbstractSerializer[Any]):
+    """
+    Collections of elements of one type.
+
+    :param collection: One of :data:`COLLECTIONS`; it stays what it was.
+    :param element: The serializer of an element.
+    """
+
+    class_id = "collection"
+
+    def __init__(self, collection: type, element: TypeSerializer[Any]) -> None:
+        self.collection = collection
+        self.element = element
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return the type of lists of elements."""
+        import pyarrow as pa
+
+        return pa.list_(self.element.arrow_type)
+
+    def to_arrow(self, values: Sequence[Any]) -> Any:
+        """
+        Return an Arrow array of lists, null where there is ``None``.
+
+        :raises UnsupportedStateError: for another collection, or an element of another type.
+        """
+        for kind in {*map(type, values)} - {self.collection, NoneType}:
+            raise UnsupportedStateError(
+                f"Expected a {self.collection.__name__}, found {kind.__module__}.{kind.__qualname__}."
+            )
+        elements = self.element.to_arrow(list(chain.from_iterable(value for value in values if value is not None)))
+        require_no_none(self.element, elements, 0, f"each element of a {self.collection.__name__}")
+        return list_array(offsets_of(values), elements, nulls_of(values))
+
+    def from_arrow(self, array: Any) -> list[Any]:
+        """Return the collections of an array; each is new and may be changed."""
+        elements = self.element.from_arrow(array.flatten())
+        lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
+        found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
+        if array.null_count:
+            return [value if valid else None for value, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
+        return found
+
+    @property
+    def is_immutable(self) -> bool:
+        """Tell whether values can be shared, as nobody can change them."""
+        return self.collection in (tuple, frozenset) and is_immutable(self.element)
+
+    def copy(self, value: Any) -> Any:
+        """Return a collection that shares nothing with another that could be changed."""
+        if value is None or self.is_immutable:
+            return value
+        return self.collection(value if is_immutable(self.element) else map(self.element.copy, value))
+
+    @cached_property
+    def own(self) -> Own:
+        """
+        Return what checks a collection and makes it the state's own: a function that is quick with plain elements.
+
+        It raises ``UnsupportedStateError`` for another collection, or an element of another type.
+        """
+        plain = plain_of(self.element)
+        if plain is None:
+            return self._owned
+        kind: Any = self.collection
+        own, all_fit, is_shared = self._owned, plain.all_fit, self.is_immutable
+
+        def owned(value: Any) -> Any:
+            if type(value) is not kind or not all_fit(value):
+                return own(value)
+            return value if is_shared else kind(value)
+
+        return owned
+
+    def freezing(self) -> Freezing:
+        """Return how collections are kept: as collections that the state alone has."""
+        again = self.collection if is_immutable(self.element) else self.copy
+        return Freezing(self.own, None if self.is_immutable else again, self.from_arrow, self.to_arrow)
+
+    def config(self) -> dict[str, Any]:
+        """Return which collection it is and what its elements are."""
+        return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        name = self.collection.__name__
+        if config["collection"] != name:
+            return incompatible(f"was a {config['collection']}, is now a {name}")
+        element = resolve_part(self.element, decode_snapshot(config["element"]))
+        if self.collection in (set, frozenset):
+            element = kept_distinct(element, f"elements of a {name}")
+        return whole(
+            [(f"element of the {name}", element)],
+            lambda: CollectionSerializer(self.collection, serializer_from_now_on(element, self.element)),
+            lambda array: with_elements(array, migrated(element, array.flatten())),
+        )
+
+    def _owned(self, value: Any) -> Any:
+        kind: Any = self.collection
+        if type(value) is kind:
+            try:
+                return kind(map(own_of(self.element), value))
+            except UnsupportedStateError:
+                pass  # what follows says more of the value
+        return own_through_arrow(self, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"collection": self.collection, "element": self.element}
+
+    @property
+    def _identity(self) -> Any:
+        return (self.collection, self.element)
+
+
+class DictSerializer(AbstractSerializer[dict[Any, Any]]):
+    """
+    Dictionaries, in the order of their entries.
+
+    :param key: The serializer of a key, which is never ``None``.
+    :param value: The serializer of a value.
+    """
+
+    class_id = "dict"
+
+    def __init__(self, key: TypeSerializer[Any], value: TypeSerializer[Any]) -> None:
+        self.key = key
+        self.value = value
+
+    @property
+    def arrow_type(self) -> Any:
+        """Return the type of maps."""
+        import pyarrow as pa
+
+        return pa.map_(self.key.arrow_type, self.value.arrow_type)
+
+    def to_arrow(self, values: Sequence[dict[Any, Any] | None]) -> Any:
+        """
+        Return an Arrow array of maps, null where there is ``None``.
+
+        :raises UnsupportedStateError: for what is no dictionary, or a key or value of another type.
+        """
+        for kind in {*map(type, values)} - {dict, NoneType}:
+            raise UnsupportedStateError(f"Expected a dict, found {kind.__module__}.{kind.__qualname__}.")
+        present = [value for value in values if value is not None]
+        keys = self.key.to_arrow(list(chain.from_iterable(present)))
+        items = self.value.to_arrow(list(chain.from_iterable(value.values() for value in present)))
+        if keys.null_count:
+            raise UnsupportedStateError("Expected each key of a dict to have a value, found None.")
+        require_no_none(self.value, items, 0, "each value of a dict")
+        return map_array(offsets_of(values), keys, items, nulls_of(values))
+
+    def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
+        """Return the dictionaries of an array; each is new and may be changed."""
+        keys, values = entries_of_array(array)
+        pairs = list(zip(self.key.from_arrow(keys), self.value.from_arrow(values), strict=True))
+        bounds = pairwise(offsets_of_array(array).to_pylist())
+        valid = array.is_valid().to_pylist()
+        return [dict(pairs[start:end]) if ok else None for ok, (start, end) in zip(valid, bounds, strict=True)]
+
+    @property
+    def is_immutable(self) -> bool:
+        """Tell that no value can be shared."""
+        return False
+
+    def copy(self, value: Any) -> Any:
+        """Return a dictionary that shares nothing with another that could be changed."""
+        if value is None or is_immutable(self.value):
+            return value if value is None else dict(value)
+        return {key: self.value.copy(item) for key, item in value.items()}
+
+    def own(self, value: Any) -> Any:
+        """
+        Return a dictionary as it comes back from a checkpoint, which shares nothing that could be changed with the one given.
+
+        :raises UnsupportedStateError: for another mapping, or a key or a value of another type.
+        """
+        if type(value) is dict and None not in value:
+            try:
+                return dict(zip(map(own_of(self.key), value), map(own_of(self.value), value.values()), strict=True))
+            except UnsupportedStateError:
+                pass  # what follows says more of the value
+        return super().own(value)
+
+    def freezing(self) -> Freezing:
+        """Return how dictionaries are kept: as dictionaries that the state alone has."""
+        return Freezing(self.own, dict if is_immutable(self.value) else self.copy, self.from_arrow, self.to_arrow)
+
+    def config(self) -> dict[str, Any]:
+        """Return what keys and values are."""
+        return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
+
+    def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
+        key = kept_distinct(resolve_part(self.key, decode_snapshot(config["key"])), "keys of a dict")
+        value = resolve_part(self.value, decode_snapshot(config["value"]))
+        return whole(
+            [("key of the dict", key), ("value of the dict", value)],
+            lambda: DictSerializer(serializer_from_now_on(key, self.key), serializer_from_now_on(value, self.value)),
+            lambda array: _converted(array, key, value),
+        )
+
+    @property
+    def _identity(self) -> Any:
+        return (self.key, self.value)
+
+
+def _converted(array: Any, key: Compatibility, value: Compatibility) -> Any:
+    keys, values = entries_of_array(array)
+    offsets, nulls = offsets_of_array(array), nulls_of_array(array)
+    return map_array(offsets, migrated(key, keys), migrated(value, values), nulls)

@@ -1,0 +1,1 @@
+"""File merging: many pieces of state in few files."""

@@ -1,0 +1,602 @@
+"""
+The contract of a store of completed checkpoints, as a suite for rows in any database.
+
+Subclass :class:`CompletedCheckpointStoreContract` and give the fixtures ``clock``, ``gateway`` (a coordinator over the same
+database) and ``rows`` (the handles of :data:`JOB` and :data:`OPERATOR`). The bytes are files of the test's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
+from airflow_provider_statecheck.checkpoint.aligned.completed_store import DefaultCompletedCheckpointStore, handle_name
+from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import METADATA_FILE, checkpoint_uri, shared_uri
+from airflow_provider_statecheck.checkpoint.properties import (
+    CheckpointProperties,
+    CheckpointRetentionPolicy,
+    CheckpointType,
+    JobStatus,
+)
+from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, HandleRows, LeasedStateHandleStore
+from airflow_provider_statecheck.checkpoint.state_handles import StatePointer
+from airflow_provider_statecheck.checkpoint.states.handles import (
+    FileStateHandle,
+    IncrementalKeyedStateHandle,
+    MasterState,
+    OperatorState,
+    OperatorSubtaskState,
+    StreamStateHandle,
+)
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    CommitStateUnknownError,
+    CoordinatorError,
+    CorruptStateError,
+    HandleExistsError,
+    StaleAttemptError,
+    StorageError,
+)
+from airflow_provider_statecheck.storage.completed_checkpoints import StoredCompletedCheckpoints, StoredStates
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, encode_metadata
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
+from airflow_provider_statecheck.testing.messages import make_registration
+from tests.contracts.handle_faults import FaultyHandleRows, FaultyStates
+
+JOB = job_id_of("sales")
+OPERATOR = operator_id_of("aggregate")
+NEVER = CheckpointProperties.for_checkpoint(CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION)
+SAVEPOINT = CheckpointProperties.for_savepoint()
+UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
+Store = DefaultCompletedCheckpointStore
+
+
+class _AtOnce(Executor):
+    """Runs everything in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+class _Deleting:
+    """Deletes below one storage and keeps in which order."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self.deleted: list[str] = []
+
+    def discard_metadata(self, uri: str) -> None:
+        self.deleted.append(uri)
+        self._storage.delete_file(uri)
+
+    def discard_state(self, handle: StreamStateHandle) -> None:
+        assert isinstance(handle, FileStateHandle)
+        self.deleted.append(handle.uri)
+        self._storage.delete_file(handle.uri)
+
+    def discard_location(self, uri: str) -> None:
+        self._storage.delete_directory(uri)
+
+
+class _Crash(BaseException):
+    """The end of the process, as far as the code that runs can tell."""
+
+
+class _CrashPlan(FaultPlan):
+    """Ends the process at a point, before or after its effect."""
+
+    def carry_out(self, name: str, call: Callable[[], Any], error: type[BaseException]) -> Any:
+        """Make a call, or end."""
+        return super().carry_out(name, call, _Crash)  # type: ignore[arg-type]
+
+
+class CompletedCheckpointStoreContract:
+    """What holds for every store of completed checkpoints."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that coordinator and rows use."""
+        return ManualClock()
+
+    @pytest.fixture(autouse=True)
+    def _parts(
+        self, gateway: CheckpointCoordinatorGateway, rows: HandleRows, clock: ManualClock, tmp_path: Path
+    ) -> None:
+        self.coordinator, self.handle_rows, self.now = gateway, rows, clock
+        self.bytes = CheckpointStorage.open(str(tmp_path / "bytes"))
+        self.attempt = gateway.register(make_registration()).attempt
+        self.deleting = _Deleting(self.bytes)
+        self.registry = SharedStateRegistry(self.deleting)
+        self.cleaner = CheckpointsCleaner(self.deleting, _AtOnce())
+
+    def handles(self, plan: FaultPlan | None = None) -> LeasedStateHandleStore[CompletedCheckpoint]:
+        """Return another store of handles, whose calls a plan may count."""
+        plan = plan or FaultPlan()
+        states = StoredCompletedCheckpoints(self.bytes, FaultyStates(StoredStates(self.bytes, self.attempt), plan))
+        return LeasedStateHandleStore(FaultyHandleRows(self.handle_rows, plan), states, self.attempt, holder="leader")
+
+    def opened(self, plan: FaultPlan | None = None, num_retained: int = 1, *, skip_corrupt: bool = False) -> Store:
+        """Return another store of the present attempt that has recovered."""
+        self.registry = SharedStateRegistry(self.deleting)
+        plan = plan or FaultPlan()
+        store = Store(self.handles(plan), self.registry, num_retained, skip_corrupt=skip_corrupt)
+        point, plan.point = plan.point, None
+        store.recover()
+        plan.point, plan.calls = point, []
+        return store
+
+    def written(self, checkpoint_id: int, shared: tuple[str, ...] = ("common",), **changes: Any) -> CompletedCheckpoint:
+        """Write the files of a checkpoint and return it."""
+        location = checkpoint_uri(self.bytes.base_uri, JOB, checkpoint_id)
+        handle = IncrementalKeyedStateHandle(
+            backend_id="backend",
+            key_group_range=KeyGroupRange(0, 3),
+            checkpoint_id=checkpoint_id,
+            shared=tuple((name, self._file(self.shared(name))) for name in shared),
+            private=(("own", self._file(f"{location}/own")),),
+        )
+        state = OperatorState(
+            operator_id=OPERATOR,
+            uid="aggregate",
+            parallelism=1,
+            max_parallelism=4,
+            subtask_states={0: OperatorSubtaskState(managed_keyed=(handle,))},
+        )
+        return self._completed(checkpoint_id, location, state, changes)
+
+    def _file(self, uri: str) -> FileStateHandle:
+        data = uri.encode()
+        self.bytes.write_bytes(uri, data, overwrite=True)
+        return FileStateHandle(uri, len(data), hashlib.sha256(data).hexdigest())
+
+    def _completed(
+        self, checkpoint_id: int, location: str, state: OperatorState, changes: dict[str, Any]
+    ) -> CompletedCheckpoint:
+        properties = changes.get("properties", NEVER)
+        masters = (MasterState(name="hook", version=1, data=b"\x00"),)
+        uri = f"{location}/{METADATA_FILE}"
+        document = CheckpointDocument(
+            job_id=JOB,
+            job_name="sales",
+            operator_id=OPERATOR,
+            uid="aggregate",
+            checkpoint_id=checkpoint_id,
+            epoch=1,
+            generation=1,
+            snapshots=(),
+            state=InlineStateHandle(value={}),
+            created_at="",
+            properties=properties,
+            operator_states=(state,),
+            master_states=masters,
+        )
+        data = encode_metadata(document, uri=uri)
+        self.bytes.write_bytes(uri, data, overwrite=True)
+        values: dict[str, Any] = {
+            "job_id": JOB,
+            "checkpoint_id": checkpoint_id,
+            "triggered_at": self.now.now(),
+            "completed_at": self.now.now(),
+            "operator_states": {OPERATOR: state},
+            "master_states": masters,
+            "properties": properties,
+            "external_pointer": location,
+            "metadata_uri": uri,
+            "metadata_size": len(data),
+            "metadata_sha256": hashlib.sha256(data).hexdigest(),
+            "checkpointed_size": 5,
+        }
+        return CompletedCheckpoint(**values | changes)
+
+    def add(self, store: Store, *checkpoints: CompletedCheckpoint) -> CompletedCheckpoint | None:
+        """Add checkpoints and return what the last of them subsumed."""
+        dropped = None
+        for checkpoint in checkpoints:
+            self.registry.register_all(checkpoint.operator_states.values(), checkpoint.checkpoint_id)
+            dropped = store.add_checkpoint_and_subsume_oldest(checkpoint, self.cleaner)
+        return dropped
+
+    def filled(self, *checkpoint_ids: int, num_retained: int = 9) -> Store:
+        """Return a store that holds new checkpoints."""
+        store = self.opened(num_retained=num_retained)
+        self.add(store, *(self.written(i) for i in checkpoint_ids))
+        return store
+
+    def ids(self, store: Store) -> list[int]:
+        return [c.checkpoint_id for c in store.get_all_checkpoints()]
+
+    def names(self) -> list[str]:
+        return [row.name for row in self.handle_rows.read()]
+
+    def is_whole(self, checkpoint: CompletedCheckpoint) -> bool:
+        """Tell whether every file of a checkpoint is there."""
+        (handle,) = checkpoint.operator_states[OPERATOR].subtask_states[0].managed_keyed
+        assert isinstance(handle, IncrementalKeyedStateHandle)
+        streams = [stream for _, stream in (*handle.shared, *handle.private)]
+        uris = [checkpoint.metadata_uri, *(s.uri for s in streams if isinstance(s, FileStateHandle))]
+        return all(self.bytes.exists(uri) for uri in uris)
+
+    def shared_exists(self, name: str = "common") -> bool:
+        return self.bytes.exists(self.shared(name))
+
+    def shared(self, name: str) -> str:
+        return f"{shared_uri(self.bytes.base_uri, JOB, OPERATOR)}/{name}/file"
+
+    def fence(self) -> None:
+        self.coordinator.register(make_registration())
+
+    # --- life
+
+    def test_a_store_is_used_between_recover_and_shutdown_only(self) -> None:
+        store = Store(self.handles(), self.registry)
+        with pytest.raises(CoordinatorError, match="recover"):
+            self.add(store, self.written(1))
+        with pytest.raises(CoordinatorError, match="recover"):
+            store.get_latest_checkpoint()
+        with pytest.raises(CoordinatorError, match="recover"):
+            store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert self.names() == []
+
+    @pytest.mark.parametrize("status", list(JobStatus))
+    def test_after_the_shutdown_nothing_is_added_whatever_the_status_was(self, status: JobStatus) -> None:
+        store = self.filled(1)
+        store.shutdown(status, self.cleaner)
+        before = self.names()
+        with pytest.raises(CoordinatorError, match="shut down"):
+            self.add(store, self.written(2))
+        with pytest.raises(CoordinatorError, match="shut down"):
+            store.recover()
+        assert (self.names(), store.get_all_checkpoints()) == (before, [])
+
+    def test_an_empty_store_has_no_latest_checkpoint(self) -> None:
+        store = self.opened()
+        assert (store.get_latest_checkpoint(), store.get_latest_checkpoint_id()) == (None, 0)
+        assert (store.get_all_checkpoints(), store.get_number_of_retained()) == ([], 0)
+
+    def test_the_latest_is_the_one_with_the_largest_id(self) -> None:
+        store = self.filled(9, 10)
+        latest = store.get_latest_checkpoint()
+        assert latest is not None
+        assert (latest.checkpoint_id, store.get_latest_checkpoint_id(), store.get_number_of_retained()) == (10, 10, 2)
+
+    def test_what_is_given_out_is_a_copy(self) -> None:
+        store = self.filled(1)
+        store.get_all_checkpoints().clear()
+        assert self.ids(store) == [1]
+
+    @pytest.mark.parametrize("number", [0, -1])
+    def test_a_number_to_retain_below_one_is_taken_for_two(self, number: int, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            store = Store(self.handles(), self.registry, number)
+        assert store.get_max_number_of_retained() == 2
+        assert "at least 1" in caplog.text
+        assert Store(self.handles(), self.registry).get_max_number_of_retained() == 2
+
+    def test_checkpoints_need_metadata_on_storage(self) -> None:
+        assert self.opened().requires_externalized_checkpoints()
+
+    # --- add
+
+    def test_names_are_in_the_order_of_ids(self) -> None:
+        self.filled(9, 10, 100)
+        assert self.names() == [handle_name(9), handle_name(10), handle_name(100)] == sorted(self.names())
+
+    def test_a_checkpoint_comes_back_whole(self) -> None:
+        checkpoint = self.written(7, properties=SAVEPOINT, restored_properties=UNCLAIMED)
+        self.add(self.opened(), checkpoint)
+        (found,) = self.opened().get_all_checkpoints()
+        for name in CompletedCheckpoint.__slots__:
+            assert getattr(found, name) == getattr(checkpoint, name)
+
+    @pytest.mark.parametrize("point", [1, 2])
+    def test_where_adding_fails_older_ones_stay_and_nothing_is_deleted(self, point: int) -> None:
+        first, second = self.written(1), self.written(2)
+        self.add(self.opened(), first)
+        store = self.opened(FaultPlan(point=point, times=2 if point == 2 else 1))
+        with pytest.raises((StorageError, CommitStateUnknownError)):
+            self.add(store, second)
+        assert (self.ids(store), self.deleting.deleted) == ([1], [])
+        assert self.is_whole(first)
+
+    def test_a_fenced_store_adds_and_drops_nothing(self) -> None:
+        store = self.filled(1, num_retained=1)
+        self.fence()
+        with pytest.raises(StaleAttemptError):
+            self.add(store, self.written(2))
+        assert (self.ids(store), self.names(), self.deleting.deleted) == ([1], [handle_name(1)], [])
+
+    def test_adding_a_checkpoint_that_is_there_already_changes_nothing(self) -> None:
+        checkpoint = self.written(1)
+        self.add(self.opened(), checkpoint)
+        store = self.opened()
+        self.add(store, checkpoint, checkpoint)
+        assert (self.ids(store), self.names()) == ([1], [handle_name(1)])
+
+    def test_another_checkpoint_under_the_same_id_is_refused(self) -> None:
+        store = self.filled(1)
+        with pytest.raises(HandleExistsError):
+            self.add(store, replace(store.get_all_checkpoints()[0], metadata_sha256="f" * 64))
+        assert self.ids(store) == [1]
+
+    # --- subsume
+
+    def test_a_new_checkpoint_subsumes_the_oldest(self) -> None:
+        store = self.filled(1, 2, 3, num_retained=3)
+        dropped = self.add(store, self.written(4))
+        assert dropped is not None
+        assert dropped.checkpoint_id == 1
+        assert (self.ids(store), self.names()) == ([2, 3, 4], [handle_name(i) for i in (2, 3, 4)])
+
+    def test_of_several_that_are_subsumed_the_newest_is_returned(self) -> None:
+        self.filled(1, 2, 3)
+        store = self.opened(num_retained=1)
+        dropped = self.add(store, self.written(4))
+        assert dropped is not None
+        assert (dropped.checkpoint_id, self.ids(store)) == (3, [4])
+
+    def test_the_newest_checkpoint_of_our_own_is_not_subsumed_by_savepoints(self) -> None:
+        store = self.opened(num_retained=1)
+        self.add(store, self.written(1), self.written(2), *(self.written(i, properties=SAVEPOINT) for i in (3, 4, 5)))
+        assert self.ids(store) == [2, 5]
+
+    def test_a_savepoint_with_which_the_job_stops_subsumes_everything(self) -> None:
+        stop = CheckpointProperties.for_sync_savepoint(terminate=True)
+        store = self.opened(num_retained=1)
+        self.add(store, self.written(1), self.written(2, properties=SAVEPOINT), self.written(3, properties=stop))
+        assert stop.snapshot_type is CheckpointType.SAVEPOINT_TERMINATE
+        assert self.ids(store) == [3]
+
+    def test_the_bytes_of_a_subsumed_checkpoint_go_and_shared_ones_that_are_used_stay(self) -> None:
+        first, second = self.written(1, ("old", "common")), self.written(2)
+        store = self.opened()
+        self.add(store, first, second)
+        assert not self.bytes.exists(first.metadata_uri)
+        assert not self.bytes.is_directory(first.external_pointer)
+        assert (self.shared_exists("old"), self.shared_exists("common"), self.is_whole(second)) == (False, True, True)
+
+    def test_what_is_to_stay_when_subsumed_keeps_its_bytes(self) -> None:
+        store = self.opened()
+        unclaimed = self.written(1, properties=UNCLAIMED)
+        self.add(store, unclaimed, self.written(2))
+        assert (self.ids(store), self.is_whole(unclaimed)) == ([2], True)
+
+    def test_the_row_goes_before_the_bytes(self) -> None:
+        store = self.filled(1, num_retained=1)
+        rows: list[list[str]] = []
+        self.deleting.discard_metadata = lambda uri: rows.append(self.names())  # type: ignore[method-assign]
+        self.add(store, self.written(2))
+        assert rows == [[handle_name(2)]]
+
+    @pytest.mark.parametrize("point", [3, 4, 5])
+    def test_an_error_in_subsuming_is_logged_and_tried_again_with_the_next(
+        self, point: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.filled(1)
+        store = self.opened(FaultPlan(point=point, times=1 if point == 4 else 2))
+        assert self.add(store, self.written(2)) is None
+        assert "could not be dropped" in caplog.text
+        assert self.ids(store) == [1, 2]
+        self.add(store, self.written(3))
+        assert (self.ids(store), self.names()) == ([3], [handle_name(3)])
+
+    def test_an_error_in_cleaning_is_logged_and_not_raised(self, caplog: pytest.LogCaptureFixture) -> None:
+        store = self.filled(1, num_retained=1)
+        self.cleaner.close()
+        assert self.add(store, self.written(2)) is not None
+        assert "could not be cleaned" in caplog.text
+        assert self.ids(store) == [2]
+
+    def test_a_checkpoint_that_another_store_uses_is_dropped_when_that_lets_go(self) -> None:
+        first = self.written(1)
+        store = self.opened()
+        self.add(store, first)
+        reader = LeasedStateHandleStore(self.handle_rows, StoredStates(self.bytes, self.attempt), self.attempt)
+        reader.get_and_lock(handle_name(1))
+        assert self.add(store, self.written(2)) is None
+        assert (self.ids(store), self.is_whole(first)) == ([1, 2], True)
+        reader.release_all()
+        self.add(store, self.written(3))
+        assert (self.ids(store), self.bytes.exists(first.metadata_uri)) == ([3], False)
+
+    # --- recover
+
+    def test_checkpoints_are_recovered_oldest_first(self) -> None:
+        self.filled(10, 9, 100)
+        assert self.ids(self.opened()) == [9, 10, 100]
+
+    def test_recovering_registers_the_files_that_checkpoints_share(self) -> None:
+        self.filled(1, 2)
+        self.opened()
+        (entry,) = self.registry.entries.values()
+        assert (entry.created_by, entry.last_used, entry.is_confirmed) == (1, 2, True)
+        assert self.registry.highest_not_claimed_id == 0
+
+    def test_recovering_what_was_restored_without_a_claim_protects_its_files(self) -> None:
+        self.add(self.opened(), self.written(3, properties=UNCLAIMED))
+        self.opened()
+        assert self.registry.highest_not_claimed_id == 3
+
+    def corrupt_row(self, checkpoint: CompletedCheckpoint) -> None:
+        with self.handle_rows.transaction() as tx:
+            tx.save(HandleRow(name=handle_name(checkpoint.checkpoint_id), handle=b"\x80"))
+
+    def corrupt_facts(self, checkpoint: CompletedCheckpoint) -> None:
+        row = self.handle_rows.find(handle_name(checkpoint.checkpoint_id))
+        assert row is not None
+        self.bytes.write_bytes(StatePointer.decode(row.handle).uri, b"{}", overwrite=True)
+
+    def corrupt_metadata(self, checkpoint: CompletedCheckpoint) -> None:
+        self.bytes.write_bytes(checkpoint.metadata_uri, b"none", overwrite=True)
+
+    def lose_metadata(self, checkpoint: CompletedCheckpoint) -> None:
+        self.bytes.delete_file(checkpoint.metadata_uri)
+
+    @pytest.mark.parametrize("damage", ["corrupt_row", "corrupt_facts", "corrupt_metadata", "lose_metadata"])
+    def test_one_checkpoint_that_cannot_be_read_fails_the_recovery(self, damage: str) -> None:
+        store = self.filled(1, 2)
+        getattr(self, damage)(store.get_all_checkpoints()[1])
+        with pytest.raises((CorruptStateError, CheckpointNotFoundError), match="skip_corrupt"):
+            self.opened()
+        assert (self.names(), self.deleting.deleted) == ([handle_name(1), handle_name(2)], [])
+
+    @pytest.mark.parametrize("damage", ["corrupt_row", "corrupt_facts", "corrupt_metadata", "lose_metadata"])
+    def test_what_cannot_be_read_is_left_out_where_that_was_asked_for(
+        self, damage: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store = self.filled(1, 2)
+        getattr(self, damage)(store.get_all_checkpoints()[1])
+        assert self.ids(self.opened(skip_corrupt=True)) == [1]
+        assert handle_name(2) in caplog.text
+        assert self.names() == [handle_name(1), handle_name(2)]
+
+    def test_a_storage_that_does_not_answer_fails_the_recovery_whatever_was_asked_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.filled(1)
+
+        def fail(*_: object, **__: object) -> bytes:
+            raise StorageError("no answer")
+
+        monkeypatch.setattr(self.bytes, "read_verified", fail)
+        with pytest.raises(StorageError, match="no answer"):
+            self.opened(skip_corrupt=True)
+
+    def test_a_checkpoint_under_the_name_of_another_fails_the_recovery(self) -> None:
+        self.handles().add_and_lock(handle_name(2), self.written(1))
+        with pytest.raises(CorruptStateError, match="under that name"):
+            self.opened()
+
+    def test_recovering_finishes_a_removal_that_began(self) -> None:
+        self.filled(1, 2)
+        with pytest.raises(StorageError):
+            self.handles(FaultPlan(point=2)).release_and_try_remove(handle_name(1))
+        assert (self.ids(self.opened()), self.names()) == ([2], [handle_name(2)])
+
+    def test_recovering_again_sees_what_another_store_added_and_dropped(self) -> None:
+        one = self.filled(1, num_retained=1)
+        other = self.opened(num_retained=1)
+        self.add(one, self.written(2))
+        assert self.ids(other) == [1]
+        other.recover()
+        assert self.ids(other) == [2]
+
+    # --- shutdown
+
+    @pytest.mark.parametrize("status", [s for s in JobStatus if s.is_globally_terminal])
+    @pytest.mark.parametrize("policy", list(CheckpointRetentionPolicy))
+    def test_where_the_job_is_over_each_checkpoint_goes_or_stays_as_its_properties_say(
+        self, status: JobStatus, policy: CheckpointRetentionPolicy
+    ) -> None:
+        properties = CheckpointProperties.for_checkpoint(policy)
+        checkpoints = [self.written(i, properties=properties) for i in (1, 2)]
+        store = self.opened(num_retained=2)
+        self.add(store, *checkpoints)
+        store.shutdown(status, self.cleaner)
+        stays = not properties.discard_on(status)
+        assert [self.is_whole(c) for c in checkpoints] == [stays, stays]
+        assert (self.shared_exists(), self.names(), store.get_all_checkpoints()) == (stays, [], [])
+
+    def test_where_the_job_is_over_the_oldest_goes_first(self) -> None:
+        store = self.filled(1, 2, 3)
+        store.shutdown(JobStatus.FINISHED, self.cleaner)
+        metadata = [uri for uri in self.deleting.deleted if uri.endswith(METADATA_FILE)]
+        assert metadata == [f"{checkpoint_uri(self.bytes.base_uri, JOB, i)}/{METADATA_FILE}" for i in (1, 2, 3)]
+
+    def test_what_stays_after_the_end_is_named_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        store = self.opened()
+        checkpoint = self.written(1, properties=SAVEPOINT)
+        self.add(store, checkpoint)
+        with caplog.at_level(logging.INFO):
+            store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert checkpoint.external_pointer in caplog.text
+
+    def test_files_shared_with_what_stays_stay_too(self) -> None:
+        keeping, going = self.written(1, ("common",), properties=SAVEPOINT), self.written(2, ("common", "new"))
+        store = self.opened(num_retained=2)
+        self.add(store, keeping, going)
+        store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert (self.is_whole(keeping), self.bytes.exists(going.metadata_uri)) == (True, False)
+
+    def test_where_the_job_goes_on_everything_stays_for_the_next_store(self) -> None:
+        store = self.filled(1, 2)
+        store.shutdown(JobStatus.SUSPENDED, self.cleaner)
+        assert (store.get_all_checkpoints(), self.deleting.deleted) == ([], [])
+        found = self.opened()
+        assert [self.is_whole(c) for c in found.get_all_checkpoints()] == [True, True]
+
+    def test_where_the_job_goes_on_no_lock_is_left(self) -> None:
+        self.filled(1).shutdown(JobStatus.SUSPENDED, self.cleaner)
+        other = LeasedStateHandleStore(self.handle_rows, StoredStates(self.bytes, self.attempt), self.attempt)
+        assert other.release_and_try_remove(handle_name(1))
+
+    @pytest.mark.parametrize("status", [JobStatus.FINISHED, JobStatus.SUSPENDED])
+    def test_a_shutdown_may_be_repeated(self, status: JobStatus) -> None:
+        store = self.filled(1)
+        store.shutdown(status, self.cleaner)
+        before = (self.names(), list(self.deleting.deleted))
+        store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert (self.names(), self.deleting.deleted) == before
+
+    def test_a_shutdown_that_failed_goes_on_when_it_is_repeated(self) -> None:
+        keeping = self.written(1, properties=SAVEPOINT)
+        self.add(self.opened(num_retained=3), keeping, self.written(2), self.written(3))
+        plan = FaultPlan(point=5)
+        store = self.opened(plan, num_retained=3)
+        with pytest.raises(StorageError):
+            store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert self.names() == [handle_name(2)]
+        store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert (self.names(), store.get_all_checkpoints(), self.is_whole(keeping)) == ([], [], True)
+
+    def test_a_fenced_store_forgets_nothing(self) -> None:
+        store = self.filled(1)
+        (checkpoint,) = store.get_all_checkpoints()
+        self.fence()
+        with pytest.raises(StaleAttemptError):
+            store.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert (self.names(), self.is_whole(checkpoint)) == ([handle_name(1)], True)
+
+    # --- crashes
+
+    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    @pytest.mark.parametrize("point", range(1, 6))
+    def test_a_crash_while_adding_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
+        self.filled(1)
+        second = self.written(2)
+        store = self.opened(_CrashPlan(point=point, mode=mode))
+        with pytest.raises(_Crash):
+            self.add(store, second)
+        found = self.opened()
+        assert found.get_number_of_retained() >= 1
+        assert all(self.is_whole(checkpoint) for checkpoint in found.get_all_checkpoints())
+        self.add(found, second)
+        assert (self.ids(found), self.names(), self.is_whole(second)) == ([2], [handle_name(2)], True)
+
+    @pytest.mark.parametrize("mode", [FaultMode.ERROR, FaultMode.REPLY_LOST])
+    @pytest.mark.parametrize("point", range(1, 8))
+    def test_a_crash_in_the_shutdown_leaves_no_handle_without_its_bytes(self, point: int, mode: FaultMode) -> None:
+        self.filled(1, 2)
+        store = self.opened(_CrashPlan(point=point, mode=mode), num_retained=2)
+        with pytest.raises(_Crash):
+            store.shutdown(JobStatus.FINISHED, self.cleaner)
+        found = self.opened(num_retained=2)
+        assert all(self.is_whole(checkpoint) for checkpoint in found.get_all_checkpoints())
+        found.shutdown(JobStatus.FINISHED, self.cleaner)
+        assert (self.names(), found.get_all_checkpoints()) == ([], [])

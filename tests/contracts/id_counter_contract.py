@@ -1,0 +1,142 @@
+"""
+The contract of a counter of checkpoint ids, as a suite for counts in any database.
+
+Subclass :class:`CheckpointIDCounterContract` and give the fixtures ``jobs`` (the rows of jobs) and ``new_counter`` (makes a
+counter of a job over the same rows, not started).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError, InvalidConfigurationError
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+
+JOB = job_id_of("sales")
+THREADS = 4
+DRAWS = 10
+
+
+class CheckpointIDCounterContract:
+    """What holds for every counter of checkpoint ids."""
+
+    @pytest.fixture(autouse=True)
+    def _counters(self, jobs: JobStore, new_counter: Callable[[JobId], JobIDCounter]) -> None:
+        self.store, self.make = jobs, new_counter
+        self.coordinator = AttemptCoordinator(jobs)
+        self.attempt = self.coordinator.register(make_registration()).attempt
+
+    def started(self) -> JobIDCounter:
+        """Return another counter of the job, in use."""
+        counter = self.make(JOB)
+        counter.start()
+        return counter
+
+    def test_the_first_id_is_one_and_each_is_one_more(self) -> None:
+        counter = self.started()
+        assert [counter.get_and_increment() for _ in range(3)] == [1, 2, 3]
+
+    def test_get_tells_the_next_id_and_draws_none(self) -> None:
+        counter = self.started()
+        assert (counter.get(), counter.get(), counter.get_and_increment(), counter.get()) == (1, 1, 1, 2)
+
+    def test_starting_twice_is_starting_once(self) -> None:
+        counter = self.started()
+        counter.get_and_increment()
+        counter.start()
+        assert counter.get() == 2
+
+    def test_a_counter_of_a_job_that_never_was_does_not_start(self) -> None:
+        counter = self.make(job_id_of("another"))
+        with pytest.raises(CheckpointNotFoundError):
+            counter.start()
+        with pytest.raises(CoordinatorError):
+            counter.get()
+
+    def test_a_counter_is_used_between_start_and_shutdown_only(self) -> None:
+        counter = self.make(JOB)
+        calls = (counter.get_and_increment, counter.get, lambda: counter.set_count(5))
+        for call in calls:
+            with pytest.raises(CoordinatorError, match="start"):
+                call()
+        counter.start()
+        counter.shutdown(JobStatus.SUSPENDED)
+        counter.shutdown(JobStatus.SUSPENDED)
+        for call in (*calls, counter.start):
+            with pytest.raises(CoordinatorError, match="shut down"):
+                call()
+        assert self.started().get() == 1
+
+    @pytest.mark.parametrize("status", list(JobStatus))
+    def test_the_count_outlives_every_end_of_the_job(self, status: JobStatus) -> None:
+        counter = self.started()
+        counter.get_and_increment()
+        counter.shutdown(status)
+        assert self.started().get_and_increment() == 2
+
+    def test_the_count_is_raised_at_any_time(self) -> None:
+        counter = self.started()
+        counter.set_count(5)
+        assert counter.get_and_increment() == 5
+        counter.set_count(9)
+        counter.set_count(9)
+        assert counter.get_and_increment() == 9
+
+    def test_a_lower_count_before_the_first_id_gives_no_id_twice(self) -> None:
+        self.started().get_and_increment()
+        counter = self.started()
+        counter.set_count(1)
+        assert counter.get_and_increment() == 2
+
+    def test_a_lower_count_after_the_first_id_is_refused(self) -> None:
+        counter = self.started()
+        counter.get_and_increment()
+        with pytest.raises(CoordinatorError, match="before the first trigger"):
+            counter.set_count(1)
+        assert counter.get() == 2
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_a_count_below_one_is_refused(self, count: int) -> None:
+        with pytest.raises(InvalidConfigurationError):
+            self.started().set_count(count)
+
+    def test_a_count_and_the_checkpoints_of_a_job_are_one(self) -> None:
+        counter = self.started()
+        counter.get_and_increment()
+        checkpoint = complete_checkpoint(self.coordinator, self.attempt).checkpoint
+        assert checkpoint is not None
+        assert checkpoint.checkpoint_id == 2
+        assert counter.get_and_increment() == 3
+
+    def test_an_id_drawn_in_a_transition_that_fails_is_drawn_again(self) -> None:
+        counter = self.started()
+        drawn = []
+
+        def fail() -> None:
+            with self.store.transaction(JOB) as tx:
+                drawn.append(counter.draw(tx))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert (drawn, counter.get_and_increment()) == ([1], 1)
+
+    def test_many_threads_draw_every_id_once(self) -> None:
+        counters = [self.started() for _ in range(THREADS)]
+
+        def draw(counter: JobIDCounter) -> list[int]:
+            return [counter.get_and_increment() for _ in range(DRAWS)]
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            drawn = list(threads.map(draw, counters))
+        assert all(ids == sorted(ids) for ids in drawn)
+        assert sorted(chain.from_iterable(drawn)) == list(range(1, THREADS * DRAWS + 1))

@@ -1,0 +1,66 @@
+"""Runs of a job with a name of its own, as suites of its contract let them work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, FinishAttempt
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+
+JOB = job_id_of("sales")
+OPERATOR = operator_id_of("aggregate")
+AGAIN = "9/9"
+"""The mark of a task that was cleared."""
+
+
+def day(number: int, **changes: Any) -> AttemptOwner:
+    """Return the owner of an attempt in the run of a day."""
+    date = f"2026-01-{number:02d}"
+    return make_owner(**{"run_key": f"{date}T00:00:00+00:00", "run_id": f"scheduled__{date}"} | changes)
+
+
+def rows_of(view: JobView) -> tuple[object, ...]:
+    """Return what a call must leave as it is that changes nothing."""
+    return view.operators, view.attempts, view.checkpoints
+
+
+class RunsOfAJob:
+    """Lets runs work, as a part of a suite."""
+
+    def begin(self, gateway: CheckpointCoordinatorGateway, owner: AttemptOwner, **settings: Any) -> AttemptGrant:
+        """Register an attempt."""
+        return gateway.register(make_registration(owner=owner, **settings))
+
+    def work(
+        self,
+        gateway: CheckpointCoordinatorGateway,
+        owner: AttemptOwner,
+        checkpoints: int = 1,
+        status: AttemptStatus = AttemptStatus.FINISHED,
+        **settings: Any,
+    ) -> AttemptGrant:
+        """Register an attempt, complete checkpoints and end it."""
+        grant = self.begin(gateway, owner, **settings)
+        for _ in range(checkpoints):
+            complete_checkpoint(gateway, grant.attempt)
+        gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
+        return grant
+
+    def week(self, gateway: CheckpointCoordinatorGateway, *days: int, **settings: Any) -> None:
+        """Let the runs of some days take two checkpoints each."""
+        for number in days:
+            self.work(gateway, day(number), 2, **settings)
+
+    @staticmethod
+    def candidates(grant: AttemptGrant) -> list[int]:
+        """Return what an attempt may restore, the best first."""
+        return [c.checkpoint_id for c in grant.candidates]
+
+    @staticmethod
+    def ids(gateway: CheckpointCoordinatorGateway, status: CheckpointStatus = CheckpointStatus.COMPLETED) -> list[int]:
+        """Return the checkpoints of a status."""
+        return [c.checkpoint_id for c in gateway.describe(JOB).checkpoints if c.status is status]
