@@ -1,4 +1,4 @@
-"""Checkpointed batch pipelines for Apache Airflow: a failed Spark task goes on from its last completed checkpoint."""
+"""Checkpointed batch pipelines for Apache Airflow: a failed Spark task resumes from its last completed checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Settings of a stage: operator arguments, then the ``[statecheck]`` section of Airflow's configuration."""
+"""
+Settings of a stage, from operator arguments and the ``[statecheck]`` section of Airflow's configuration.
+
+An argument takes precedence over the section. In the section, an option takes precedence over its counterpart in Flink,
+a key with a dot such as ``state.checkpoints.dir``.
+"""
 
 from __future__ import annotations
 
@@ -26,84 +31,15 @@ from airflow_provider_statecheck.storage.uris import normalise_base, normalise_p
 
 log = logging.getLogger(__name__)
 
-_BACKEND = "state.backend"
-
-
-@dataclass(frozen=True, slots=True)
-class _Counterpart:
-    option: ConfigOption[Any]
-    """Flink's setting."""
-    convert: Callable[[Any], Any] = lambda value: value
-    """Makes its value one of this library's setting."""
-
-
-_COUNTERPARTS = {
-    "checkpoint_dir": _Counterpart(CheckpointConfig.checkpoint_dir),
-    "num_retained": _Counterpart(CheckpointConfig.num_retained),
-    "checkpoint_timeout_seconds": _Counterpart(CheckpointConfig.timeout, timedelta.total_seconds),
-    "tolerable_failed_checkpoints": _Counterpart(CheckpointConfig.tolerable_failed_checkpoints),
-    "checkpoint_interval": _Counterpart(CheckpointConfig.checkpoint_interval),
-    "min_pause": _Counterpart(CheckpointConfig.min_pause_between_checkpoints),
-    "externalized_checkpoint_retention": _Counterpart(CheckpointConfig.externalized_checkpoint_retention),
-    "savepoint_dir": _Counterpart(CheckpointConfig.savepoint_dir),
-    "data_inline_threshold": _Counterpart(CheckpointConfig.data_inline_threshold),
-}
-
-
-def find(name: str, section: Mapping[str, str]) -> Any:
-    """
-    Return a setting of a stage that a section has under one of Flink's names, with a warning that says its own.
-
-    :param name: The stage's own name of it.
-    :param section: What the section has under names with a dot.
-    :return: ``None`` where it has none of them.
-    :raises InvalidConfigurationError: for a value out of range, naming the key.
-    """
-    counterpart = _COUNTERPARTS.get(name)
-    key = counterpart.option.key_in(section) if counterpart else None
-    if counterpart is None or key is None:
-        return None
-    log.warning("%s is read as %s, which is its name in [statecheck].", key, name)
-    config = CheckpointConfig()
-    counterpart.option.read(config, section)
-    return counterpart.convert(getattr(config, counterpart.option.name))
-
-
-def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
-    """Return what a section says of the state backend, by Flink's keys."""
-    of_checkpoints = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
-    return {key: section[key] for key in section if _is_of_backend(key) and key not in of_checkpoints}
-
-
-def refuse_useless(section: Mapping[str, str]) -> None:
-    """
-    Refuse what a section has under names with a dot and no stage acts on.
-
-    :raises InvalidConfigurationError: naming the first of them.
-    """
-    used = {key for each in _COUNTERPARTS.values() for key in (each.option.key, *each.option.old_keys)}
-    known = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
-    for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
-        (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)
-        why = "which no stage acts on" if key in known else f"which is no setting (did you mean {nearest}?)"
-        raise InvalidConfigurationError(
-            f"Expected settings that act in the section [statecheck], found {key}, {why}; remove it.",
-            key=key,
-            value=section[key],
-        )
-
-
-def _is_of_backend(key: str) -> bool:
-    return key == _BACKEND or key.startswith(f"{_BACKEND}.")
-
-
 SECTION = "statecheck"
-_LONGEST = 366 * 24 * 3600.0  # infinity, which float() reads, is no timeout that a database can add to a time
+_BACKEND = "state.backend"
+# float() accepts infinity, but a database cannot add it to a time.
+_MAX_TIMEOUT_SECONDS = 366 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatecheckSettings:
-    """Settings whose ranges were checked."""
+    """Validated settings of a stage."""
 
     checkpoint_dir: str
     storage_conn_id: str | None
@@ -113,29 +49,29 @@ class StatecheckSettings:
     tolerable_failed_checkpoints: int
     overhead_budget: float | None
     checkpoint_interval: timedelta | str | None
-    """A duration, ``auto``, or ``None`` for no limit."""
+    """A duration, ``auto``, or ``None`` for no periodic checkpoints by time."""
     min_pause: timedelta
     externalized_checkpoint_retention: ExternalizedCheckpointCleanup
     savepoint_dir: str | None
     data_inline_threshold: int
     allowed_locations: tuple[str, ...]
-    """Where checkpoints may name files beside the directories above and the pointers that are given."""
+    """Additional locations where checkpoints may reference files."""
     on_clear: OnClear
     on_overlap: OnOverlap
     state_config: dict[str, str]
-    """What the configuration says of the state backend, by Flink's keys."""
+    """Settings of the state backend, with Flink's keys."""
 
     @classmethod
     def from_airflow(cls, **arguments: Any) -> Self:
         """
         Read the settings.
 
-        :param arguments: Values that come before the configuration's; ``None`` means not given.
-        :raises InvalidConfigurationError: for a missing, unknown or wrong one, naming it.
+        :param arguments: Operator arguments; ``None`` means not given.
+        :raises InvalidConfigurationError: if a setting is missing, unknown or out of range.
         """
         _refuse_unknown(arguments)
-        section = _under_flinks_names()
-        refuse_useless(section)
+        section = _flink_section()
+        reject_unused_keys(section)
         values = {key: _value(key, arguments.get(key), parse, section) for key, parse in _PARSERS.items()}
         _check(values)
         return cls(**values, state_config=state_backend_settings(section))
@@ -143,29 +79,98 @@ class StatecheckSettings:
 
 def configured_savepoint_dir() -> str | None:
     """
-    Return where savepoints go whose request names no place, as the configuration says.
+    Return the configured default directory for savepoints.
 
-    :raises InvalidConfigurationError: for what is no URI of a directory.
+    :raises InvalidConfigurationError: if the option is not the URI of a directory.
     """
-    found: str | None = _value("savepoint_dir", None, _PARSERS["savepoint_dir"], _under_flinks_names())
-    return found
+    directory: str | None = _value("savepoint_dir", None, _PARSERS["savepoint_dir"], _flink_section())
+    return directory
 
 
 def configured_locations() -> AllowedLocations:
     """
-    Return where checkpoints may name files: the configured directories, and what is allowed beside them.
+    Return the locations where checkpoints may reference files: the configured directories and ``allowed_locations``.
 
-    :raises InvalidConfigurationError: for what is no URI.
+    :raises InvalidConfigurationError: if an option is not a URI.
     """
-    section = _under_flinks_names()
+    section = _flink_section()
     checkpoint_dir = _configured("checkpoint_dir", section)
     base = normalise_base(checkpoint_dir) if checkpoint_dir else None
     locations = _value("allowed_locations", None, parse_locations, section)
     return AllowedLocations().around(base, configured_savepoint_dir()).below(*locations)
 
 
+def _refuse_unknown(arguments: dict[str, Any]) -> None:
+    for key in arguments:
+        if key not in _PARSERS:
+            raise InvalidConfigurationError(
+                f"Expected settings named {', '.join(_PARSERS)}, found {key!r}; correct its name.", key=key
+            )
+
+
+def _value(key: str, argument: Any, parse: Callable[[Any], Any], section: Mapping[str, str]) -> Any:
+    raw = argument if argument is not None else _configured(key, section)
+    if (raw is None or raw == "") and key in _ABSENT:
+        return _ABSENT[key]
+    if raw is None or raw == "":
+        raise InvalidConfigurationError(
+            f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
+            f"AIRFLOW__STATECHECK__{key.upper()}.",
+            key=key,
+        )
+    try:
+        return parse(raw)
+    except InvalidConfigurationError:
+        raise
+    except ValueError as error:
+        raise InvalidConfigurationError(
+            f"Expected {key} to be {_EXPECTED.get(key, 'text')}, found {raw!r}.", key=key, value=raw
+        ) from error
+
+
+def _configured(key: str, section: Mapping[str, str]) -> Any:
+    from airflow.sdk.configuration import conf
+
+    counterpart = None if _is_set(key) else _flink_value(key, section)
+    return conf.get(SECTION, key, fallback=None) if counterpart is None else counterpart
+
+
+def _is_set(key: str) -> bool:
+    from airflow.sdk.configuration import conf
+
+    # conf.get() does not distinguish a declared default from a value that a user set.
+    variable = f"AIRFLOW__{SECTION}__{key}".upper()
+    is_in_environment = any(variable + suffix in os.environ for suffix in ("", "_CMD", "_SECRET"))
+    return is_in_environment or any(ConfigParser.has_option(conf, SECTION, key + s) for s in ("", "_cmd", "_secret"))
+
+
+def _flink_section() -> dict[str, str]:
+    from airflow.sdk.configuration import conf
+
+    if not ConfigParser.has_section(conf, SECTION):
+        return {}
+    keys = (key for key in ConfigParser.options(conf, SECTION) if "." in key)
+    return {key: conf.get(SECTION, key, fallback="") or "" for key in keys}
+
+
+def _check(values: dict[str, Any]) -> None:
+    require("num_retained", values["num_retained"], lambda n: n >= 1, "at least 1")
+    require("retained_runs", values["retained_runs"], lambda n: n >= 0, "0 or more")
+    seconds = values["checkpoint_timeout_seconds"]
+    require(
+        "checkpoint_timeout_seconds",
+        seconds,
+        lambda s: 0.01 <= s <= _MAX_TIMEOUT_SECONDS,
+        "from 0.01 seconds to a year",
+    )
+    tolerable = values["tolerable_failed_checkpoints"]
+    require("tolerable_failed_checkpoints", tolerable, lambda n: n >= -1, "-1 for any number, or 0 and more")
+    budget = values["overhead_budget"]
+    require("overhead_budget", budget, lambda b: b is None or 0 < b <= 1, "above 0 and up to 1")
+
+
 def _whole_number(value: Any) -> int:
-    return int(str(value))  # by its text, for int() alone would take 2.7 as 2 and True as 1
+    return int(str(value))  # int() without str() accepts 2.7 as 2 and True as 1
 
 
 def _number(value: Any) -> float:
@@ -211,7 +216,7 @@ _ABSENT: dict[str, Any] = {
     **dict.fromkeys(("storage_conn_id", "overhead_budget", "checkpoint_interval", "savepoint_dir")),
     "allowed_locations": (),
 }
-"""What holds where an option has no value."""
+"""Values of options that are not set."""
 _EXPECTED = {
     "num_retained": "a whole number",
     "retained_runs": "a whole number",
@@ -223,65 +228,63 @@ _EXPECTED = {
 }
 
 
-def _refuse_unknown(arguments: dict[str, Any]) -> None:
-    for key in arguments:
-        if key not in _PARSERS:
-            raise InvalidConfigurationError(
-                f"Expected settings named {', '.join(_PARSERS)}, found {key!r}; correct its name.", key=key
-            )
+@dataclass(frozen=True, slots=True)
+class FlinkCounterpart:
+    """Flink's option for an option of ``[statecheck]``."""
+
+    option: ConfigOption[Any]
+    convert: Callable[[Any], Any] = lambda value: value
+    """Convert the value of Flink's option into a value of the option of ``[statecheck]``."""
 
 
-def _value(key: str, argument: Any, parse: Callable[[Any], Any], section: Mapping[str, str]) -> Any:
-    raw = argument if argument is not None else _configured(key, section)
-    if (raw is None or raw == "") and key in _ABSENT:
-        return _ABSENT[key]
-    if raw is None or raw == "":
+FLINK_COUNTERPARTS = {
+    "checkpoint_dir": FlinkCounterpart(CheckpointConfig.checkpoint_dir),
+    "num_retained": FlinkCounterpart(CheckpointConfig.num_retained),
+    "checkpoint_timeout_seconds": FlinkCounterpart(CheckpointConfig.timeout, timedelta.total_seconds),
+    "tolerable_failed_checkpoints": FlinkCounterpart(CheckpointConfig.tolerable_failed_checkpoints),
+    "checkpoint_interval": FlinkCounterpart(CheckpointConfig.checkpoint_interval),
+    "min_pause": FlinkCounterpart(CheckpointConfig.min_pause_between_checkpoints),
+    "externalized_checkpoint_retention": FlinkCounterpart(CheckpointConfig.externalized_checkpoint_retention),
+    "savepoint_dir": FlinkCounterpart(CheckpointConfig.savepoint_dir),
+    "data_inline_threshold": FlinkCounterpart(CheckpointConfig.data_inline_threshold),
+}
+
+
+def _flink_value(name: str, section: Mapping[str, str]) -> Any:
+    counterpart = FLINK_COUNTERPARTS.get(name)
+    key = counterpart.option.key_in(section) if counterpart else None
+    if counterpart is None or key is None:
+        return None
+    log.warning("Read %s from Flink's key %s; rename the key to %s.", name, key, name)
+    config = CheckpointConfig()
+    counterpart.option.read(config, section)
+    return counterpart.convert(getattr(config, counterpart.option.name))
+
+
+def state_backend_settings(section: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of the state backend in a section, with Flink's keys."""
+    checkpoint_keys = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    return {key: section[key] for key in section if _is_backend_key(key) and key not in checkpoint_keys}
+
+
+def reject_unused_keys(section: Mapping[str, str]) -> None:
+    """
+    Reject keys of Flink that have no effect on a stage.
+
+    :param section: Entries of the section whose keys contain a dot.
+    :raises InvalidConfigurationError: if there is such a key.
+    """
+    used = {key for each in FLINK_COUNTERPARTS.values() for key in (each.option.key, *each.option.old_keys)}
+    known = {key for option in CheckpointConfig.options() for key in (option.key, *option.old_keys)}
+    for key in sorted(section.keys() - used - state_backend_settings(section).keys()):
+        (nearest, *_) = difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.0)
+        why = "which has no effect on a stage" if key in known else f"an unknown key (did you mean {nearest}?)"
         raise InvalidConfigurationError(
-            f"Expected {key} as an argument or in the section [{SECTION}] of Airflow's configuration, found neither; set "
-            f"AIRFLOW__STATECHECK__{key.upper()}.",
+            f"Expected keys that have an effect in the section [{SECTION}], found {key}, {why}; remove it.",
             key=key,
+            value=section[key],
         )
-    try:
-        return parse(raw)
-    except InvalidConfigurationError:
-        raise
-    except ValueError as error:
-        raise InvalidConfigurationError(
-            f"Expected {key} to be {_EXPECTED.get(key, 'text')}, found {raw!r}.", key=key, value=raw
-        ) from error
 
 
-def _configured(key: str, section: Mapping[str, str]) -> Any:
-    from airflow.sdk.configuration import conf
-
-    found = None if _is_given(key) else find(key, section)
-    return conf.get(SECTION, key, fallback=None) if found is None else found
-
-
-def _is_given(key: str) -> bool:
-    from airflow.sdk.configuration import conf
-
-    # Airflow itself does not tell a declared default from a value that somebody set.
-    variable = f"AIRFLOW__{SECTION}__{key}".upper()
-    is_in_environment = any(variable + suffix in os.environ for suffix in ("", "_CMD", "_SECRET"))
-    return is_in_environment or any(ConfigParser.has_option(conf, SECTION, key + s) for s in ("", "_cmd", "_secret"))
-
-
-def _under_flinks_names() -> dict[str, str]:
-    from airflow.sdk.configuration import conf
-
-    if not ConfigParser.has_section(conf, SECTION):
-        return {}
-    keys = (key for key in ConfigParser.options(conf, SECTION) if "." in key)
-    return {key: conf.get(SECTION, key, fallback="") or "" for key in keys}
-
-
-def _check(values: dict[str, Any]) -> None:
-    require("num_retained", values["num_retained"], lambda n: n >= 1, "at least 1")
-    require("retained_runs", values["retained_runs"], lambda n: n >= 0, "0 or more")
-    seconds = values["checkpoint_timeout_seconds"]
-    require("checkpoint_timeout_seconds", seconds, lambda s: 0.01 <= s <= _LONGEST, "from 0.01 seconds to a year")
-    tolerable = values["tolerable_failed_checkpoints"]
-    require("tolerable_failed_checkpoints", tolerable, lambda n: n >= -1, "-1 for any number, or 0 and more")
-    budget = values["overhead_budget"]
-    require("overhead_budget", budget, lambda b: b is None or 0 < b <= 1, "above 0 and up to 1")
+def _is_backend_key(key: str) -> bool:
+    return key == _BACKEND or key.startswith(f"{_BACKEND}.")

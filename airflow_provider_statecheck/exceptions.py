@@ -1,46 +1,46 @@
 """
-Every error that this package raises on purpose, in one tree.
+Exceptions of this package.
 
 ::
 
-    StateCheckError                     base; class attributes ``retryable`` and ``code``
+    StateCheckError                     base class; class attributes ``retryable`` and ``code``
       InvalidConfigurationError         also ValueError
-        LocationNotAllowedError         a checkpoint names a file in a place that was not allowed
+        LocationNotAllowedError         a checkpoint references a file in a location that is not allowed
       EnvironmentNotReadyError          Java, pyspark, tables or a path is missing; nothing was started
       CheckpointError
         CheckpointNotFoundError         also LookupError
-          PointerNotFoundError          nothing is where the user said that a checkpoint or savepoint is
-        CheckpointDeclinedError         ``reason`` says why no checkpoint was taken
+          PointerNotFoundError          no checkpoint or savepoint at a URI given by the user
+        CheckpointDeclinedError         ``reason`` contains the reason
         CheckpointExpiredError
-        IncompatibleCheckpointError     format or operator does not fit
-        NoRestorableCheckpointError     there were checkpoints, none of them can be read
+        IncompatibleCheckpointError     format or operator does not match
+        NoRestorableCheckpointError     all completed checkpoints of the operator are unreadable
         SnapshotClaimedError            another job owns the savepoint
-        StoppedWithSavepointError       somebody asked the stage to stop; ``pointer`` says where it goes on
+        StoppedWithSavepointError       the stage stopped as requested; ``pointer`` is its savepoint
       CoordinatorError
         StaleAttemptError               a newer attempt owns the operator; the caller must stop
-        ConcurrentAttemptError          another live task, or the same one in another run, has the uid in this job
-        RunSupersededError              the job's state stands at a later run
-        OpenCommitError                 a sink has not committed everything that its stage completed
-        AccessDeniedError               the token or user may not do that
-          TokenExpiredError             a new token has to be asked for
-        CoordinatorUnavailableError     retryable
-        CommitStateUnknownError         the reply was lost; clean up nothing
-        HandleExistsError               a state handle of this name is there already
+        ConcurrentAttemptError          another running task, or this task in another run, uses the uid in this job
+        RunSupersededError              the job already has state of a later run
+        OpenCommitError                 a sink has uncommitted output of completed checkpoints
+        AccessDeniedError               the token or user has no permission
+          TokenExpiredError             the caller needs a new token
+        CoordinatorUnavailableError     retryable; nothing was changed
+        CommitStateUnknownError         retryable; the reply was lost, so nothing may be deleted
+        HandleExistsError               a state handle with this name already exists
         HandleNotFoundError             also LookupError
-        ResourceVersionError            the state handle was replaced by somebody else
+        ResourceVersionError            another writer replaced the state handle
       StorageError
         CorruptStateError               checksum or length differs
         InvalidPointerError             text that cannot be the pointer of a checkpoint
       StateError
         UnknownStateError               also LookupError
-        StateMigrationError             state of an earlier version cannot go on with the types of this one
+        StateMigrationError             the types of the stored state cannot be migrated to the current types
         DuplicateNameError              a name is used twice in one scope
-        UnsupportedStateError           a value or a DataFrame that cannot be saved faithfully
+        UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
         SnapshotCancelledError          a snapshot was cancelled while it was written
-        BackendRestoreError             the backend could not be restored from what the checkpoint names
+        BackendRestoreError             the state backend could not be restored from a checkpoint
       SourceError
-        SourceChangedError              files are no longer what was listed
-        SourceRestartRequiredError      they are not, and the stage is to begin again
+        SourceChangedError              files of a source changed after they were listed
+        SourceRestartRequiredError      files of a source changed, and the stage must restart from the beginning
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ def _rebuild(cls: type[StateCheckError], args: tuple[Any, ...], attributes: dict
 
 class StateCheckError(Exception):
     """
-    Base of all errors of this package.
+    Base class of all errors of this package.
 
-    :param message: What was expected, what was found and what to do.
-    :param attributes: Facts that a program may want; each becomes an attribute of the error.
+    :param message: The expectation, the finding and the remedy.
+    :param attributes: Details for programs; each becomes an attribute of the error.
     """
 
     retryable: ClassVar[bool] = False
+    """``True`` if the same call can succeed later."""
     code: ClassVar[str] = "statecheck"
+    """Stable identifier of the class, as sent by the API."""
 
     def __init__(self, message: str, **attributes: Any) -> None:
         super().__init__(message)
@@ -73,45 +75,45 @@ class StateCheckError(Exception):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return a fact about the error."""
+            """Return a detail of the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark and multiprocessing pickle errors; keyword arguments of __init__ would be lost by the default.
+        # Spark and multiprocessing pickle errors; the default __reduce__ drops keyword arguments of __init__.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class InvalidConfigurationError(StateCheckError, ValueError):
-    """A setting or argument is out of its range."""
+    """A setting or argument is missing, unknown or out of range."""
 
     code = "invalid_configuration"
 
 
 class LocationNotAllowedError(InvalidConfigurationError):
-    """A checkpoint or savepoint names a file in a place that was not allowed; it was not opened."""
+    """A checkpoint or savepoint references a file in a location that is not allowed; the file was not opened."""
 
     code = "location_not_allowed"
 
 
 class EnvironmentNotReadyError(StateCheckError):
-    """Something that must be there before work starts is missing or does not fit."""
+    """A prerequisite, such as Java, pyspark, a table or a path, is missing or has the wrong version."""
 
     code = "environment_not_ready"
 
 
 class CheckpointError(StateCheckError):
-    """Something about one checkpoint."""
+    """Base class of errors about one checkpoint."""
 
     code = "checkpoint"
 
 
 class CheckpointNotFoundError(CheckpointError, LookupError):
-    """No checkpoint under that id or pointer."""
+    """No checkpoint has this id or pointer."""
 
     code = "checkpoint_not_found"
 
 
 class PointerNotFoundError(CheckpointNotFoundError):
-    """Nothing is where the user said that a checkpoint or savepoint is; trying again does not help."""
+    """No checkpoint or savepoint is stored at the URI that the user gave; a retry does not help."""
 
     code = "pointer_not_found"
 
@@ -123,19 +125,19 @@ class CheckpointDeclinedError(CheckpointError):
 
 
 class CheckpointExpiredError(CheckpointError):
-    """The checkpoint was not complete within its timeout."""
+    """The checkpoint was not completed within its timeout."""
 
     code = "checkpoint_expired"
 
 
 class IncompatibleCheckpointError(CheckpointError):
-    """The checkpoint's format or operator does not fit."""
+    """The format or the operator of the checkpoint does not match."""
 
     code = "incompatible_checkpoint"
 
 
 class NoRestorableCheckpointError(CheckpointError):
-    """The operator has had completed checkpoints, but none of them can be restored."""
+    """The operator has completed checkpoints, but none of them can be restored."""
 
     code = "no_restorable_checkpoint"
 
@@ -147,55 +149,55 @@ class SnapshotClaimedError(CheckpointError):
 
 
 class StoppedWithSavepointError(CheckpointError):
-    """The stage stopped because somebody asked for a savepoint with which it stops."""
+    """The stage stopped with a savepoint, as requested."""
 
     code = "stopped_with_savepoint"
 
 
 class CoordinatorError(StateCheckError):
-    """The coordinator refused or could not be reached."""
+    """The coordinator rejected a call or could not be reached."""
 
     code = "coordinator"
 
 
 class StaleAttemptError(CoordinatorError):
-    """A newer attempt owns the operator; the caller must stop and touch nothing."""
+    """A newer attempt owns the operator; the caller must stop and change nothing."""
 
     code = "stale_attempt"
 
 
 class ConcurrentAttemptError(CoordinatorError):
-    """Another live task, or the same one in another run, uses the same uid in the same job."""
+    """Another running task, or the same task in another run, uses the uid in this job."""
 
     code = "concurrent_attempt"
 
 
 class RunSupersededError(CoordinatorError):
-    """The state of the job stands at a later run than the one that asks for it."""
+    """The job already has state of a later run."""
 
     code = "run_superseded"
 
 
 class OpenCommitError(CoordinatorError):
-    """A stage cannot finish while its sink has not committed what completed checkpoints hold."""
+    """The stage cannot finish because its sink has uncommitted output of completed checkpoints."""
 
     code = "open_commit"
 
 
 class AccessDeniedError(CoordinatorError):
-    """The caller's token or user may not do what it asked for."""
+    """The caller's token or user has no permission for the call."""
 
     code = "access_denied"
 
 
 class TokenExpiredError(AccessDeniedError):
-    """The caller's token is too old; a new one has to be asked for."""
+    """The caller's token has expired; the caller needs a new one."""
 
     code = "token_expired"
 
 
 class CoordinatorUnavailableError(CoordinatorError):
-    """The coordinator's store did not answer; nothing was changed."""
+    """The coordinator's store did not respond; nothing was changed."""
 
     retryable = True
     code = "coordinator_unavailable"
@@ -209,99 +211,99 @@ class CommitStateUnknownError(CoordinatorError):
 
 
 class HandleExistsError(CoordinatorError):
-    """A state handle of this name is there already."""
+    """A state handle with this name already exists."""
 
     code = "handle_exists"
 
 
 class HandleNotFoundError(CoordinatorError, LookupError):
-    """No state handle of this name, or one that is being removed."""
+    """No state handle has this name, or it is being removed."""
 
     code = "handle_not_found"
 
 
 class ResourceVersionError(CoordinatorError):
-    """The state handle is not of the version that was to be replaced."""
+    """Another writer replaced the state handle; its version is not the expected one."""
 
     code = "resource_version"
 
 
 class StorageError(StateCheckError):
-    """Checkpoint storage failed."""
+    """An operation on the checkpoint storage failed."""
 
     retryable = True
     code = "storage"
 
 
 class CorruptStateError(StorageError):
-    """Bytes on storage differ in length or checksum from what was recorded."""
+    """A file differs in length or checksum from its record."""
 
     retryable = False
     code = "corrupt_state"
 
 
 class InvalidPointerError(StorageError):
-    """Text that cannot be the pointer of a checkpoint."""
+    """A text cannot be the pointer of a checkpoint."""
 
     retryable = False
     code = "invalid_pointer"
 
 
 class StateError(StateCheckError):
-    """Something about the state of a stage."""
+    """Base class of errors about the state of a stage."""
 
     code = "state"
 
 
 class UnknownStateError(StateError, LookupError):
-    """No state under that name."""
+    """No state has this name."""
 
     code = "unknown_state"
 
 
 class StateMigrationError(StateError):
-    """State was written with types from which those of this version cannot be reached."""
+    """The types of the stored state cannot be migrated to the current types."""
 
     code = "state_migration"
 
 
 class DuplicateNameError(StateError):
-    """A name was used twice in one scope."""
+    """A name is used twice in one scope."""
 
     code = "duplicate_name"
 
 
 class UnsupportedStateError(StateError):
-    """A value or DataFrame that could not be restored equal to what was saved."""
+    """A value or a DataFrame cannot be restored equal to the saved one."""
 
     code = "unsupported_state"
 
 
 class BackendRestoreError(StateError):
-    """The state backend could not be restored from what the checkpoint names."""
+    """The state backend could not be restored from a checkpoint."""
 
     code = "backend_restore"
 
 
 class SnapshotCancelledError(StateError):
-    """A snapshot was cancelled while it was written; nothing of it is left."""
+    """A snapshot was cancelled while it was written; its files were removed."""
 
     code = "snapshot_cancelled"
 
 
 class SourceError(StateCheckError):
-    """Something about where a stage reads from."""
+    """Base class of errors about the source of a stage."""
 
     code = "source"
 
 
 class SourceChangedError(SourceError):
-    """Files of a source are no longer what was listed at the start."""
+    """Files of a source changed after they were listed."""
 
     code = "source_changed"
 
 
 class SourceRestartRequiredError(SourceError):
-    """Files of a source have changed, and the user wants the stage to begin again then."""
+    """Files of a source changed, and the stage is configured to restart from the beginning in this case."""
 
     code = "source_restart_required"

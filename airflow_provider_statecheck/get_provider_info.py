@@ -1,4 +1,8 @@
-"""What Airflow is told about this provider; imports nothing, for every Airflow process reads it."""
+"""
+Declaration of the provider for Airflow.
+
+Every Airflow process loads this module, so it imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-statecheck",
         "name": _INTEGRATION,
-        "description": "Checkpointed batch pipelines: a failed Spark task goes on from its last completed checkpoint.",
+        "description": "Checkpointed batch pipelines: a failed Spark task resumes from its last completed checkpoint.",
         "integrations": [
             {
                 "integration-name": _INTEGRATION,
@@ -37,7 +41,6 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_provider_statecheck.operators.pyspark",
                     "airflow_provider_statecheck.operators.spark_submit",
                     "airflow_provider_statecheck.operators.stage",
-                    "airflow_provider_statecheck.operators.spark_submit",
                 ],
             }
         ],
@@ -69,13 +72,13 @@ def get_provider_info() -> dict[str, Any]:
                     "relabeling": {"host": "API URL"},
                     "placeholders": {
                         "host": "https://airflow.example.com",
-                        "login": "a user of Airflow, only where tasks cannot prove themselves",
+                        "login": "an Airflow user, only if tasks cannot authenticate themselves",
                     },
                 },
                 "conn-fields": {
                     "timeout": {
                         "label": "Timeout (s)",
-                        "description": "How long to wait for an answer.",
+                        "description": "Maximum time to wait for a reply.",
                         "schema": {"type": ["integer", "null"], "default": 30, "minimum": 1},
                     }
                 },

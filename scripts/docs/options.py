@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
-from airflow_provider_statecheck.configuration import _COUNTERPARTS, SECTION
+from airflow_provider_statecheck.configuration import FLINK_COUNTERPARTS, SECTION
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.arrow.settings import PREFIX, ArrowStateSettings
 from scripts.docs.tables import code, table
 
-_FLINK_KEYS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in _COUNTERPARTS.items()}
+_FLINK_KEYS: dict[str, ConfigOption[Any]] = {name: each.option for name, each in FLINK_COUNTERPARTS.items()}
 _UNITS = {"MiB": 1 << 20, "KiB": 1 << 10}
 
 

@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from airflow_provider_statecheck.api.app import health_router
-from airflow_provider_statecheck.configuration import SECTION, refuse_useless, state_backend_settings
+from airflow_provider_statecheck.configuration import SECTION, reject_unused_keys, state_backend_settings
 from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
@@ -102,7 +102,7 @@ def check_option(section: str, option: str) -> None:
 
 def check_flinks_keys(settings: dict[str, str]) -> None:
     """Let pass the keys that act, those of the state backend with values that it takes."""
-    refuse_useless(settings)
+    reject_unused_keys(settings)
     backend_of_stage(None, state_backend_settings(settings))
 
 

@@ -222,7 +222,7 @@ def test_a_key_of_flink_is_read_with_a_warning_that_says_our_name(
     in_file({key: text})
 
     assert getattr(StatecheckSettings.from_airflow(), name) == value
-    assert f"{key} is read as {name}, which is its name in [statecheck]." in caplog.messages
+    assert f"Read {name} from Flink's key {key}; rename the key to {name}." in caplog.messages
 
 
 @pytest.mark.parametrize("where", ["file", "environment", "argument"])
@@ -251,9 +251,9 @@ def test_an_argument_hides_a_wrong_value_under_flinks_name(in_file: Any) -> None
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("execution.checkpointing.timeuot", "is no setting (did you mean execution.checkpointing.timeout?)"),
-        ("state.backend.incremental", "no stage acts on"),
-        ("taskmanager.numberOfTaskSlots", "is no setting"),
+        ("execution.checkpointing.timeuot", "an unknown key (did you mean execution.checkpointing.timeout?)"),
+        ("state.backend.incremental", "has no effect on a stage"),
+        ("taskmanager.numberOfTaskSlots", "an unknown key"),
     ],
 )
 def test_a_key_with_a_dot_that_no_stage_uses_is_refused_by_name(in_file: Any, key: str, message: str) -> None:
