@@ -1,8 +1,8 @@
 """
-One attempt of a stage on the driver: register, restore, take checkpoints, clean up.
+Attempt of a stage on the driver: registration, restore, checkpoints and cleanup.
 
-It knows storage and the coordinator, nothing of Spark. The order of the writes is the safety of the whole:
-bytes before rows, ``_metadata`` last of the bytes, rows before deletes.
+The module uses storage and the coordinator, not Spark. Crash safety depends on the order of writes: files before rows,
+``_metadata`` after all other files, rows before deletes.
 """
 
 from __future__ import annotations
@@ -75,103 +75,49 @@ log = logging.getLogger(__name__)
 
 UNLIMITED: Final = -1
 _CHECKPOINT: Final = CheckpointProperties()
-
-
-class FailedCheckpoints:
-    """
-    Counts checkpoints of one stage that failed one after another.
-
-    :param tolerable: How many may fail in a row; ``-1`` for any number.
-    """
-
-    def __init__(self, tolerable: int = UNLIMITED) -> None:
-        self._tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
-        self._manager = self._new_manager()
-
-    def succeeded(self) -> None:
-        """Start counting anew."""
-        self._manager = self._new_manager()
-
-    def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
-        """
-        Count a failure and say so.
-
-        :param checkpoint_id: Of the checkpoint, if it had one.
-        :raises CheckpointDeclinedError: if it is one too many; it lists the failures, and its cause is the last one.
-        """
-        self._manager.handle_checkpoint_exception(
-            CheckpointException(_counted_reason(error), error),
-            properties=_CHECKPOINT,
-            checkpoint_id=checkpoint_id,
-        )
-        which = "A checkpoint" if checkpoint_id == UNKNOWN_CHECKPOINT_ID else f"Checkpoint {checkpoint_id}"
-        log.warning("%s failed, the stage goes on without it: %s", which, error)
-
-    def _new_manager(self) -> CheckpointFailureManager:
-        return CheckpointFailureManager(self._tolerable, _FailStage())
-
-
-class _FailStage:
-    """The stage fails where it took the checkpoint."""
-
-    def fail_job(self, cause: Exception) -> None:
-        raise cause
-
-    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
-        raise cause
-
-
-def _counted_reason(error: StateCheckError) -> CheckpointFailureReason:
-    """Return a reason that counts, for the stage has lost a checkpoint whatever the reason is."""
-    reason = vars(error).get("reason")
-    if isinstance(reason, CheckpointFailureReason) and not reason.is_tolerated_silently:
-        return reason
-    return CheckpointFailureReason.IO_EXCEPTION
+INLINE_STATE_BYTES = 20 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """Everything whose bytes are on storage by now."""
+    """Content of a checkpoint whose files are already on storage."""
 
     snapshots: tuple[SnapshotHandle, ...] = ()
-    """All live ones."""
+    """All live snapshots."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The rest of the state as JSON."""
+    """State of the driver as JSON."""
     operator_states: tuple[OperatorState, ...] = ()
-    """Of the functions of a stateful stage."""
+    """State of the functions of a stateful stage."""
     has_commit: bool = False
-    """Whether a sink has to commit something once the checkpoint is completed."""
+    """Whether a sink has committables to commit once the checkpoint is completed."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """For people."""
+    """Numbers for logs and pages, such as those of snapshots and finished items."""
     new_bytes: int = 0
-    """How many bytes are new since the last checkpoint."""
+    """Bytes that were written since the last checkpoint."""
     increment_seconds: float = 0.0
-    """How long the increment took that it holds, if its id was drawn before."""
+    """Duration of the increment, if the checkpoint was triggered before it."""
     pinned: AbstractSet[str] = frozenset()
-    """URIs of snapshots that must stay although no checkpoint may name them."""
+    """URIs of snapshots that must not be deleted even if no checkpoint references them."""
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of what the checkpoint names."""
-        of_snapshots = sum(handle.size_bytes for handle in self.snapshots)
-        return of_snapshots + sum(state.state_size for state in self.operator_states)
-
-
-INLINE_STATE_BYTES = 20 * 1024
+        """Return the size of all files that the checkpoint references."""
+        snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
+        return snapshot_bytes + sum(state.state_size for state in self.operator_states)
 
 
 class StageAttempt:
     """
-    One registered try of a stage.
+    One registered attempt of a stage.
 
-    :param gateway: The way to the coordinator.
-    :param storage: Where the bytes go.
-    :param registration: Who asks, under which job and uid, with which settings.
-    :param tolerable_failed_checkpoints: How many checkpoints in a row may fail before the stage fails; ``-1`` for any
-        number.
-    :param savepoint_dir: Where savepoints go whose request names no place.
-    :param data_inline_threshold: Up to how many bytes small values are written into the metadata.
-    :param on_overlap: What to do while another run's attempt has the operator.
+    :param gateway: Gateway to the coordinator.
+    :param storage: Storage of the checkpoints.
+    :param registration: Job, uid, owner and settings of the attempt.
+    :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage; ``-1`` for
+        no limit.
+    :param savepoint_dir: Directory of savepoints whose request names none.
+    :param data_inline_threshold: Largest size in bytes of state that is stored inside the metadata.
+    :param on_overlap: Policy if an attempt of another run has the operator.
     """
 
     def __init__(
@@ -188,12 +134,14 @@ class StageAttempt:
         self._gateway = gateway
         self._data_inline_threshold = data_inline_threshold
         self._failures = FailedCheckpoints(tolerable_failed_checkpoints)
-        found = replace(registration, newest_on_storage=newest_checkpoint_id(storage, job_id_of(registration.job_name)))
-        self.grant: AttemptGrant = registering(gateway.register, on_overlap)(found)
-        self.storage = storage = storage.allowing(*_places_named(registration, self.grant))
+        newest_id = newest_checkpoint_id(storage, job_id_of(registration.job_name))
+        self.grant: AttemptGrant = registering(gateway.register, on_overlap)(
+            replace(registration, newest_on_storage=newest_id)
+        )
+        self.storage = storage = storage.allowing(*_referenced_locations(registration, self.grant))
         self._documents = DocumentCache(lambda _: storage)
         self._cleaner = EffectDiscards(storage, self._documents)
-        # Everything that is written belongs to the operator, which may have begun under another uid.
+        # The operator may have been created under another uid; its files keep that one.
         self.registration = replace(registration, uid=self.grant.uid)
         self._log = CheckpointLog(registration.job_name, self.grant.uid, self.grant.attempt.epoch)
         self._log.registered(self.grant)
@@ -203,10 +151,10 @@ class StageAttempt:
 
     def restore(self) -> RestoredStage | None:
         """
-        Load the newest checkpoint that can be read, and tell the coordinator which one it was.
+        Load the newest readable checkpoint and confirm it to the coordinator.
 
-        :return: ``None`` for a fresh start.
-        :raises NoRestorableCheckpointError: if there are checkpoints and none can be read.
+        :return: ``None`` if the attempt starts from the beginning.
+        :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
         restored = self.load()
         self.confirm_restore(restored)
@@ -214,20 +162,20 @@ class StageAttempt:
 
     def load(self) -> RestoredStage | None:
         """
-        Load the newest checkpoint that can be read.
+        Load the newest readable checkpoint.
 
-        Nothing is claimed or deleted before :meth:`confirm_restore`, so that the caller can refuse what does not fit.
+        Nothing is claimed or deleted before :meth:`confirm_restore`; the caller can still reject the checkpoint.
 
-        :return: ``None`` for a fresh start.
-        :raises NoRestorableCheckpointError: if there are checkpoints and none can be read.
+        :return: ``None`` if the attempt starts from the beginning.
+        :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
         return self._load_latest() if self.grant.is_restore else None
 
     def confirm_restore(self, restored: RestoredStage | None) -> None:
         """
-        Tell the coordinator what the stage starts from, and delete what is no longer needed.
+        Confirm the restored checkpoint to the coordinator and delete discarded checkpoints.
 
-        :param restored: What :meth:`load` returned.
+        :param restored: Return value of :meth:`load`.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises SnapshotClaimedError: if another operator claimed the savepoint in the meantime.
         """
@@ -244,7 +192,7 @@ class StageAttempt:
 
     @property
     def begins_from_savepoint(self) -> bool:
-        """Tell whether the attempt begins from a savepoint that it has not confirmed to have restored."""
+        """Return whether the attempt restores a savepoint for the first time."""
         return any(candidate.is_adoption for candidate in self.grant.candidates)
 
     def take_checkpoint(
@@ -257,17 +205,17 @@ class StageAttempt:
         pinned: AbstractSet[str],
     ) -> CheckpointRecord | None:
         """
-        Take one checkpoint of the stage.
+        Take a checkpoint of the stage.
 
-        :param snapshots: All live snapshots; their bytes are on storage.
-        :param state: The rest of the state as JSON.
-        :param finished_items: How many items of loops are finished, for people.
-        :param new_bytes: How many bytes are new since the last checkpoint.
-        :param pinned: URIs of snapshots that must stay although no checkpoint may name them.
-        :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
+        :param snapshots: All live snapshots; their files are already on storage.
+        :param state: State of the driver as JSON.
+        :param finished_items: Number of finished loop items, for logs and pages.
+        :param new_bytes: Bytes that were written since the last checkpoint.
+        :param pinned: URIs of snapshots that must not be deleted even if no checkpoint references them.
+        :return: The completed checkpoint, or ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
-        :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
+        :raises StoppedWithSavepointError: if a stop with a savepoint was requested; the checkpoint is complete.
         """
         counts = {"snapshots": len(snapshots), "items": finished_items}
         content = CheckpointContent(snapshots=snapshots, state=state, counts=counts, new_bytes=new_bytes, pinned=pinned)
@@ -276,10 +224,10 @@ class StageAttempt:
 
     def begin_checkpoint(self, timeout_seconds: float | None) -> PendingCheckpoint | None:
         """
-        Draw the id of a checkpoint, also before the work that it is to hold.
+        Trigger a checkpoint. The work that it will contain may still follow.
 
-        :param timeout_seconds: How long the work and the checkpoint may take together; ``None`` for the job's own setting.
-        :return: ``None`` if it failed and failures are tolerated.
+        :param timeout_seconds: Time limit for that work and the checkpoint together; ``None`` for the job's setting.
+        :return: ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
@@ -293,12 +241,12 @@ class StageAttempt:
 
     def complete_checkpoint(self, pending: PendingCheckpoint, content: CheckpointContent) -> CheckpointRecord | None:
         """
-        Complete a checkpoint that was begun.
+        Write the metadata of a pending checkpoint and acknowledge it.
 
-        :return: The completed checkpoint, or ``None`` if it failed and failures are tolerated.
+        :return: The completed checkpoint, or ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
-        :raises StoppedWithSavepointError: if the stage was asked to stop with a savepoint; the checkpoint is complete.
+        :raises StoppedWithSavepointError: if a stop with a savepoint was requested; the checkpoint is complete.
         """
         try:
             completed, effects = self._complete(pending, content)
@@ -313,7 +261,7 @@ class StageAttempt:
 
     def confirm_commits(self, checkpoint_ids: tuple[int, ...]) -> None:
         """
-        Say that the sink has committed what some checkpoints hold, and discard what waited for that.
+        Confirm that the sink has committed the committables of checkpoints, and delete discarded checkpoints.
 
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
@@ -323,12 +271,12 @@ class StageAttempt:
         self._discard(effects, frozenset())
 
     def job_view(self) -> JobView:
-        """Return all that is kept of the job."""
+        """Return the rows of the job."""
         return self._gateway.describe(self.grant.attempt.job_id)
 
     def failed(self, error: StateCheckError) -> None:
         """
-        Count a checkpoint that failed before it was begun.
+        Count a checkpoint that failed before it was triggered.
 
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
@@ -336,9 +284,9 @@ class StageAttempt:
 
     def finish(self, status: AttemptStatus, message: str = "", damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
-        Close the attempt and carry out what its pins held back; after a success orphans are swept too.
+        Close the attempt and delete discarded checkpoints; after a success, also delete orphan files.
 
-        :param damaged_snapshots: URIs of restored snapshots that could not be read; the next attempt leaves them out.
+        :param damaged_snapshots: URIs of restored snapshots that could not be read. The next attempt does not use them.
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
         if status is AttemptStatus.FINISHED:
@@ -350,18 +298,17 @@ class StageAttempt:
         deleted = self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
-            self._tell_what_is_left(effects, deleted)
-
-    def _tell_what_is_left(self, effects: OpenEffects, deleted: tuple[int, ...]) -> None:
-        line = leftover_line(self.registration, effects, deleted)
-        if line is not None:
-            log.info("%s", line)
+            leftover = leftover_line(self.registration, effects, deleted)
+            if leftover is not None:
+                log.info("%s", leftover)
 
     def fail(self, error: BaseException, damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
-        Close the attempt as failed. Outside of Airflow, say what is kept; a task says it below the account of its error.
+        Close the attempt as failed.
 
-        :param error: Why it failed.
+        Outside Airflow, also log the retained checkpoint; in a task, Airflow's listener logs it after the error.
+
+        :param error: Cause of the failure.
         :param damaged_snapshots: As for :meth:`finish`.
         """
         self._newer_epoch = _newer_epoch(error)
@@ -370,25 +317,25 @@ class StageAttempt:
         except StaleAttemptError as stale:
             self._newer_epoch = _newer_epoch(stale)
         except StateCheckError as closing:
-            log.warning("The attempt could not be closed, the next one will fence it: %s", closing)
+            log.warning("The attempt could not be closed; the next attempt will fence it: %s", closing)
         if not self.registration.owner.airflow:
             log.error("%s", self.kept())
 
     def kept(self) -> str:
-        """Say what the next attempt will find, or that it runs already."""
+        """Return a line about the checkpoint that the next attempt restores, or about the attempt that took over."""
         if self._newer_epoch is not None:
             return fenced_line(self.registration.job_name, self.grant.attempt.epoch, self._newer_epoch)
         return retained_line(self.registration, self.latest)
 
     def _serve_last_savepoints(self) -> None:
-        # A request may have come after the last checkpoint, or have waited for the end.
+        # A request may have arrived after the last checkpoint, and one to terminate waits for the end.
         if self.latest is None:
             return
         attempt = self.grant.attempt
         try:
             requests = self._gateway.describe(attempt.job_id).savepoints_asked_of(attempt.operator_id)
         except (CoordinatorError, CheckpointNotFoundError) as error:
-            log.warning("Whether a savepoint is asked for could not be told; it is taken by the next gc: %s", error)
+            log.warning("Savepoint requests could not be read; the next gc serves them: %s", error)
             return
         self._savepoints.serve(requests, self.latest, is_end=True)
 
@@ -404,8 +351,8 @@ class StageAttempt:
         try:
             self._gateway.finish(message)
         except CoordinatorError as closing:
-            # The next registration closes it; the error that matters is the one which is being raised.
-            log.warning("The attempt that could not be restored is left open: %s", closing)
+            # The next registration closes the attempt. This error must not hide the one of the restore.
+            log.warning("The attempt could not be closed after its restore failed: %s", closing)
 
     def _trigger(self, timeout_seconds: float | None) -> PendingCheckpoint:
         request = TriggerCheckpoint(attempt=self.grant.attempt, request_key=new_key(), timeout_seconds=timeout_seconds)
@@ -426,7 +373,7 @@ class StageAttempt:
         document = self._document(pending, content, state_handle)
         uri = f"{pending.location}/{METADATA_FILE}"
         data = encode_metadata(document, uri=uri)
-        # Last of the bytes: a directory with this file in it is whole.
+        # Written last: a directory with this file is complete.
         self.storage.write_bytes(uri, data)
         self._documents.remember(pending.checkpoint_id, document)
         return AcknowledgeCheckpoint(
@@ -488,7 +435,7 @@ class StageAttempt:
         completed = reply.checkpoint if reply.is_completed else None
         if completed is None:
             self._discard(reply.effects, pinned)
-            raise _too_late(message, reply)
+            raise _late_acknowledgement(message, reply)
         self.latest = completed
         self._log.completed(completed)
         self._discard(reply.effects, pinned)
@@ -505,23 +452,24 @@ class StageAttempt:
         try:
             self._gateway.decline(message)
         except CoordinatorError as declining:
-            # It expires by itself; the error that matters is the one which is being raised.
+            # The checkpoint will expire. This error must not hide the one of the checkpoint.
             log.warning("Checkpoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
     def _discard(self, effects: OpenEffects, pinned: AbstractSet[str]) -> tuple[int, ...]:
-        gone = self._cleaner.discard(effects, pinned)
-        if not gone:
+        deleted = self._cleaner.discard(effects, pinned)
+        if not deleted:
             return ()
-        self._log.discarded(c for c in effects.discards if c.checkpoint_id in gone)
+        self._log.discarded(c for c in effects.discards if c.checkpoint_id in deleted)
         attempt = self.grant.attempt
+        message = ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=deleted, attempt=attempt)
         try:
-            self._gateway.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
+            self._gateway.confirm_discards(message)
         except StaleAttemptError:
             raise
         except (CoordinatorError, CheckpointNotFoundError) as error:
-            # Deleting again is harmless: the effect stays open and the next reply carries it, or the job is gone with it.
-            log.warning("Discarded checkpoints %s could not be confirmed: %s", gone, error)
-        return gone
+            # Harmless: the next reply contains the discards again, and deleting twice has no effect.
+            log.warning("The deletion of checkpoints %s could not be confirmed: %s", deleted, error)
+        return deleted
 
     def _sweep(self) -> None:
         try:
@@ -529,29 +477,81 @@ class StageAttempt:
             rows = functools.partial(gateway.checkpoint, job_id)
             sweep(self.storage, gateway.describe(job_id), self._documents, row_of=rows)
         except (StorageError, CoordinatorError, CheckpointNotFoundError) as error:
-            log.warning("Orphans were not swept, a later sweep finds them: %s", error)
+            log.warning("Orphan files could not be deleted; the next garbage collection deletes them: %s", error)
 
 
 def _newer_epoch(error: BaseException) -> int | None:
     return vars(error).get("current_epoch") if isinstance(error, StaleAttemptError) else None
 
 
-def _places_named(registration: RegisterAttempt, grant: AttemptGrant) -> Iterator[str]:
-    # Rows may lie in the directory of an earlier configuration, or be a savepoint that was claimed.
-    rows = (*grant.candidates, *grant.effects.retained, *grant.effects.discards)
-    yield from dict.fromkeys(row.location for row in rows)
-    # A checkpoint in the present directory may name snapshots in an earlier one, whose own checkpoints are all gone.
+def _referenced_locations(registration: RegisterAttempt, grant: AttemptGrant) -> Iterator[str]:
+    # Checkpoints may be in the directory of an earlier configuration, or in that of a claimed savepoint.
+    checkpoints = (*grant.candidates, *grant.effects.retained, *grant.effects.discards)
+    yield from dict.fromkeys(checkpoint.location for checkpoint in checkpoints)
+    # A checkpoint in the current directory may reference snapshots in an earlier one that has no checkpoints left.
     yield from (job_uri(base, grant.attempt.job_id) for base in grant.storage_bases)
     source = registration.restore_from
-    # That of a fork whose checkpoint is gone is what the user wrote, such as run:<run>.
+    # The pointer of a fork whose checkpoint is deleted is the user's input, such as run:<run>.
     if source is not None and "://" in source.pointer:
         yield source.pointer
 
 
-def _too_late(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:
+def _late_acknowledgement(message: AcknowledgeCheckpoint, reply: AcknowledgeReply) -> CheckpointDeclinedError:
     return CheckpointDeclinedError(
         f"Checkpoint {message.checkpoint_id} was acknowledged too late and is {reply.result.value}; raise "
-        f"checkpoint_timeout_seconds if its bytes need longer to be written.",
+        f"checkpoint_timeout_seconds if its files take longer to write.",
         reason=CheckpointFailureReason.CHECKPOINT_EXPIRED,
         checkpoint_id=message.checkpoint_id,
     )
+
+
+class FailedCheckpoints:
+    """
+    Counts consecutive failed checkpoints of a stage.
+
+    :param tolerable: Number of consecutive failures that do not fail the stage; ``-1`` for no limit.
+    """
+
+    def __init__(self, tolerable: int = UNLIMITED) -> None:
+        self._tolerable = UNLIMITED_TOLERABLE_FAILURES if tolerable == UNLIMITED else tolerable
+        self._manager = self._new_manager()
+
+    def succeeded(self) -> None:
+        """Reset the count."""
+        self._manager = self._new_manager()
+
+    def failed(self, error: StateCheckError, checkpoint_id: int = UNKNOWN_CHECKPOINT_ID) -> None:
+        """
+        Count a failure and log it.
+
+        :param checkpoint_id: Id of the checkpoint, if it was triggered.
+        :raises CheckpointDeclinedError: if more failed than are tolerated; the message lists the failures.
+        """
+        self._manager.handle_checkpoint_exception(
+            CheckpointException(_counted_reason(error), error),
+            properties=_CHECKPOINT,
+            checkpoint_id=checkpoint_id,
+        )
+        checkpoint = "A checkpoint" if checkpoint_id == UNKNOWN_CHECKPOINT_ID else f"Checkpoint {checkpoint_id}"
+        log.warning("%s failed; the stage continues without it: %s", checkpoint, error)
+
+    def _new_manager(self) -> CheckpointFailureManager:
+        return CheckpointFailureManager(self._tolerable, _FailStage())
+
+
+class _FailStage:
+    """Fails the stage by raising the failure in the call that took the checkpoint."""
+
+    def fail_job(self, cause: Exception) -> None:
+        raise cause
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        raise cause
+
+
+def _counted_reason(error: StateCheckError) -> CheckpointFailureReason:
+    """Return a reason that the failure manager counts: any failure costs the stage a checkpoint."""
+    reason = vars(error).get("reason")
+    if isinstance(reason, CheckpointFailureReason) and not reason.is_tolerated_silently:
+        return reason
+    return CheckpointFailureReason.IO_EXCEPTION

@@ -1,10 +1,10 @@
-"""Log lines of an attempt: start, progress, each checkpoint, and the last line of a try."""
+"""Log lines of an attempt: its start, its progress, its checkpoints, and its last line."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -25,77 +25,86 @@ log = logging.getLogger(__name__)
 
 class CheckpointLog:
     """
-    Writes the lines of one attempt.
+    Logs the events of one attempt and its checkpoints.
 
-    :param job_name: The job.
-    :param uid: The operator.
-    :param epoch: The attempt.
+    :param job_name: Name of the job.
+    :param uid: Uid of the operator.
+    :param epoch: Fencing epoch of the attempt.
     """
 
     def __init__(self, job_name: str, uid: str, epoch: int) -> None:
         self._stage = f"job {job_name!r}, operator {uid!r}"
         self._epoch = epoch
-        self._of = f"of {self._stage}, attempt {epoch}"
+        self._attempt = f"{self._stage}, attempt {epoch}"
 
     def registered(self, grant: AttemptGrant) -> None:
-        """Say how the attempt starts."""
+        """Log whether the attempt restores a checkpoint, and why."""
         start = "restores a checkpoint" if grant.is_restore else "starts from the beginning"
         log.info("Attempt %s of %s %s: %s", self._epoch, self._stage, start, grant.start_reason)
         if grant.warning:
             log.warning("%s", grant.warning)
 
     def triggered(self, pending: PendingCheckpoint) -> None:
-        """Say that a checkpoint began."""
-        log.debug("Checkpoint %s %s: pending; goes to %s", pending.checkpoint_id, self._of, pending.location)
+        """Log the location of a checkpoint that was triggered."""
+        log.debug("Checkpoint %s of %s: triggered; location %s", pending.checkpoint_id, self._attempt, pending.location)
 
     def restored(self, checkpoint: CheckpointRecord) -> None:
-        """Say which checkpoint the attempt starts from."""
-        log.info("Checkpoint %s %s: restored; %s", checkpoint.checkpoint_id, self._of, describe_content(checkpoint))
+        """Log the checkpoint that the attempt restored."""
+        content = describe_content(checkpoint)
+        log.info("Checkpoint %s of %s: restored; %s", checkpoint.checkpoint_id, self._attempt, content)
 
     def completed(self, checkpoint: CheckpointRecord) -> None:
-        """Say what a checkpoint holds and what it took."""
+        """Log the duration, content and size of a completed checkpoint."""
         log.info(
-            "Checkpoint %s %s: completed in %.3f s; %s, %s of them new",
+            "Checkpoint %s of %s: completed in %.3f s; %s, %s bytes new",
             checkpoint.checkpoint_id,
-            self._of,
-            _seconds(checkpoint),
+            self._attempt,
+            _duration_seconds(checkpoint),
             describe_content(checkpoint),
             checkpoint.state_size_bytes,
         )
 
     def failed(self, checkpoint: CheckpointRecord) -> None:
-        """Say why a checkpoint of a driver in another process was not completed."""
-        log.warning("Checkpoint %s %s: failed; %s", checkpoint.checkpoint_id, self._of, checkpoint.failure_message)
+        """Log why a checkpoint of a submitted driver failed."""
+        message = checkpoint.failure_message
+        log.warning("Checkpoint %s of %s: failed; %s", checkpoint.checkpoint_id, self._attempt, message)
 
     def discarded(self, checkpoints: Iterable[CheckpointRecord]) -> None:
-        """Say which checkpoints were deleted; only an unfinished one of an earlier attempt has no line of its own yet."""
-        for each in checkpoints:
-            is_news = each.status is CheckpointStatus.ABORTED and each.epoch != self._epoch
+        """Log the checkpoints whose files were deleted."""
+        for checkpoint in checkpoints:
+            # The attempt that aborted a checkpoint has logged its failure, unless it was killed.
+            is_first_report = checkpoint.status is CheckpointStatus.ABORTED and checkpoint.epoch != self._epoch
             log.log(
-                logging.INFO if is_news else logging.DEBUG,
-                "Checkpoint %s of %s, attempt %s: %s; its bytes are deleted",
-                each.checkpoint_id,
+                logging.INFO if is_first_report else logging.DEBUG,
+                "Checkpoint %s of %s, attempt %s: %s; files deleted",
+                checkpoint.checkpoint_id,
                 self._stage,
-                each.epoch,
-                "subsumed" if each.status is CheckpointStatus.SUBSUMED else f"not completed ({each.failure_message})",
+                checkpoint.epoch,
+                _discard_reason(checkpoint),
             )
 
 
 def describe_content(checkpoint: CheckpointRecord) -> str:
-    """Return what a checkpoint holds, for people."""
+    """Return the counts and the size of a checkpoint, such as ``2 snapshots, 1 finished item, 512 bytes``."""
     counts = checkpoint.counts
     size = f"{checkpoint.full_size_bytes} bytes"
     if "splits" in counts:
         return f"{counts['splits']} of {counts['of_splits']} splits, {size}"
-    return f"{_number_of('snapshot', counts)}, {_number_of('finished item', counts, 'items')}, {size}"
+    snapshots, items = counts.get("snapshots", 0), counts.get("items", 0)
+    return f"{_counted(snapshots, 'snapshot')}, {_counted(items, 'finished item')}, {size}"
 
 
-def _number_of(what: str, counts: Mapping[str, int], key: str | None = None) -> str:
-    number = counts.get(key or f"{what}s", 0)
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _seconds(checkpoint: CheckpointRecord) -> float:
+def _discard_reason(checkpoint: CheckpointRecord) -> str:
+    if checkpoint.status is CheckpointStatus.SUBSUMED:
+        return "subsumed"
+    return f"not completed ({checkpoint.failure_message})"
+
+
+def _duration_seconds(checkpoint: CheckpointRecord) -> float:
     if checkpoint.completed_at is None:
         return 0.0
     return (checkpoint.completed_at - checkpoint.triggered_at).total_seconds()
@@ -103,43 +112,45 @@ def _seconds(checkpoint: CheckpointRecord) -> float:
 
 def retained_line(registration: RegisterAttempt, latest: CheckpointRecord | None) -> str:
     """
-    Say what a retry will find.
+    Return the last line of a failed attempt: the checkpoint that the next try restores.
 
-    :param registration: Who asked.
-    :param latest: The newest checkpoint that a retry can restore.
+    :param registration: The registration of the attempt.
+    :param latest: The newest restorable checkpoint, ``None`` if there is none.
     """
-    name, is_script = registration.job_name, registration.owner.is_script
+    name = registration.job_name
     if latest is None:
-        who = "the next start begins" if is_script else "a retry starts"
-        return f"Job {name!r} kept nothing: no checkpoint was completed; {who} from the beginning."
+        return f"Job {name!r} retains no checkpoint: none was completed; the next try starts from the beginning."
     return (
-        f"Job {name!r} kept checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
-        f"{_who_goes_on(registration)}. Restore pointer: {latest.location}"
+        f"Job {name!r} retains checkpoint {latest.checkpoint_id}: {describe_content(latest)}. "
+        f"{_resumption(registration)}. Restore pointer: {latest.location}"
     )
+
+
+def _resumption(registration: RegisterAttempt) -> str:
+    is_restart = registration.on_clear is OnClear.RESTART
+    if registration.owner.is_script:
+        return f"The next try{' without on_clear=restart' if is_restart else ''} resumes from it"
+    if is_restart:
+        return "The next try resumes from it; a cleared task starts from the beginning"
+    return "The next try resumes from it, also after a clear"
 
 
 def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:
-    """Say that a newer attempt has taken over; the one that it replaced is not retried."""
+    """Return the last line of a fenced attempt, which is not retried."""
     return (
-        f"Job {job_name!r} goes on in attempt {newer_epoch}, which replaced attempt {epoch}; nothing that this try does "
-        f"counts any more."
+        f"Attempt {epoch} of job {job_name!r} is fenced: attempt {newer_epoch} has replaced it; new checkpoints of "
+        f"attempt {epoch} are rejected."
     )
-
-
-def _who_goes_on(registration: RegisterAttempt) -> str:
-    is_restart = registration.on_clear is OnClear.RESTART
-    if registration.owner.is_script:
-        return f"The next start{' without on_clear=restart' if is_restart else ''} goes on from there"
-    return f"A retry goes on from there{'' if is_restart else ', and so does the task when it is cleared'}"
 
 
 def leftover_line(registration: RegisterAttempt, effects: OpenEffects, deleted: Container[int]) -> str | None:
     """
-    Say what a finished attempt leaves on storage that nobody needs after its run, ``None`` if that is nothing.
+    Return a line about files that a finished attempt leaves and that are unused after its run.
 
-    :param registration: Who asked.
-    :param effects: What was retained and what was to be deleted at the end of the attempt.
-    :param deleted: What was deleted of that.
+    :param registration: The registration of the attempt.
+    :param effects: The checkpoints that the end of the attempt retained or discarded.
+    :param deleted: Ids of the discarded checkpoints whose files are deleted.
+    :return: ``None`` if no file is left.
     """
     name = registration.job_name
     ends_with_run = is_named_after_run(name, registration.owner)
@@ -148,61 +159,51 @@ def leftover_line(registration: RegisterAttempt, effects: OpenEffects, deleted: 
     left = sorted({*retained, *undeleted})
     if not left:
         return None
-    when = " when the run is over" if retained else ""
+    when = " after the end of the run" if retained else ""
     command = "prune --test-jobs" if is_test_job(name) else "gc --all"
     return (
         f"Job {name!r} leaves {'checkpoint' if len(left) == 1 else 'checkpoints'} {', '.join(map(str, left))} below "
-        f"{redact(registration.storage_base)}. 'airflow statecheck {command}' or the Dag statecheck_maintenance deletes "
-        f"what is no longer needed{when}."
+        f"{redact(registration.storage_base)}. 'airflow statecheck {command}' or the Dag statecheck_maintenance "
+        f"deletes unneeded files{when}."
     )
 
 
 def latest_retained(view: JobView, operator_id: OperatorId) -> CheckpointRecord | None:
-    """Return the checkpoint that a retry of an operator would restore first."""
+    """Return the newest checkpoint of an operator that a retry can restore."""
     generations = {o.operator_id: o.generation for o in view.operators}
-    mine = [
+    restorable = [
         c for c in view.of_operator(operator_id) if c.is_restorable and c.generation == generations.get(operator_id)
     ]
-    return mine[-1] if mine else None
+    return restorable[-1] if restorable else None
 
 
 def stopping_savepoint(view: JobView, attempt: AttemptRef) -> str | None:
-    """Return where the savepoint is with which an attempt stopped where it was, ``None`` if it did not."""
+    """Return the location of the savepoint that suspended an attempt, ``None`` if none did."""
     same = (a for a in view.attempts if (a.operator_id, a.epoch) == (attempt.operator_id, attempt.epoch))
     if any(a.status is AttemptStatus.FINISHED for a in same):
         return None
-    mine = (c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at is not None)
+    taken = (
+        c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch and c.completed_at is not None
+    )
     kind = CheckpointType.SAVEPOINT_SUSPEND
-    return next((c.location for c in mine if c.properties.snapshot_type is kind), None)
-
-
-_UNITS = ((86_400.0, "d", 48 * 3_600.0), (3_600.0, "h", 2 * 3_600.0), (60.0, "min", 120.0))
-
-
-def readable_seconds(seconds: float) -> str:
-    """Return a duration in its one fitting unit, such as ``1.2 s``, ``45 s``, ``4 min``, ``31 h`` or ``3 d``."""
-    for size, unit, least in _UNITS:
-        if seconds >= least:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    return next((c.location for c in taken if c.properties.snapshot_type is kind), None)
 
 
 _SECONDS_BETWEEN_LINES = 10.0
-_MEMORY_SECONDS = 60.0
-"""After so much time an old rate counts for about a third."""
+_RATE_WINDOW_SECONDS = 60.0
 
 
 class StageProgress:
     """
-    Counts what a stage has read, and says so every few seconds.
+    Counts the input that a stage has read, and logs its progress at intervals.
 
-    What was read before a restore is kept: it counts for the part that is done, but not for the rate.
+    Input that was read before a restore counts for the percentage, but not for the rate.
 
-    :param name: Of the stage.
-    :param total: Bytes of the whole input, or splits where their bytes are unknown; ``None`` where nothing is known.
-    :param kept: How much of it earlier tries had finished.
-    :param monotonic: The clock for durations, in seconds.
-    :param seconds_between_lines: The least time from one line to the next.
+    :param name: Uid of the stage.
+    :param total: Size of the input in bytes, or in splits if their bytes are unknown; ``None`` if both are unknown.
+    :param restored: Part of the input that earlier tries have finished, in the unit of the total.
+    :param monotonic: Clock for durations, in seconds.
+    :param seconds_between_lines: Least interval between two lines.
     """
 
     def __init__(
@@ -211,29 +212,29 @@ class StageProgress:
         total: int | None,
         *,
         monotonic: Callable[[], float],
-        kept: int = 0,
+        restored: int = 0,
         seconds_between_lines: float = _SECONDS_BETWEEN_LINES,
     ) -> None:
         self._name = name
         self._total = total
-        self._finished = self._kept = kept
+        self._finished = self._restored = restored
         self._rows = 0
         self._monotonic = monotonic
         self._seconds_between_lines = seconds_between_lines
         self._begin = self._seen_at = monotonic()
         self._line_at = -math.inf
-        self._rate = SmoothedRate(_MEMORY_SECONDS)
-        self._row_rate = SmoothedRate(_MEMORY_SECONDS)
-        if kept:
-            log.info("Stage %s goes on: %s", name, self._kept_shown)
+        self._rate = SmoothedRate(_RATE_WINDOW_SECONDS)
+        self._row_rate = SmoothedRate(_RATE_WINDOW_SECONDS)
+        if restored:
+            log.info("Stage %s resumes: %s", name, self._restored_text)
 
     def advance(self, amount: int, rows: int, *, total: int | None = None) -> None:
         """
-        Count what was read since the last time, and log a line if it is time for one.
+        Count the input that was read since the last call, and log the progress if a line is due.
 
-        :param amount: Bytes or splits, as the total is given.
-        :param rows: Rows.
-        :param total: The new total, where the input has grown.
+        :param amount: Bytes or splits, in the unit of the total.
+        :param rows: Number of rows.
+        :param total: New total, if the input has grown.
         """
         now = self._monotonic()
         self._rate.observe(amount, now - self._seen_at)
@@ -244,41 +245,39 @@ class StageProgress:
         self._total = self._total if total is None else total
         if now - self._line_at >= self._seconds_between_lines:
             self._line_at = now
-            log.info("%s", self.line())
+            log.info("Stage %s: %s", self._name, ", ".join(self._figures()))
 
     def finished(self) -> None:
-        """Log what the stage has done in this try."""
+        """Log the rows, the duration and the rate of this try."""
         seconds = self._monotonic() - self._begin
         rate = self._rows / seconds if seconds > 0 else 0.0
-        kept = f", {self._kept_shown}" if self._kept else ""
         log.info(
-            "Stage %s is done: %s rows in %s, %s rows/s%s",
+            "Stage %s finished: %s rows in %s, %s rows/s%s",
             self._name,
             f"{self._rows:,}",
             readable_seconds(seconds),
             f"{rate:,.0f}",
-            kept,
+            f", {self._restored_text}" if self._restored else "",
         )
 
-    def line(self) -> str:
-        """Return how far the stage has come, for people."""
-        parts = [f"{self._rows:,} rows", f"{self._row_rate.per_second:,.0f} rows/s"]
+    def _figures(self) -> Iterator[str]:
         if self.percent is not None:
-            parts.insert(0, f"{self.percent} %")
-        if self._kept:
-            parts.append(self._kept_shown)
+            yield f"{self.percent} %"
+        yield f"{self._rows:,} rows"
+        yield f"{self._row_rate.per_second:,.0f} rows/s"
+        if self._restored:
+            yield self._restored_text
         if self.seconds_left is not None:
-            parts.append(f"done in about {readable_seconds(self.seconds_left)}")
-        return f"Stage {self._name}: {', '.join(parts)}"
+            yield f"about {readable_seconds(self.seconds_left)} left"
 
     @property
     def percent(self) -> int | None:
-        """Return the part that is done, 100 only at the end; ``None`` where the total is not known."""
+        """Return the finished percentage of the input, 100 only at the end; ``None`` if the total is unknown."""
         return self._percent_of(self._finished)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return how long the rest will take at the present rate; ``None`` where nobody can tell."""
+        """Return the estimated time to the end at the current rate; ``None`` without a total or a rate."""
         if self._total is None or not self._rate.per_second:
             return None
         return max(self._total - self._finished, 0) / self._rate.per_second
@@ -289,30 +288,42 @@ class StageProgress:
         return 100 if amount >= self._total else amount * 100 // self._total
 
     @property
-    def _kept_shown(self) -> str:
-        percent = self._percent_of(self._kept)
-        return "what was done before is kept" if percent is None else f"{percent} % kept"
+    def _restored_text(self) -> str:
+        percent = self._percent_of(self._restored)
+        return "earlier progress restored" if percent is None else f"{percent} % restored"
 
 
 class SmoothedRate:
     """
-    An amount per second of which the past counts ever less.
+    Exponentially smoothed rate.
 
-    :param memory_seconds: After so much time what was before counts for about a third.
+    :param window_seconds: Time after which an observation has about a third of its weight.
     """
 
-    def __init__(self, memory_seconds: float) -> None:
-        self._memory_seconds = memory_seconds
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
         self._amount = 0.0
         self._seconds = 0.0
 
     def observe(self, amount: float, seconds: float) -> None:
-        """Count an amount and the time that it took."""
-        fading = math.exp(-seconds / self._memory_seconds)
-        self._amount = self._amount * fading + amount
-        self._seconds = self._seconds * fading + seconds
+        """Count an amount and its duration."""
+        decay = math.exp(-seconds / self._window_seconds)
+        self._amount = self._amount * decay + amount
+        self._seconds = self._seconds * decay + seconds
 
     @property
     def per_second(self) -> float:
-        """Return the rate, zero where no time has passed."""
+        """Return the rate per second, zero before any time has passed."""
         return self._amount / self._seconds if self._seconds > 0 else 0.0
+
+
+_UNITS = ((86_400.0, "d", 48 * 3_600.0), (3_600.0, "h", 2 * 3_600.0), (60.0, "min", 120.0))
+"""Size of each unit in seconds, its symbol, and the least duration that is shown in it."""
+
+
+def readable_seconds(seconds: float) -> str:
+    """Return a duration in one unit, such as ``1.2 s``, ``45 s``, ``4 min``, ``31 h`` or ``3 d``."""
+    for size, unit, least in _UNITS:
+        if seconds >= least:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"

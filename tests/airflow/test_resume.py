@@ -24,7 +24,7 @@ def test_dag_test_replaces_a_killed_jvm_and_its_retry_resumes(airflow: Airflow) 
     assert airflow.computed() == RESUMED
     view = airflow.job("test/decorated/2026-01-01T00:00:00+00:00")
     assert [a.status for a in view.attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
-    assert "kept checkpoint" in airflow.output
+    assert "retains checkpoint" in airflow.output
     assert "The driver's JVM died" in airflow.output
     assert "DriverLostError" in view.attempts[0].message
 

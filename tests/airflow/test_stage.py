@@ -46,7 +46,7 @@ def test_retry_goes_on_with_the_increment_that_failed_and_each_row_is_written_on
     assert airflow.test_dag("stateful", "2026-02-01T00:00:00+00:00", trouble="raise") == 0, airflow.output
     attempts = require_resumed(airflow, "2026-02-01")
     assert "planned" in attempts[0].message
-    assert airflow.output.count("kept checkpoint 2") == 1
+    assert airflow.output.count("retains checkpoint 2") == 1
     assert "'increments': 2, 'rows': 20, 'checkpoint_id': 5" in airflow.output
     # The second task: functions of the Dag's own file, and checkpoints whose interval is found.
     assert rows(airflow.work / "doubled") == [(n, 2 * n) for n in range(10, 30)]
@@ -63,7 +63,7 @@ def test_a_jvm_that_is_killed_is_what_the_log_names_and_nothing_is_tried_again(a
     account = airflow.output.partition("Task failed with exception")[2].partition("Post Execute")[0]
     assert "DriverLostError" in re.findall(r"^\S*(?:Error|Exception)\b.*$", account, re.MULTILINE)[-1]
     assert "tried again" not in airflow.output
-    assert airflow.output.count("kept checkpoint 2") == 1
+    assert airflow.output.count("retains checkpoint 2") == 1
 
 
 @pytest.mark.soak

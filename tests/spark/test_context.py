@@ -505,7 +505,7 @@ def test_any_number_of_failed_checkpoints_is_tolerated_with_a_warning_each(tries
     checkpoints = Checkpoints(tries, tolerable=-1)
     with caplog.at_level(logging.WARNING):
         assert [checkpoints.take(fails=True) for _ in range(5)] == [False] * 5
-    assert sum("the stage goes on without it" in r.getMessage() for r in caplog.records) == 5
+    assert sum("the stage continues without it" in r.getMessage() for r in caplog.records) == 5
     assert checkpoints.take(fails=False)
     checkpoints.context.finish()
     *failed, last = tries.view().checkpoints
@@ -565,7 +565,7 @@ def test_a_try_that_was_replaced_stops_at_its_next_checkpoint(tries):
 def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     with caplog.at_level(logging.ERROR), tries.failing() as checkpoint:
         assert checkpoint.kept() == (
-            "Job 'context' kept nothing: no checkpoint was completed; the next start begins from the beginning."
+            "Job 'context' retains no checkpoint: none was completed; the next try starts from the beginning."
         )
         checkpoint.snapshot("rows", tries.builder("rows"))
         for _ in checkpoint.each("items", [1, 2]):
@@ -574,8 +574,8 @@ def test_a_failure_says_in_one_line_what_a_retry_will_find(tries, caplog):
     kept = checkpoint.kept()
     assert "\n" not in kept
     assert kept == (
-        f"Job 'context' kept checkpoint 3: 1 snapshot, 2 finished items, {latest.full_size_bytes} bytes. The next "
-        f"start goes on from there. Restore pointer: {latest.location}"
+        f"Job 'context' retains checkpoint 3: 1 snapshot, 2 finished items, {latest.full_size_bytes} bytes. The next "
+        f"try resumes from it. Restore pointer: {latest.location}"
     )
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR] == [kept]
     (attempt,) = tries.view().attempts
@@ -586,4 +586,4 @@ def test_a_try_that_fails_before_its_first_own_checkpoint_still_names_the_restor
     with tries.failing() as checkpoint:
         checkpoint.snapshot("rows", tries.builder("rows"))
     with tries.failing() as checkpoint:
-        assert "kept checkpoint 1: 1 snapshot" in checkpoint.kept()
+        assert "retains checkpoint 1: 1 snapshot" in checkpoint.kept()

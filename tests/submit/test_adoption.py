@@ -43,7 +43,7 @@ def test_adopted_driver_that_dies_is_closed_by_the_retry_which_says_what_was_kep
     stage.wait_until(lambda: stage.job().attempts[-1].owner.label.endswith("try 2"))
     os.kill(_pid_of_driver(stage), signal.SIGKILL)
     assert stage.finish(retry) != 0
-    assert "kept checkpoint 1: 1 snapshot, 0 finished items" in stage.output
+    assert "retains checkpoint 1: 1 snapshot, 0 finished items" in stage.output
     stage.go("b", "c")
     assert stage.run() == 0, stage.output
     assert [a.status for a in stage.job().attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
@@ -78,7 +78,7 @@ def test_task_that_is_told_to_end_ends_its_driver_and_closes_the_attempt(pipelin
     task = _start_and_remember_driver(stage) if mode == "cluster" else _start(stage)
     os.killpg(task.pid, signal.SIGTERM)
     assert stage.finish(task) != 0
-    assert "kept checkpoint 1" in stage.output
+    assert "retains checkpoint 1" in stage.output
     assert [a.status for a in stage.job().attempts] == [AttemptStatus.FAILED]
     stage.go("b", "c")
     assert stage.run() == 0, stage.output

@@ -31,5 +31,5 @@ def test_killed_application_is_submitted_again_and_restores(pipeline, mode: str,
     attempts = stage.job().attempts
     assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
     assert attempts[1].restored_from == 2
-    assert "kept checkpoint 2: 1 snapshot, 1 finished item" in first
+    assert "retains checkpoint 2: 1 snapshot, 1 finished item" in first
     assert "Restore pointer: file://" in first

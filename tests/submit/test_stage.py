@@ -60,7 +60,7 @@ def test_failed_stage_is_submitted_again_and_goes_on_with_the_increment_that_fai
     assert [a.status for a in attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
     assert "planned" in attempts[0].message
     assert attempts[1].restored_from == 2
-    assert first.count("kept checkpoint 2") == 1
+    assert first.count("retains checkpoint 2") == 1
     assert lines_of_checkpoints(first) == [("1", "1", "completed in"), ("2", "1", "completed in")]
     assert lines_of_checkpoints(stage.output) == [
         ("2", "2", "restored;"),

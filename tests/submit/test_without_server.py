@@ -26,4 +26,4 @@ def test_driver_of_a_test_run_resumes_without_an_api_server(airflow_db: Path, tm
     assert airflow.computed() == RESUMED
     view = airflow.job("test/submitted/2026-02-01T00:00:00+00:00")
     assert [a.status for a in view.attempts] == [AttemptStatus.FAILED, AttemptStatus.FINISHED]
-    assert "kept checkpoint 2" in airflow.output
+    assert "retains checkpoint 2" in airflow.output

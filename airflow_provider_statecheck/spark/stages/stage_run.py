@@ -267,7 +267,7 @@ class StageRun:
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
         return StageProgress(
-            self._uid, total_of(enumerator), kept=finished_of(enumerator), monotonic=self._settings.monotonic
+            self._uid, total_of(enumerator), restored=finished_of(enumerator), monotonic=self._settings.monotonic
         )
 
     def _now_ms(self, restored: RestoredStageState) -> int:

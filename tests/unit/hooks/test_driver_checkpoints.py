@@ -79,7 +79,7 @@ def test_each_checkpoint_of_the_driver_has_one_line_when_it_has_ended(gateway: G
         stage.log_checkpoints()
     complete(gateway, attempt)
     stage.log_checkpoints()
-    content = "completed in 0.000 s; 1 snapshot, 2 finished items, 9 bytes, 0 of them new"
+    content = "completed in 0.000 s; 1 snapshot, 2 finished items, 9 bytes, 0 bytes new"
     assert said(log) == [
         f"Checkpoint 1 {OF} 1: {content}",
         f"Checkpoint 2 {OF} 1: failed; The disk is full.",

@@ -102,7 +102,7 @@ def test_driver_of_a_task_that_took_over_an_operator_of_a_former_uid_is_adopted_
     retry = make_stage(gateway, **renamed, owner=make_owner(label="try 2"))
     retry.adopt_running()
     assert [a.owner.label for a in attempts(gateway)] == ["dag.task", "try 2"]
-    assert "kept checkpoint 1" in retry.kept()
+    assert "retains checkpoint 1" in retry.kept()
 
 
 @pytest.mark.parametrize("status", [AttemptStatus.FINISHED, AttemptStatus.FAILED])
@@ -129,7 +129,7 @@ def test_nothing_is_adopted_or_closed_where_there_is_no_job(gateway) -> None:
     stage.adopt_running()
     stage.close(AttemptStatus.FAILED)
     assert not stage.was_cleared()
-    assert "kept nothing" in stage.kept()
+    assert "retains no checkpoint" in stage.kept()
 
 
 @pytest.mark.parametrize(("marker", "was_cleared"), [("3/0", False), ("7/0", True)], ids=["retry", "clear"])
@@ -142,7 +142,7 @@ def test_last_line_names_the_checkpoint_that_a_retry_restores(gateway) -> None:
     stage = make_stage(gateway)
     stage.register()
     complete_checkpoint(gateway, 1)
-    assert "kept checkpoint 1" in stage.kept()
+    assert "retains checkpoint 1" in stage.kept()
 
 
 def test_last_line_does_not_promise_what_an_earlier_generation_left(gateway) -> None:
@@ -152,7 +152,7 @@ def test_last_line_does_not_promise_what_an_earlier_generation_left(gateway) -> 
     first.close(AttemptStatus.FINISHED)
     cleared = make_stage(gateway, owner=make_owner(clear_marker="7/0"))
     cleared.register()
-    assert "kept nothing" in cleared.kept()
+    assert "retains no checkpoint" in cleared.kept()
 
 
 def test_last_line_of_a_replaced_try_promises_no_retry(gateway) -> None:
@@ -162,7 +162,7 @@ def test_last_line_of_a_replaced_try_promises_no_retry(gateway) -> None:
     make_stage(gateway).register()
     replaced.close(AttemptStatus.FAILED)
     assert replaced.kept() == (
-        "Job 'sales' goes on in attempt 2, which replaced attempt 1; nothing that this try does counts any more."
+        "Attempt 1 of job 'sales' is fenced: attempt 2 has replaced it; new checkpoints of attempt 1 are rejected."
     )
 
 

@@ -81,7 +81,7 @@ def test_the_log_has_one_line_for_a_checkpoint_that_fails(stage, monkeypatch, ca
     with caplog.at_level(logging.INFO), monkeypatch.context() as patching:
         patching.setattr(stage.storage, "write_bytes", refuse)
         assert attempt.take_checkpoint((), {}, finished_items=0, new_bytes=0, pinned=frozenset()) is None
-    assert said(caplog) == ["Checkpoint 1 failed, the stage goes on without it: The disk is full."]
+    assert said(caplog) == ["Checkpoint 1 failed; the stage continues without it: The disk is full."]
 
 
 def test_the_log_says_what_became_of_the_checkpoint_under_which_an_attempt_was_killed(stage, caplog):
@@ -91,7 +91,7 @@ def test_the_log_says_what_became_of_the_checkpoint_under_which_an_attempt_was_k
     with caplog.at_level(logging.INFO):
         stage.attempt().restore()
     assert [line for line in said(caplog) if line.startswith("Checkpoint 2")] == [
-        f"Checkpoint 2 {LOG_OF_ATTEMPT} 1: not completed ({ENDED.message}); its bytes are deleted"
+        f"Checkpoint 2 {LOG_OF_ATTEMPT} 1: not completed ({ENDED.message}); files deleted"
     ]
 
 
@@ -100,7 +100,7 @@ def test_the_log_says_what_became_of_the_checkpoint_under_which_an_attempt_was_k
     [
         (
             OWNER_OF_SCRIPT,
-            ["Job 'sales' kept nothing: no checkpoint was completed; the next start begins from the beginning."],
+            ["Job 'sales' retains no checkpoint: none was completed; the next try starts from the beginning."],
         ),
         (OWNER_IN_AIRFLOW, []),
     ],
@@ -121,7 +121,7 @@ def test_the_last_words_of_a_replaced_attempt_promise_no_retry(stage, caplog):
             replaced.take_checkpoint((), {}, finished_items=2, new_bytes=0, pinned=frozenset())
         replaced.fail(stale.value)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
-        "Job 'sales' goes on in attempt 2, which replaced attempt 1; nothing that this try does counts any more."
+        "Attempt 1 of job 'sales' is fenced: attempt 2 has replaced it; new checkpoints of attempt 1 are rejected."
     ]
 
 
@@ -137,7 +137,7 @@ def last_words(stage: WrittenStage, caplog: pytest.LogCaptureFixture, job: str, 
 def test_the_last_line_of_a_run_that_leaves_bytes_says_what_deletes_them(stage, caplog):
     assert last_words(stage, caplog, BY_RUN) == (
         f"Job {BY_RUN!r} leaves checkpoint 1 below {stage.storage.base_uri}. 'airflow statecheck gc --all' or the Dag "
-        f"statecheck_maintenance deletes what is no longer needed when the run is over."
+        f"statecheck_maintenance deletes unneeded files after the end of the run."
     )
 
 
@@ -156,4 +156,4 @@ def test_what_could_not_be_deleted_is_named_with_what_deletes_it(stage, caplog):
     with caplog.at_level(logging.INFO):
         attempt.finish(AttemptStatus.FINISHED)
     assert caplog.messages[-1].startswith(f"Job {JOB!r} leaves checkpoint 1 below")
-    assert "the run is over" not in caplog.messages[-1]
+    assert "the end of the run" not in caplog.messages[-1]

@@ -20,8 +20,8 @@ def test_any_number_is_borne_by_default_with_a_warning_each(caplog):
             failures.failed(StorageError("disk full"))
         failures.failed(LATE, 12)
     assert [r.getMessage() for r in caplog.records] == [
-        *["A checkpoint failed, the stage goes on without it: disk full"] * 5,
-        "Checkpoint 12 failed, the stage goes on without it: too late",
+        *["A checkpoint failed; the stage continues without it: disk full"] * 5,
+        "Checkpoint 12 failed; the stage continues without it: too late",
     ]
 
 

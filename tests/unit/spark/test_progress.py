@@ -38,18 +38,18 @@ def test_a_line_has_percent_rows_rate_and_the_time_to_go(clock: Clock, caplog: p
     progress = StageProgress("balances", 10 * GIB, monotonic=clock)
     clock.seconds += 20
     progress.advance(2 * GIB, 5_000_000)
-    assert said(caplog) == ["Stage balances: 20 %, 5,000,000 rows, 250,000 rows/s, done in about 80 s"]
+    assert said(caplog) == ["Stage balances: 20 %, 5,000,000 rows, 250,000 rows/s, about 80 s left"]
 
 
 def test_after_a_restore_it_says_what_was_kept_and_counts_it_for_the_part_but_not_for_the_rate(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    progress = StageProgress("balances", 1000, kept=610, monotonic=clock)
+    progress = StageProgress("balances", 1000, restored=610, monotonic=clock)
     clock.seconds += 10
     progress.advance(90, 400)
     assert said(caplog) == [
-        "Stage balances goes on: 61 % kept",
-        "Stage balances: 70 %, 400 rows, 40 rows/s, 61 % kept, done in about 33 s",
+        "Stage balances resumes: 61 % restored",
+        "Stage balances: 70 %, 400 rows, 40 rows/s, 61 % restored, about 33 s left",
     ]
 
 
@@ -70,13 +70,13 @@ def test_a_hundred_percent_is_said_at_the_end_only(clock: Clock) -> None:
 
 
 def test_an_input_of_unknown_size_has_neither_percent_nor_end(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    progress = StageProgress("balances", None, kept=3, monotonic=clock)
+    progress = StageProgress("balances", None, restored=3, monotonic=clock)
     clock.seconds += 10
     progress.advance(1, 10)
     assert (progress.percent, progress.seconds_left) == (None, None)
     assert said(caplog) == [
-        "Stage balances goes on: what was done before is kept",
-        "Stage balances: 10 rows, 1 rows/s, what was done before is kept",
+        "Stage balances resumes: earlier progress restored",
+        "Stage balances: 10 rows, 1 rows/s, earlier progress restored",
     ]
 
 
@@ -106,20 +106,20 @@ def test_nobody_can_tell_the_end_before_any_time_has_passed(clock: Clock, caplog
     assert said(caplog) == ["Stage balances: 0 %, 0 rows, 0 rows/s"]
 
 
-@pytest.mark.parametrize(("kept", "tail"), [(0, ""), (610, ", 61 % kept")])
+@pytest.mark.parametrize(("restored", "tail"), [(0, ""), (610, ", 61 % restored")])
 def test_the_last_line_says_what_this_try_has_done(
-    clock: Clock, caplog: pytest.LogCaptureFixture, kept: int, tail: str
+    clock: Clock, caplog: pytest.LogCaptureFixture, restored: int, tail: str
 ) -> None:
-    progress = StageProgress("balances", 1000, kept=kept, monotonic=clock)
+    progress = StageProgress("balances", 1000, restored=restored, monotonic=clock)
     clock.seconds += 20
-    progress.advance(1000 - kept, 5000)
+    progress.advance(1000 - restored, 5000)
     progress.finished()
-    assert said(caplog)[-1] == f"Stage balances is done: 5,000 rows in 20 s, 250 rows/s{tail}"
+    assert said(caplog)[-1] == f"Stage balances finished: 5,000 rows in 20 s, 250 rows/s{tail}"
 
 
 def test_a_stage_without_anything_to_do_is_done_in_no_time(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     StageProgress("balances", 0, monotonic=clock).finished()
-    assert said(caplog) == ["Stage balances is done: 0 rows in 0.0 s, 0 rows/s"]
+    assert said(caplog) == ["Stage balances finished: 0 rows in 0.0 s, 0 rows/s"]
 
 
 def test_the_rate_follows_a_change_and_evens_out_a_single_slow_step() -> None:

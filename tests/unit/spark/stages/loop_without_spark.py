@@ -127,7 +127,7 @@ class LoopWithoutSpark:
             StageStates({}, parallelism=1, max_parallelism=1, restored={}),
             commits,
             Pace(self.checkpoint_interval, None, self.monotonic),
-            StageProgress("stage", increments, kept=0, monotonic=self.monotonic),
+            StageProgress("stage", increments, restored=0, monotonic=self.monotonic),
             "run",
             self.monotonic,
         )
