@@ -15,17 +15,29 @@ from airflow_provider_statecheck.state.serializers.serializer import TypeSeriali
 _MILLISECOND = timedelta(milliseconds=1)
 
 
+In = TypeVar("In", contravariant=True)
+
+
+Acc = TypeVar("Acc")
+
+
+Out = TypeVar("Out", covariant=True)
+
+
+T = TypeVar("T")
+
+
 class UpdateType(StrEnum):
-    """What makes a value live longer."""
+    """Accesses that renew the time to live of a value."""
 
     DISABLED = "disabled"
-    """Nothing; values do not expire."""
+    """Values do not expire."""
     ON_CREATE_AND_WRITE = "on_create_and_write"
     ON_READ_AND_WRITE = "on_read_and_write"
 
 
 class StateVisibility(StrEnum):
-    """Whether a value that has expired can still be read."""
+    """Visibility of expired values that were not removed yet."""
 
     NEVER_RETURN_EXPIRED = "never_return_expired"
     RETURN_EXPIRED_IF_NOT_CLEANED_UP = "return_expired_if_not_cleaned_up"
@@ -34,10 +46,12 @@ class StateVisibility(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StateTtlConfig:
     """
-    The time to live of a state; a value of its own for each value, element of a list and entry of a map.
+    Time to live of a state. It applies to each value, list element and map entry separately.
 
-    :param ttl: How long a value lives; time is the stage's, which is the logical date of the run unless it says otherwise.
-    :raises InvalidConfigurationError: for less than a millisecond.
+    :param ttl: Lifetime of a value, measured in the time of the stage, by default the logical date of the Dag run.
+    :param update_type: Accesses that renew a value.
+    :param state_visibility: Whether reads may return expired values.
+    :raises InvalidConfigurationError: if ``ttl`` is shorter than a millisecond.
     """
 
     ttl: timedelta
@@ -49,35 +63,21 @@ class StateTtlConfig:
 
     @property
     def is_enabled(self) -> bool:
-        """Tell whether values expire at all."""
+        """Return whether values expire."""
         return self.update_type is not UpdateType.DISABLED
 
     @property
     def ttl_ms(self) -> int:
-        """Return how many milliseconds a value lives."""
+        """Return the time to live in milliseconds."""
         return self.ttl // _MILLISECOND
 
     def is_expired(self, last_access_ms: int, now_ms: int) -> bool:
-        """Tell whether a value has expired that was last used at a time."""
+        """Return whether a value with the given last access has expired."""
         return self.is_enabled and last_access_ms + self.ttl_ms <= now_ms
 
 
-def _require_positive(ttl: Any) -> None:
-    if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
-        raise InvalidConfigurationError(
-            f"Expected a time to live of at least one millisecond as a datetime.timedelta, found {ttl!r}; leave ttl out "
-            f"for state that does not expire."
-        )
-
-
-In = TypeVar("In", contravariant=True)
-Acc = TypeVar("Acc")
-Out = TypeVar("Out", covariant=True)
-T = TypeVar("T")
-
-
 class StateKind(StrEnum):
-    """The kinds of state; one name has one of them for good."""
+    """Kind of a state, fixed for its name."""
 
     VALUE = "value"
     LIST = "list"
@@ -88,14 +88,14 @@ class StateKind(StrEnum):
 
 
 class AggregateFunction(Protocol[In, Acc, Out]):
-    """How values become one result by way of an accumulator; it may be called for many keys in turn."""
+    """Aggregation of values through an accumulator. One instance serves all keys."""
 
     def create_accumulator(self) -> Acc:
-        """Return an accumulator of no value."""
+        """Return an empty accumulator."""
         ...
 
     def add(self, value: In, accumulator: Acc) -> Acc:
-        """Return the accumulator with one more value; it may change and return the one that it was given."""
+        """Return the accumulator with the value added; it may be modified in place."""
         ...
 
     def get_result(self, accumulator: Acc) -> Out:
@@ -103,19 +103,19 @@ class AggregateFunction(Protocol[In, Acc, Out]):
         ...
 
     def merge(self, a: Acc, b: Acc) -> Acc:
-        """Return one accumulator for two; it may change and return either."""
+        """Return the union of two accumulators; either may be modified in place."""
         ...
 
 
 class StateDescriptor(Generic[T]):
     """
-    Names a state and says what it holds; the same name in the same operator is the same state.
+    Name, types and options of a state. Within an operator, the same name refers to the same state.
 
-    :param name: Unique in the operator.
-    :param type: What a value is: a Python type, an Arrow type, a ``TypeSerializer`` or a serializer of the user's own.
-    :param ttl: How long values live; ``None`` for ever.
-    :param queryable_name: Under which others may read the state, or ``None``.
-    :raises InvalidConfigurationError: for an empty name, or a time to live that is none.
+    :param name: Name of the state, unique in the operator.
+    :param type: Type of the values: a Python type, an Arrow type, a ``TypeSerializer`` or a custom serializer.
+    :param ttl: Time to live; ``None`` if values never expire.
+    :param queryable_name: Name for queries from outside the stage, or ``None``.
+    :raises InvalidConfigurationError: for an empty name or an invalid time to live.
     """
 
     kind: ClassVar[StateKind]
@@ -137,9 +137,9 @@ class StateDescriptor(Generic[T]):
     @property
     def serializer(self) -> TypeSerializer[T]:
         """
-        Return what makes values to bytes: of a value, of an element of a list, or of the values of a map.
+        Return the serializer of a value, a list element or a map value.
 
-        :raises UnsupportedStateError: for a type that cannot be state.
+        :raises UnsupportedStateError: if the type cannot be stored in state.
         """
         self.initialize_serializer_unless_set()
         assert self._serializer is not None  # noqa: S101 - for the type checker
@@ -147,34 +147,34 @@ class StateDescriptor(Generic[T]):
 
     @property
     def key_serializer(self) -> TypeSerializer[Any] | None:
-        """Return what makes the keys of a map to bytes; ``None`` for what is no map."""
+        """Return the serializer of the user keys; ``None`` unless the state is a map."""
         return None
 
     @property
     def is_serializer_initialized(self) -> bool:
-        """Tell whether the serializer is set."""
+        """Return whether the serializer is set."""
         return self._serializer is not None
 
     def initialize_serializer_unless_set(self, serializer: Any = None) -> None:
         """
-        Set the serializer, of the type unless one is given; where one is set already nothing happens.
+        Set the serializer unless it is set already.
 
-        :param serializer: A ``TypeSerializer``, or what ``serializer_of`` makes one of.
-        :raises UnsupportedStateError: for a type that cannot be state.
+        :param serializer: A ``TypeSerializer`` or a type; the type of the descriptor by default.
+        :raises UnsupportedStateError: if the type cannot be stored in state.
         """
         if self._serializer is None:
-            self._serializer = _cell_serializer(self.type if serializer is None else serializer)
+            self._serializer = _value_serializer(self.type if serializer is None else serializer)
 
     @property
     def ttl(self) -> StateTtlConfig | None:
-        """Return how long values live; ``None`` for ever."""
+        """Return the time to live; ``None`` if values never expire."""
         return self._ttl
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """
-        Let values expire; one with updates disabled means for ever.
+        Set the time to live. A configuration with disabled updates removes it.
 
-        :raises InvalidConfigurationError: for another type.
+        :raises InvalidConfigurationError: if ``ttl`` is not a ``StateTtlConfig``.
         """
         if not isinstance(ttl, StateTtlConfig):
             raise InvalidConfigurationError(
@@ -184,14 +184,14 @@ class StateDescriptor(Generic[T]):
 
     @property
     def is_queryable(self) -> bool:
-        """Tell whether others may read the state."""
+        """Return whether the state can be queried from outside the stage."""
         return self.queryable_name is not None
 
     def set_queryable(self, queryable_name: str) -> None:
         """
-        Let others read the state under a name.
+        Make the state queryable from outside the stage.
 
-        :raises InvalidConfigurationError: for an empty name, or if there is one already.
+        :raises InvalidConfigurationError: if the name is empty, or if the state has a queryable name already.
         """
         _require_name("queryable_name", queryable_name)
         if self.queryable_name is not None:
@@ -212,9 +212,9 @@ class StateDescriptor(Generic[T]):
 
 class ValueStateDescriptor(StateDescriptor[T]):
     """
-    A single value for each key.
+    Descriptor of one value per key.
 
-    :param default: What is read where there is none; each read gets a copy.
+    :param default: Value of keys without state; each read returns a copy.
     """
 
     kind = StateKind.VALUE
@@ -259,9 +259,9 @@ class ValueStateDescriptor(StateDescriptor[T]):
 
 class ListStateDescriptor(StateDescriptor[T]):
     """
-    A list of elements.
+    Descriptor of one list per key.
 
-    :param element_type: What an element is.
+    :param element_type: Type of an element.
     """
 
     kind = StateKind.LIST
@@ -292,10 +292,10 @@ class ListStateDescriptor(StateDescriptor[T]):
 
 class ReducingStateDescriptor(StateDescriptor[T]):
     """
-    The values of a key, made to one of the same type.
+    Descriptor of one value per key that is the reduction of all added values.
 
-    :param reduce_function: Gives one value for two.
-    :raises InvalidConfigurationError: for no function.
+    :param reduce_function: Combines two values into one.
+    :raises InvalidConfigurationError: if ``reduce_function`` is not callable.
     """
 
     kind = StateKind.REDUCING
@@ -315,11 +315,11 @@ class ReducingStateDescriptor(StateDescriptor[T]):
 
 class AggregatingStateDescriptor(StateDescriptor[Acc]):
     """
-    The values of a key, made to an accumulator and read as its result.
+    Descriptor of one accumulator per key, read as its result.
 
     :param aggregate_function: An :class:`AggregateFunction`.
-    :param accumulator_type: What an accumulator is; it alone is kept.
-    :raises InvalidConfigurationError: for a function without one of the methods.
+    :param accumulator_type: Type of the accumulator, which is the stored value.
+    :raises InvalidConfigurationError: if a method of the function is missing.
     """
 
     kind = StateKind.AGGREGATING
@@ -341,11 +341,11 @@ class AggregatingStateDescriptor(StateDescriptor[Acc]):
 
 class FoldingStateDescriptor(StateDescriptor[Acc]):
     """
-    The values of a key, folded into an accumulator one by one.
+    Descriptor of one accumulator per key into which values are folded.
 
-    :param initial: The accumulator of no value; each key gets a copy.
-    :param fold_function: Gives the accumulator with one more value.
-    :raises InvalidConfigurationError: for no function, or no accumulator.
+    :param initial: Initial accumulator; each key starts with a copy.
+    :param fold_function: Returns the accumulator with one more value.
+    :raises InvalidConfigurationError: if ``fold_function`` is not callable, or ``initial`` is ``None``.
     """
 
     kind = StateKind.FOLDING
@@ -368,16 +368,16 @@ class FoldingStateDescriptor(StateDescriptor[Acc]):
 
     @property
     def initial(self) -> Acc:
-        """Return a copy of the accumulator of no value."""
+        """Return a copy of the initial accumulator."""
         return self.serializer.copy(self._initial)
 
 
 class MapStateDescriptor(StateDescriptor[T]):
     """
-    A map for each key.
+    Descriptor of one map per key.
 
-    :param key_type: What a key of the map is.
-    :param value_type: What a value of the map is.
+    :param key_type: Type of the user keys.
+    :param value_type: Type of the values.
     """
 
     kind = StateKind.MAP
@@ -418,9 +418,9 @@ class MapStateDescriptor(StateDescriptor[T]):
     @property
     def key_serializer(self) -> TypeSerializer[Any]:
         """
-        Return what makes keys of the map to bytes.
+        Return the serializer of the user keys.
 
-        :raises UnsupportedStateError: for a type that cannot be state.
+        :raises UnsupportedStateError: if the type cannot be stored in state.
         """
         from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
@@ -429,19 +429,29 @@ class MapStateDescriptor(StateDescriptor[T]):
         return self._key_serializer
 
 
-def _cell_serializer(type: Any) -> TypeSerializer[Any]:
+def _require_positive(ttl: Any) -> None:
+    if not isinstance(ttl, timedelta) or ttl < _MILLISECOND:
+        raise InvalidConfigurationError(
+            f"Expected a datetime.timedelta of at least one millisecond as the time to live, found {ttl!r}; leave ttl out "
+            f"for state that does not expire."
+        )
+
+
+def _value_serializer(type: Any) -> TypeSerializer[Any]:
     from airflow_provider_statecheck.state.serializers.nested_columns import without_optional
     from airflow_provider_statecheck.state.serializers.resolve import serializer_of
 
     return without_optional(serializer_of(type))
 
 
-def _require_name(what: str, name: Any) -> None:
+def _require_name(parameter: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise InvalidConfigurationError(f"Expected a text that is not empty as {what} of a state, found {name!r}.")
+        raise InvalidConfigurationError(f"Expected a non-empty string as {parameter} of a state, found {name!r}.")
 
 
-def _require_callable(name: str, what: str, function: Any) -> Any:
+def _require_callable(name: str, parameter: str, function: Any) -> Any:
     if not callable(function):
-        raise InvalidConfigurationError(f"Expected a callable as {what} of the state {name!r}, found {function!r}.")
+        raise InvalidConfigurationError(
+            f"Expected a callable as {parameter} of the state {name!r}, found {function!r}."
+        )
     return function

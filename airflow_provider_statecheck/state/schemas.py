@@ -1,4 +1,8 @@
-"""Types of state as a checkpoint records them, and whether restored state fits today's types."""
+"""
+State schemas in checkpoint metadata, and their compatibility with the current types.
+
+Compatibility is decided from the schemas alone. No state is read.
+"""
 
 from __future__ import annotations
 
@@ -32,38 +36,86 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 VERSION = 1
-"""Of the JSON that :func:`encode_schemas` makes."""
+"""Format version of the JSON written by :func:`encode_schemas`."""
+
+
+KEY = "key"
+"""Name under which the key type of keyed state is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSchema:
-    """The types of one state."""
+    """Types of one state."""
 
     name: str
     kind: StateKind
     key: SerializerSnapshot | None = None
-    """Of the keys of a map."""
+    """Type of the user keys; ``None`` unless the state is a map."""
     value: SerializerSnapshot
-    """Of a value, of an element of a list, or of a value of a map; without what its time to live adds."""
+    """Type of a value, a list element or a map value, without the timestamp that a time to live adds."""
     ttl: bool = False
-    """Whether each value has the time at which it was last used."""
+    """Whether each value carries the time of its last use."""
     ttl_ms: int | None = None
-    """How many milliseconds a value lives, where that is known."""
+    """Time to live in milliseconds, if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSchemas:
-    """The types of all state of one operator."""
+    """Types of all state of one operator."""
 
     key: SerializerSnapshot | None = None
-    """Of the key of its keyed state."""
+    """Type of the keys of its keyed state."""
     keyed: tuple[StateSchema, ...] = ()
     operator: tuple[StateSchema, ...] = ()
-    """Lists and broadcast maps that belong to no key."""
+    """Operator state: lists and broadcast maps without a key."""
+
+
+class Fate(StrEnum):
+    """Handling of a state on restore."""
+
+    AS_IS = "as is"
+    RECONFIGURED = "reconfigured"
+    """The state keeps its restored format, and new values are written in that format."""
+    MIGRATED = "migrated"
+    NEW = "new"
+    KEPT_UNREAD = "kept unread"
+    """No descriptor uses the state; it is copied to every checkpoint."""
+    INCOMPATIBLE = "incompatible"
+
+
+_FATES = {
+    Outcome.COMPATIBLE_AS_IS: Fate.AS_IS,
+    Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER: Fate.RECONFIGURED,
+    Outcome.COMPATIBLE_AFTER_MIGRATION: Fate.MIGRATED,
+    Outcome.INCOMPATIBLE: Fate.INCOMPATIBLE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Handling of one state on restore, with the reason."""
+
+    name: str
+    scope: str
+    """``keyed``, ``operator`` or ``key``."""
+    fate: Fate
+    reason: str = ""
+    old: str = ""
+    """Types in the checkpoint; empty for a new state."""
+    new: str = ""
+    """Current types; empty for a state without a descriptor."""
+
+    @property
+    def line(self) -> str:
+        """Return the verdict as one log line."""
+        types = " -> ".join(dict.fromkeys(filter(None, (self.old, self.new))))
+        reason = f": {self.reason}" if self.reason else ""
+        name = self.name if self.scope == KEY else f"{self.scope} state {self.name!r}"
+        return f"{name}: {self.fate}{reason} [{types}]"
 
 
 def encode_schemas(schemas: OperatorSchemas) -> dict[str, Any]:
-    """Return schemas as JSON."""
+    """Encode schemas as JSON."""
     return {
         "version": VERSION,
         "key": None if schemas.key is None else encode_snapshot(schemas.key),
@@ -74,10 +126,10 @@ def encode_schemas(schemas: OperatorSchemas) -> dict[str, Any]:
 
 def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
     """
-    Return the schemas that were encoded; types that this version does not know are no error before they are used.
+    Decode schemas. Unknown types are accepted and fail only when they are used.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote them.
-    :raises CorruptStateError: for JSON that :func:`encode_schemas` does not make.
+    :raises IncompatibleCheckpointError: if a newer version wrote the schemas.
+    :raises CorruptStateError: if the JSON was not written by :func:`encode_schemas`.
     """
     try:
         _require_version(encoded["version"])
@@ -88,6 +140,59 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CorruptStateError(f"Expected the schemas of an operator's state, found {encoded!r:.200}.") from error
+
+
+def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
+    """
+    Compare the types of a checkpoint with the current types, state by state.
+
+    :param old: Schemas in the checkpoint.
+    :param new: Schemas of the current descriptors.
+    """
+    key = [] if old.key is None or new.key is None else [_key_verdict(old.key, new.key)]
+    return (
+        *key,
+        *_scope_verdicts("keyed", old.keyed, new.keyed),
+        *_scope_verdicts("operator", old.operator, new.operator),
+    )
+
+
+def report(found: Iterable[Verdict]) -> str:
+    """Format verdicts as log lines, the most severe first."""
+    order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.KEPT_UNREAD, Fate.NEW, Fate.AS_IS]
+    return "\n".join(verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
+
+
+def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str = "") -> tuple[Verdict, ...]:
+    """
+    Return the verdict on each state, or raise if a state is incompatible.
+
+    :param operator: Operator name for the error message.
+    :raises StateMigrationError: if a state is incompatible; names each such state with its old and new types.
+    """
+    found = verdicts(old, new)
+    incompatible_states = [verdict for verdict in found if verdict.fate is Fate.INCOMPATIBLE]
+    if incompatible_states:
+        raise _migration_error(incompatible_states, operator)
+    return found
+
+
+def _migration_error(found: Sequence[Verdict], operator: str) -> StateMigrationError:
+    of_operator = f" of the operator {operator!r}" if operator else ""
+    lines = "; ".join(verdict.line for verdict in found)
+    return StateMigrationError(
+        f"Expected state{of_operator} that is compatible with the current types, found {lines}. Undo the change, give the "
+        f"state another name to start it empty, or restore with the release that wrote the checkpoint.",
+        state=found[0].name,
+    )
+
+
+def _require_version(version: Any) -> None:
+    if version != VERSION:
+        raise IncompatibleCheckpointError(
+            f"Expected state schemas of version {VERSION}, found {version!r}; restore with the release that wrote the "
+            f"checkpoint, or a newer one."
+        )
 
 
 def _encode_state(state: StateSchema) -> dict[str, Any]:
@@ -116,105 +221,8 @@ def _decode_optional(encoded: Mapping[str, Any] | None) -> SerializerSnapshot | 
     return None if encoded is None else decode_snapshot(encoded)
 
 
-def _require_version(version: Any) -> None:
-    if version != VERSION:
-        raise IncompatibleCheckpointError(
-            f"Expected the schemas of state in version {VERSION}, found {version!r}; restore with the release that wrote "
-            f"the checkpoint, or a newer one."
-        )
-
-
-KEY = "key"
-"""The name under which the key of keyed state is reported."""
-
-
-class Fate(StrEnum):
-    """What becomes of a state."""
-
-    AS_IS = "as is"
-    RECONFIGURED = "reconfigured"
-    """It keeps the form that it has; new values are written in it too."""
-    MIGRATED = "migrated"
-    NEW = "new"
-    KEPT_UNREAD = "kept unread"
-    """Nobody asks for it now; it stays in every checkpoint."""
-    INCOMPATIBLE = "incompatible"
-
-
-_FATES = {
-    Outcome.COMPATIBLE_AS_IS: Fate.AS_IS,
-    Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER: Fate.RECONFIGURED,
-    Outcome.COMPATIBLE_AFTER_MIGRATION: Fate.MIGRATED,
-    Outcome.INCOMPATIBLE: Fate.INCOMPATIBLE,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What becomes of one state."""
-
-    name: str
-    scope: str
-    """Whether it is keyed or operator state, or the key."""
-    fate: Fate
-    reason: str = ""
-    old: str = ""
-    """Its types in the checkpoint; empty for a new state."""
-    new: str = ""
-    """Its types today; empty where nobody asks for it."""
-
-    @property
-    def line(self) -> str:
-        """Return the verdict as a line of a log."""
-        types = " -> ".join(dict.fromkeys(filter(None, (self.old, self.new))))
-        reason = f": {self.reason}" if self.reason else ""
-        name = self.name if self.scope == KEY else f"{self.scope} state {self.name!r}"
-        return f"{name}: {self.fate}{reason} [{types}]"
-
-
-def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
-    """
-    Return what becomes of each state of an operator; nothing of the state itself is read.
-
-    :param old: What the checkpoint says.
-    :param new: What the functions ask for today.
-    """
-    key = [] if old.key is None or new.key is None else [_of_key(old.key, new.key)]
-    return (*key, *_of_scope("keyed", old.keyed, new.keyed), *_of_scope("operator", old.operator, new.operator))
-
-
-def report(found: Iterable[Verdict]) -> str:
-    """Return verdicts as lines of a log, those first that need a look."""
-    order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.KEPT_UNREAD, Fate.NEW, Fate.AS_IS]
-    return "\n".join(verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
-
-
-def require_compatible(old: OperatorSchemas, new: OperatorSchemas, operator: str = "") -> tuple[Verdict, ...]:
-    """
-    Return what becomes of each state of an operator.
-
-    :param operator: What to call it in the message.
-    :raises StateMigrationError: naming each state that cannot go on, with its types before and now.
-    """
-    found = verdicts(old, new)
-    refused = [verdict for verdict in found if verdict.fate is Fate.INCOMPATIBLE]
-    if refused:
-        raise _refusal(refused, operator)
-    return found
-
-
-def _refusal(refused: Sequence[Verdict], operator: str) -> StateMigrationError:
-    of_operator = f" of the operator {operator!r}" if operator else ""
-    lines = "; ".join(verdict.line for verdict in refused)
-    return StateMigrationError(
-        f"Expected state{of_operator} that can go on with the types of today, found {lines}. Undo the change, give the "
-        f"state another name to begin anew, or restore with the release that wrote the checkpoint.",
-        state=refused[0].name,
-    )
-
-
-def _of_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
-    verdict = AS_IS if old == new else never_migrated(_resolved_key(old, new), "a key")
+def _key_verdict(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
+    verdict = AS_IS if old == new else never_migrated(_key_compatibility(old, new), "a key")
     return Verdict(
         name=KEY,
         scope=KEY,
@@ -225,58 +233,59 @@ def _of_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Verdict:
     )
 
 
-def _resolved_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
+def _key_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
     if "key" in (old.class_id, new.class_id):
         return other_key(old, new)
-    return _resolved(old, new)
+    return _type_compatibility(old, new)
 
 
-def _of_scope(scope: str, old: Iterable[StateSchema], new: Iterable[StateSchema]) -> list[Verdict]:
-    before: Mapping[str, StateSchema] = {state.name: state for state in old}
-    today: Mapping[str, StateSchema] = {state.name: state for state in new}
-    return [_of_state(scope, name, before.get(name), today.get(name)) for name in dict.fromkeys((*before, *today))]
+def _scope_verdicts(scope: str, old: Iterable[StateSchema], new: Iterable[StateSchema]) -> list[Verdict]:
+    restored: Mapping[str, StateSchema] = {state.name: state for state in old}
+    current: Mapping[str, StateSchema] = {state.name: state for state in new}
+    names = dict.fromkeys((*restored, *current))
+    return [_state_verdict(scope, name, restored.get(name), current.get(name)) for name in names]
 
 
-def _of_state(scope: str, name: str, old: StateSchema | None, new: StateSchema | None) -> Verdict:
-    verdict = None if old is None or new is None else _compared(old, new)
-    lone = Fate.NEW if old is None else Fate.KEPT_UNREAD
+def _state_verdict(scope: str, name: str, old: StateSchema | None, new: StateSchema | None) -> Verdict:
+    verdict = None if old is None or new is None else _compatibility(old, new)
+    unmatched = Fate.NEW if old is None else Fate.KEPT_UNREAD
     return Verdict(
         name=name,
         scope=scope,
-        fate=lone if verdict is None else _FATES[verdict.outcome],
+        fate=unmatched if verdict is None else _FATES[verdict.outcome],
         reason="" if verdict is None else verdict.reason,
-        old="" if old is None else _shown(old),
-        new="" if new is None else _shown(new),
+        old="" if old is None else _describe_state(old),
+        new="" if new is None else _describe_state(new),
     )
 
 
-def _compared(old: StateSchema, new: StateSchema) -> Compatibility:
+def _compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
     if old.kind is not new.kind:
         return incompatible(f"was a {old.kind} state, is now a {new.kind} state")
-    parts = [("", _resolved(old.value, new.value)), ("", _resolved_ttl(old, new))]
+    parts = [("", _type_compatibility(old.value, new.value)), ("", _ttl_compatibility(old, new))]
     if old.key is not None and new.key is not None:
-        parts.append((KEY, kept_distinct(_resolved(old.key, new.key), "keys of a map")))
+        parts.append((KEY, kept_distinct(_type_compatibility(old.key, new.key), "keys of a map")))
     return Compatibility(outcome=worst(part for _, part in parts), reason=reasons(parts))
 
 
-def _resolved(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
+def _type_compatibility(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
     try:
         return restored_serializer(new).resolve_compatibility(old)
     except StateCheckError as error:
-        # Other states may well be restored, so it is said of this one alone.
+        # One unreadable type must not hide the verdicts on the other states.
         return incompatible(str(error))
 
 
-def _resolved_ttl(old: StateSchema, new: StateSchema) -> Compatibility:
+def _ttl_compatibility(old: StateSchema, new: StateSchema) -> Compatibility:
     if old.ttl == new.ttl:
         return AS_IS
     reason = (
-        "a time to live begins at the restore" if new.ttl else "the time to live ends, what has expired is left out"
+        "time to live added, starts at the restore" if new.ttl else "time to live removed, expired values are dropped"
     )
     return Compatibility(outcome=Outcome.COMPATIBLE_AFTER_MIGRATION, reason=reason)
 
 
-def _shown(state: StateSchema) -> str:
+def _describe_state(state: StateSchema) -> str:
     value = describe(state.value)
     types = f"{describe(state.key)} to {value}" if state.kind is StateKind.MAP and state.key else value
     return f"{state.kind} of {types}{' with a time to live' if state.ttl else ''}"

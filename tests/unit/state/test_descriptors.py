@@ -101,7 +101,7 @@ class TestEveryKind:
 
 @pytest.mark.parametrize("name", ["", None, 3])
 def test_a_name_is_a_text_that_is_not_empty(name: Any) -> None:
-    with pytest.raises(InvalidConfigurationError, match="not empty as name of a state"):
+    with pytest.raises(InvalidConfigurationError, match="non-empty string as name of a state"):
         ValueStateDescriptor(name, int)
 
 

@@ -67,7 +67,7 @@ def test_a_class_that_nobody_knows_here_is_no_error_before_its_state_is_used() -
 @pytest.mark.parametrize("version", [2, 0, "1", None])
 def test_another_version_is_refused_with_its_number(version: Any) -> None:
     encoded = encode_schemas(OperatorSchemas()) | {"version": version}
-    with pytest.raises(IncompatibleCheckpointError, match=f"in version 1, found {version!r}"):
+    with pytest.raises(IncompatibleCheckpointError, match=f"of version 1, found {version!r}"):
         decode_schemas(encoded)
 
 
