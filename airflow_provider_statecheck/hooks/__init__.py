@@ -1,1 +1,1 @@
-"""Reaching the coordinator from Airflow."""
+"""Airflow hooks and gateways to the coordinator."""

@@ -1,4 +1,4 @@
-"""The Airflow connection to the coordinator's API, and its test."""
+"""Airflow connection to the coordinator's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorAddress:
-    """A server, and the user to log in as where the connection names one."""
+    """URL of the coordinator's server and the optional login."""
 
     url: str
     login: str | None = None
@@ -33,12 +33,12 @@ class CoordinatorAddress:
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
 
     def open(self) -> HttpClient:
-        """Return a client of the server."""
-        return HttpClient(self.url, httpx.Client(timeout=self._timeout(), verify=_trusted()))
+        """Return a client for the server."""
+        return HttpClient(self.url, httpx.Client(timeout=self._timeout(), verify=_ssl_context()))
 
     def open_async(self) -> httpx.AsyncClient:
-        """Return a client for an event loop, which reads certificates when it is made and not later."""
-        return httpx.AsyncClient(timeout=self._timeout(), verify=_trusted())
+        """Return an asynchronous client; this call reads the certificates, so run it outside of the event loop."""
+        return httpx.AsyncClient(timeout=self._timeout(), verify=_ssl_context())
 
     def _timeout(self) -> httpx.Timeout:
         return httpx.Timeout(self.timeout_seconds, connect=_CONNECT_TIMEOUT_SECONDS)
@@ -46,10 +46,10 @@ class CoordinatorAddress:
 
 def coordinator_address(conn_id: str = DEFAULT_CONN_ID) -> CoordinatorAddress:
     """
-    Return the address that the connection names, else ``[statecheck] api_url``, else Airflow's api-server.
+    Return the coordinator's address from the connection, ``[statecheck] api_url`` or Airflow's api-server, in this order.
 
-    :param conn_id: The connection; the default one need not exist.
-    :raises InvalidConfigurationError: for a connection that is missing or whose fields do not make an address.
+    :param conn_id: Connection id; the default connection may be missing.
+    :raises InvalidConfigurationError: The connection is missing or its fields are not a valid address.
     """
     connection = _connection(conn_id)
     if connection is None:
@@ -72,8 +72,8 @@ def _connection(conn_id: str) -> Any:
         if conn_id == DEFAULT_CONN_ID:
             return None
         raise InvalidConfigurationError(
-            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or leave it out to use "
-            f"Airflow's own api-server."
+            f"Expected a connection {conn_id!r} of the type {CONN_TYPE!r}, found none; create it, or omit it to use "
+            f"Airflow's api-server."
         ) from error
 
 
@@ -86,14 +86,15 @@ def _url_of(connection: Any) -> str | None:
 
 
 def _timeout_of(connection: Any) -> float:
-    given = connection.extra_dejson.get("timeout") or DEFAULT_TIMEOUT_SECONDS
+    value = connection.extra_dejson.get("timeout") or DEFAULT_TIMEOUT_SECONDS
     try:
-        timeout = float(given)
+        timeout = float(value)
     except (TypeError, ValueError):
         timeout = 0.0
     if timeout <= 0:
         raise InvalidConfigurationError(
-            f"Expected the timeout of connection {connection.conn_id!r} to be a number of seconds above 0, found {given!r}."
+            f"Expected the timeout of connection {connection.conn_id!r} to be a positive number of seconds, found "
+            f"{value!r}."
         )
     return timeout
 
@@ -101,8 +102,8 @@ def _timeout_of(connection: Any) -> float:
 def _configured_url() -> str:
     from airflow.sdk.configuration import conf
 
-    given = conf.get("statecheck", "api_url", fallback=None)
-    return str(given).rstrip("/") if given else _execution_api_url().removesuffix("/execution")
+    url = conf.get("statecheck", "api_url", fallback=None)
+    return str(url).rstrip("/") if url else _execution_api_url().removesuffix("/execution")
 
 
 def _execution_api_url() -> str:
@@ -114,29 +115,29 @@ def _execution_api_url() -> str:
     return str(conf.get("core", "execution_api_server_url", fallback=default) or default).rstrip("/")
 
 
-def _trusted() -> ssl.SSLContext | bool:
+def _ssl_context() -> ssl.SSLContext | bool:
     from airflow.sdk.configuration import conf
 
-    trusted = conf.get("api", "ssl_ca_file", fallback=None) or conf.get("api", "ssl_cert", fallback=None)
-    if not trusted:
+    ca_file = conf.get("api", "ssl_ca_file", fallback=None) or conf.get("api", "ssl_cert", fallback=None)
+    if not ca_file:
         return True
     context = ssl.create_default_context()
-    context.load_verify_locations(trusted)
+    context.load_verify_locations(ca_file)
     return context
 
 
 def check_address(address: CoordinatorAddress) -> str:
     """
-    Reach the coordinator's API, log in where a user is given, and say what was found.
+    Connect to the coordinator's API, log in if a user is configured, and return a summary.
 
-    :raises StateCheckError: saying what is not as it should be.
+    :raises StateCheckError: The connection or the login failed.
     """
     client = address.open()
-    found = f"The coordinator at {client.base_url} answers; it is of version {_coordinator_version(client)}."
+    summary = f"Connected to the coordinator at {client.base_url}, version {_coordinator_version(client)}."
     if address.login is None:
-        return found
+        return summary
     client.log_in(address.login, address.password or "")
-    return f"{found} Airflow knows the user {address.login!r}."
+    return f"{summary} Logged in to Airflow as {address.login!r}."
 
 
 def _coordinator_version(client: HttpClient) -> str:
@@ -145,9 +146,9 @@ def _coordinator_version(client: HttpClient) -> str:
     except CoordinatorError as error:
         if error.retryable or isinstance(error, AccessDeniedError):
             raise
-        raise _something_else(client) from error
+        raise _not_a_coordinator(client) from error
     if not _is_health(health):
-        raise _something_else(client)
+        raise _not_a_coordinator(client)
     return str(health["version"])
 
 
@@ -155,15 +156,15 @@ def _is_health(data: Any) -> bool:
     return isinstance(data, dict) and data.get("status") == "ok" and "version" in data
 
 
-def _something_else(client: HttpClient) -> StateCheckError:
-    # An api-server without this provider answers any path with a page of its own, so it is asked who it is.
+def _not_a_coordinator(client: HttpClient) -> StateCheckError:
+    # An api-server without this provider returns an HTML page for every path, so only its version identifies it.
     airflow = client.airflow_version()
     if airflow is None:
         return InvalidConfigurationError(
-            f"Expected Airflow's api-server at {client.base_url}, found another server; correct the URL, which ends with "
-            f"the path of [api] base_url where that has one."
+            f"Expected Airflow's api-server at {client.base_url}, found another server; correct the URL, which must "
+            f"include the path of [api] base_url."
         )
     return EnvironmentNotReadyError(
         f"Expected airflow-provider-statecheck on the api-server at {client.base_url}, found Airflow {airflow} without it; "
-        f"install it there, restart the api-server, and let it run with core among its --apps."
+        f"install it there and restart the api-server with core among its --apps."
     )

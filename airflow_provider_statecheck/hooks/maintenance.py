@@ -1,4 +1,8 @@
-"""Access to maintenance from Airflow: in process beside the scheduler, or over HTTP."""
+"""
+Maintenance gateways for Airflow processes.
+
+A process with access to Airflow's database calls the coordinator in process. A maintenance task calls it over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +49,17 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
+Reply = TypeVar("Reply")
+
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
     """
-    Reach the rows: in process where Airflow's database is open, else over HTTP as a task of a maintenance Dag.
+    Return a gateway for maintenance: in process if Airflow's database is accessible, otherwise over HTTP.
 
-    :param conn_id: Connection that names the server, for the way over HTTP.
-    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     if is_orm_open():
         from airflow_provider_statecheck.api.airflow_services import airflow_services
@@ -65,10 +71,10 @@ def maintenance_gateway(conn_id: str = DEFAULT_CONN_ID) -> MaintenanceGateway:
 
 def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
     """
-    Reach what takes savepoints, in the same ways.
+    Return a gateway for savepoints: in process if Airflow's database is accessible, otherwise over HTTP.
 
-    :param conn_id: Connection that names the server, for the way over HTTP.
-    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     if is_orm_open():
         from airflow_provider_statecheck.api.airflow_services import airflow_services
@@ -80,26 +86,27 @@ def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
 
 def job_recovery() -> JobRecovery:
     """
-    Return what makes the rows of jobs anew; only where Airflow's database is open.
+    Return the service that recreates the rows of lost jobs.
 
-    :raises EnvironmentNotReadyError: elsewhere.
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
     """
-    return _services_beside_scheduler("recover").recovery
+    return _local_services("recover").recovery
 
 
 def job_rewinding() -> JobRewinding:
     """
-    Return what takes the state of jobs back to an earlier run; only where Airflow's database is open.
+    Return the service that rewinds the state of jobs to an earlier run.
 
-    :raises EnvironmentNotReadyError: elsewhere.
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
     """
-    return _services_beside_scheduler("rewind").rewinding
+    return _local_services("rewind").rewinding
 
 
-def _services_beside_scheduler(command: str) -> Services:
+def _local_services(command: str) -> Services:
     if not is_orm_open():
         raise EnvironmentNotReadyError(
-            f"Expected Airflow's database to be open, found a task; run 'airflow statecheck {command}' beside the scheduler."
+            f"Expected access to Airflow's database, found a task without it; run 'airflow statecheck {command}' on the "
+            f"scheduler's machine."
         )
     from airflow_provider_statecheck.api.airflow_services import airflow_services
 
@@ -107,7 +114,6 @@ def _services_beside_scheduler(command: str) -> Services:
 
 
 def _calls(conn_id: str) -> MaintenanceCalls:
-
     address = coordinator_address(conn_id)
     client = address.open()
     return MaintenanceCalls(client, transport.task_credentials(client, address))
@@ -115,49 +121,44 @@ def _calls(conn_id: str) -> MaintenanceCalls:
 
 def storage_opener(conn_id: str | None = None) -> OpenStorage:
     """
-    Return what opens a checkpoint directory.
+    Return a function that opens the storage of a checkpoint directory.
 
-    :param conn_id: Connection with its credentials, by default the one that ``[statecheck] storage_conn_id`` names.
+    :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
     """
     from airflow.sdk.configuration import conf
 
     from airflow_provider_statecheck.hooks.storage import open_storage
 
-    used = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
-    places = configured_locations()
+    storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
+    locations = configured_locations()
 
-    def opened(base_uri: str) -> CheckpointStorage:
-        storage = open_storage(base_uri, used)
-        return storage.within(storage.allowed | places)
+    def open_within_locations(base_uri: str) -> CheckpointStorage:
+        storage = open_storage(base_uri, storage_conn_id)
+        return storage.within(storage.allowed | locations)
 
-    return opened
+    return open_within_locations
 
 
 def find_job(gateway: MaintenanceGateway, job: str) -> JobView:
     """
-    Return a job by its name, or by its id.
+    Return the job with this name or id.
 
-    :raises CheckpointNotFoundError: if there is none.
+    :raises CheckpointNotFoundError: There is no such job.
     """
     try:
         return gateway.describe(job_id_of(job))
     except CheckpointNotFoundError as error:
         if _JOB_ID.fullmatch(job):
             return gateway.describe(JobId(job))
-        raise CheckpointNotFoundError(
-            f"There is no job {job!r}; 'airflow statecheck jobs' lists all there are."
-        ) from error
-
-
-Reply = TypeVar("Reply")
+        raise CheckpointNotFoundError(f"There is no job {job!r}; 'airflow statecheck jobs' lists all jobs.") from error
 
 
 class MaintenanceCalls:
     """
-    Calls in the name of a maintenance task; every one is repeated while the api-server is down for a moment.
+    HTTP calls of a maintenance task, retried during short outages of the api-server.
 
-    :param client: The server.
-    :param credentials: Where tokens come from.
+    :param client: Client for the server.
+    :param credentials: Source of tokens.
     """
 
     def __init__(self, client: HttpClient, credentials: Credentials) -> None:
@@ -167,11 +168,11 @@ class MaintenanceCalls:
 
     def ask(self, method: str, path: str, request: Any = None) -> Any:
         """
-        Make a call and return the reply's JSON.
+        Send a request and return the JSON of the reply.
 
         :param method: ``GET`` or ``POST``.
-        :param path: Below the API's root.
-        :param request: The message to post.
+        :param path: Path relative to the root of the API.
+        :param request: Message to post.
         """
         return patiently(lambda: self._send(method, path, request))
 
@@ -179,7 +180,7 @@ class MaintenanceCalls:
         try:
             return self._send_once(method, path, request)
         except TokenExpiredError:
-            # A task's token lives for minutes, a sweep of large jobs for longer.
+            # A task's token is valid for minutes; garbage collection of large jobs can take longer.
             self._token = None
             return self._send_once(method, path, request)
 
@@ -195,7 +196,7 @@ class HttpMaintenance:
     """
     A ``MaintenanceGateway`` over HTTP.
 
-    :param calls: The server.
+    :param calls: HTTP calls to the server.
     """
 
     def __init__(self, calls: MaintenanceCalls) -> None:
@@ -206,7 +207,7 @@ class HttpMaintenance:
         return read_reply(tuple[JobRecord, ...], self._calls.ask("GET", "jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
+        """Return the current view of a job."""
         return read_reply(JobView, self._calls.ask("GET", f"jobs/{job_id}"))
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -219,24 +220,24 @@ class HttpMaintenance:
         return read_reply(tuple[CheckpointRecord, ...], self._calls.ask("GET", page_path(job_id, page)))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the bytes of ended checkpoints are gone."""
+        """Record that the files of ended checkpoints were deleted."""
         self._calls.ask("POST", "maintenance/confirm-discards", request)
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
-        """End the attempts whose drivers died without a word and return which they were."""
+        """Close the attempts whose drivers died without closing them, and return these attempts."""
         request = CloseAbandoned(job_id=job_id)
         return read_reply(tuple[AttemptRef, ...], self._calls.ask("POST", "maintenance/close-abandoned", request))
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
-        """Take away from restore what does not stay after the end of its run and return which checkpoints it was."""
+        """Discard the checkpoints that are not retained after the end of their run, and return their ids."""
         return read_reply(tuple[int, ...], self._calls.ask("POST", "maintenance/settle-run", SettleRun(job_id=job_id)))
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
-        """Remove the rows of what ended so long ago and return which they were."""
+        """Delete the rows of checkpoints and attempts that ended before the given age, and return their ids."""
         return read_reply(ForgettableRows, self._calls.ask("POST", "maintenance/forget", request))
 
     def refusal(self, request: RetireJob) -> Removal:
-        """Say whether :meth:`retire` would be done, and change nothing."""
+        """Return why :meth:`retire` would be refused, without changing anything."""
         return read_reply(Removal, self._calls.ask("POST", "maintenance/refusal", request))
 
     def retire(self, request: RetireJob) -> Removal:
@@ -244,11 +245,11 @@ class HttpMaintenance:
         return read_reply(Removal, self._calls.ask("POST", "maintenance/retire", request))
 
     def remove(self, request: RetireJob) -> Removal:
-        """Remove the rows of a retired job whose bytes are gone."""
+        """Delete the rows of a retired job whose files were deleted."""
         return read_reply(Removal, self._calls.ask("POST", "maintenance/remove", request))
 
     def drop_tokens(self, request: DropTokens) -> int:
-        """Remove the tokens that have been of no use for so long and return how many there were."""
+        """Delete the tokens that ended before the given age, and return their number."""
         return read_reply(int, self._calls.ask("POST", "maintenance/drop-tokens", request))
 
 
@@ -256,26 +257,26 @@ class HttpSavepoints:
     """
     A ``SavepointGateway`` over HTTP.
 
-    :param calls: The server.
+    :param calls: HTTP calls to the server.
     """
 
     def __init__(self, calls: MaintenanceCalls) -> None:
         self._calls = calls
 
     def request(self, request: RequestSavepoint) -> SnapshotRequest:
-        """Ask for a savepoint of an operator."""
+        """Request a savepoint of an operator."""
         return read_reply(SnapshotRequest, self._post("request", request))
 
     def begin(self, request: BeginSavepoint) -> CheckpointRecord:
-        """Draw the id of a savepoint that is copied from the newest checkpoint of an operator that does not run."""
+        """Allocate the id of a savepoint that copies the newest checkpoint of an operator that is not running."""
         return read_reply(CheckpointRecord, self._post("begin", request))
 
     def end(self, request: EndSavepoint) -> CheckpointRecord:
-        """Say that such a savepoint is written, or why it cannot be."""
+        """Report that a copied savepoint was written, or why writing failed."""
         return read_reply(CheckpointRecord, self._post("end", request))
 
     def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
-        """Give a savepoint up; its bytes may go."""
+        """Dispose of a savepoint; its files may then be deleted."""
         return read_reply(DisposedSavepoint, self._post("dispose", request))
 
     def _post(self, verb: str, request: Any) -> Any:

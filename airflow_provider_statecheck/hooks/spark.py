@@ -1,8 +1,11 @@
 """
-Spark hooks: sessions, and submissions that register an attempt.
+Hooks for spark-submit and for Spark sessions.
 
-The refusal is for applications whose name ends in ``.py``. So a jar without a class is submitted instead, with Spark's own
-``PythonRunner`` as the main class: it is what spark-submit starts for a Python application in client mode.
+:class:`CheckpointedSparkSubmitHook` registers an attempt and passes it to the submitted driver. :class:`SessionTarget`
+describes the driver of a task that runs Spark in its own process.
+
+On a standalone cluster, spark-submit refuses Python applications in cluster mode. The hook therefore submits an empty jar
+with Spark's ``PythonRunner`` as the main class, which spark-submit itself uses for Python applications in client mode.
 """
 
 from __future__ import annotations
@@ -27,71 +30,27 @@ if TYPE_CHECKING:
 
 PYTHON_RUNNER = "org.apache.spark.deploy.PythonRunner"
 _LOCAL_PREFIXES = ("file://", "local:", "file:")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPython:
-    """What takes the place of a Python application's own arguments."""
-
-    application_args: list[str]
-    files: str | None
-    conf: dict[str, Any]
-
-
-def as_cluster_python(
-    application: str,
-    application_args: Sequence[Any] | None,
-    *,
-    py_files: str | None,
-    files: str | None,
-    conf: Mapping[str, Any],
-) -> ClusterPython:
-    """
-    Return how ``PythonRunner`` takes an application.
-
-    :param application: The script, at a path that every worker sees.
-    :param py_files: Comma-separated Python files, at such paths too.
-    :raises InvalidConfigurationError: for a path on another filesystem, from which a worker does not fetch it.
-    """
-    python_files = [path for path in (py_files or "").split(",") if path]
-    for path in (application, *python_files):
-        _require_path(path)
-    return ClusterPython(
-        application_args=[application, ",".join(python_files), *map(str, application_args or ())],
-        # PythonRunner gives the files to the driver alone; these two give them to the executors.
-        files=",".join(filter(None, (files, *python_files))) or None,
-        conf={**conf, **({"spark.submit.pyFiles": ",".join(python_files)} if python_files else {})},
-    )
-
-
-def _require_path(path: str) -> None:
-    bare = path
-    for prefix in _LOCAL_PREFIXES:
-        bare = bare.removeprefix(prefix)
-    if not Path(bare).is_absolute() or "://" in bare:
-        raise InvalidConfigurationError(
-            f"Expected the Python files of an application in cluster mode at absolute paths that every worker sees, found "
-            f"{path!r}; put it on a filesystem that they share, or use client mode."
-        )
-
-
+_CONNECT_TYPE = "spark_connect"
+_REMOTE = "spark.remote"
+_MASTER = "spark.master"
+_CONNECT_SCHEME = "sc://"
 _SUPERVISE = "spark.driver.supervise"
 _DEPLOY_MODE = "spark.submit.deployMode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipping:
-    """Where this package is put for the driver and the executors."""
+    """Directories from which the driver and the executors load this package."""
 
     scratch: Path
-    """A folder of the task; it need last no longer than a driver in client mode."""
+    """Temporary directory of the task, used in client mode."""
     shared: str
-    """URI of a folder that every worker sees and that outlives the task."""
+    """URI of a directory that every worker can read and that outlives the task, used in cluster mode."""
     is_package_shipped: bool = True
 
 
 class CheckpointedSparkSubmitHook(SparkSubmitHook):
-    """Submits a driver that speaks for a registered attempt; made by :meth:`taking_over`."""
+    """Submit a driver for a registered attempt; create it with :meth:`taking_over`."""
 
     _stage: SubmittedStage
     _shipping: Shipping
@@ -100,25 +59,25 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @classmethod
     def taking_over(cls, hook: SparkSubmitHook, stage: SubmittedStage, shipping: Shipping) -> Self:
         """
-        Return a hook with all the settings of another.
+        Return a hook with the settings of a ``SparkSubmitHook``.
 
-        :param hook: As Spark's operator makes it; its many arguments are Spark's affair.
-        :param stage: The stage that is submitted.
-        :param shipping: Where the package goes.
-        :raises InvalidConfigurationError: for a mode in which an attempt cannot be handed over.
+        :param hook: Hook created by Spark's operator; copying it avoids repeating its constructor's arguments.
+        :param stage: Stage to submit.
+        :param shipping: Directories for the package.
+        :raises InvalidConfigurationError: The deploy mode does not support a handover.
         """
-        mine = cls.__new__(cls)
-        vars(mine).update(vars(hook))
-        mine._stage, mine._shipping, mine._handover = stage, shipping, {}
-        mine._refuse_unsafe_mode()
-        return mine
+        copy = cls.__new__(cls)
+        vars(copy).update(vars(hook))
+        copy._stage, copy._shipping, copy._handover = stage, shipping, {}
+        copy._refuse_unsafe_mode()
+        return copy
 
     @override
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """
         Register an attempt, then submit its driver.
 
-        :param application: The application, a Python file or a jar.
+        :param application: Path of a Python file or a jar.
         """
         submitted = self._prepare(application)
         self._handover = self._stage.register().environment()
@@ -127,8 +86,8 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
     @override
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
-        # Only here, for the command's own settings replace the environment. Spark's env_vars would put the token on a
-        # command line or refuse it, depending on the mode.
+        # The parent sets _env while it builds the command. The env_vars argument is not usable: depending on the mode,
+        # it puts the token on a command line or is rejected.
         self._env = {**self._python_of_local_mode(), **(self._env or {}), **self._handover}
         return command
 
@@ -141,17 +100,17 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         if self._is_cluster and not master.startswith("spark://"):
             raise InvalidConfigurationError(
                 f"Expected client mode, or cluster mode on a standalone cluster, found cluster mode on {master!r}, where "
-                f"the driver's token would be readable in its specification; use deploy_mode='client'."
+                f"the driver's specification would expose its token; use deploy_mode='client'."
             )
         if not self._is_cluster and self._conf.get(_DEPLOY_MODE) == "cluster":
             raise InvalidConfigurationError(
-                f"Expected cluster mode to be asked for by deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow "
-                f"does not see; use deploy_mode='cluster'."
+                f"Expected cluster mode in deploy_mode, found it in conf as {_DEPLOY_MODE}, which Airflow does not read; "
+                f"use deploy_mode='cluster'."
             )
         if str(self._conf.get(_SUPERVISE, "false")).strip().lower() == "true":
             raise InvalidConfigurationError(
-                f"Expected {_SUPERVISE} to be off, found it on: a driver that Spark starts again would speak for the "
-                f"attempt of the one before; let Airflow retry the task."
+                f"Expected {_SUPERVISE} to be false, found true: a driver that Spark restarts would reuse the attempt of "
+                f"the failed driver; let Airflow retry the task."
             )
 
     def _prepare(self, application: str) -> str:
@@ -185,8 +144,8 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
         scheme, _, path = self._shipping.shared.partition("://")
         if scheme not in LOCAL_SCHEMES:
             raise InvalidConfigurationError(
-                f"Expected a folder that every worker sees for the Python files of a driver in cluster mode, found "
-                f"{redact(self._shipping.shared)!r}; give one as package_dir."
+                f"Expected a shared directory for the Python files of a driver in cluster mode, found "
+                f"{redact(self._shipping.shared)!r}; set package_dir to a directory that every worker can read."
             )
         return Path(path)
 
@@ -198,7 +157,7 @@ class CheckpointedSparkSubmitHook(SparkSubmitHook):
 
 
 class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
-    """Writes the application to where the driver finds it, and submits it."""
+    """Write the application of a stage to a directory of the driver, and submit it."""
 
     @override
     def _prepare(self, application: str) -> str:
@@ -207,57 +166,97 @@ class CheckpointedStageSubmitHook(CheckpointedSparkSubmitHook):
         return super()._prepare(str(write_stage_application(self._folder())))
 
 
-_CONNECT_TYPE = "spark_connect"
-_REMOTE = "spark.remote"
-_MASTER = "spark.master"
-_CONNECT_SCHEME = "sc://"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPython:
+    """Arguments of ``PythonRunner`` that replace those of a Python application."""
+
+    application_args: list[str]
+    files: str | None
+    conf: dict[str, Any]
+
+
+def as_cluster_python(
+    application: str,
+    application_args: Sequence[Any] | None,
+    *,
+    py_files: str | None,
+    files: str | None,
+    conf: Mapping[str, Any],
+) -> ClusterPython:
+    """
+    Return the arguments that run an application with ``PythonRunner``.
+
+    :param application: Path of the script, readable by every worker.
+    :param py_files: Comma-separated Python files, readable by every worker.
+    :raises InvalidConfigurationError: A path is relative or on another filesystem, which workers do not fetch.
+    """
+    python_files = [path for path in (py_files or "").split(",") if path]
+    for path in (application, *python_files):
+        _require_path(path)
+    return ClusterPython(
+        application_args=[application, ",".join(python_files), *map(str, application_args or ())],
+        # PythonRunner adds the files to the driver's path only; files and spark.submit.pyFiles send them to executors.
+        files=",".join(filter(None, (files, *python_files))) or None,
+        conf={**conf, **({"spark.submit.pyFiles": ",".join(python_files)} if python_files else {})},
+    )
+
+
+def _require_path(path: str) -> None:
+    bare = path
+    for prefix in _LOCAL_PREFIXES:
+        bare = bare.removeprefix(prefix)
+    if not Path(bare).is_absolute() or "://" in bare:
+        raise InvalidConfigurationError(
+            f"Expected the Python files of an application in cluster mode at absolute paths that every worker can read, "
+            f"found {path!r}; move it to a shared filesystem, or use client mode."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTarget:
-    """A driver of this process, or a Spark Connect server."""
+    """Spark driver in this process, or a Spark Connect server."""
 
     conf: Mapping[str, str] = field(repr=False)
-    """Spark's settings, which may be secrets; the master is one of them where it is known."""
+    """Spark's settings, which may contain secrets; includes the master if it is known."""
     is_connect: bool
 
     @classmethod
     def of(cls, conn_id: str | None, config: Mapping[str, Any]) -> Self:
         """
-        Read a Spark connection as Spark's own operator does.
+        Read a Spark connection with the same rules as Spark's operator.
 
-        :param conn_id: Connection of the type ``spark`` or ``spark_connect``; ``None`` leaves the master to ``config``,
-            ``PYSPARK_SUBMIT_ARGS`` and ``spark-defaults.conf``; without any of them Spark is local.
-        :param config: Settings that come before those of the connection.
+        :param conn_id: Connection of type ``spark`` or ``spark_connect``. With ``None`` the master comes from ``config``,
+            ``PYSPARK_SUBMIT_ARGS`` or ``spark-defaults.conf``, and is local by default.
+        :param config: Settings with precedence over those of the connection.
         """
         connection = BaseHook.get_connection(conn_id) if conn_id else None
         extra = connection.extra_dejson if connection else {}
         conf = {str(key): str(value) for key, value in {**extra, **config}.items()}
-        is_connect = _REMOTE in conf or (connection is not None and _leads_to_connect(connection))
+        is_connect = _REMOTE in conf or (connection is not None and _is_connect(connection))
         if connection is not None and connection.host and not is_connect:
             conf.setdefault(_MASTER, _master_of(connection))
         return cls(conf, is_connect)
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return an operator's settings with the master among them.
+        Return an operator's settings including the master.
 
-        A JVM that runs has a master already, and Spark's own operator would take that one for the connection's.
+        Without it, Spark's operator would use the master of a JVM that is already running.
         """
         return {**config, _MASTER: self.conf[_MASTER]} if _MASTER in self.conf else dict(config)
 
     def check_environment(self) -> None:
         """
-        Refuse to start where Spark would fail later and less clearly.
+        Check Java and the installed Spark packages before Spark starts.
 
-        :raises EnvironmentNotReadyError: naming what is missing or does not fit.
+        :raises EnvironmentNotReadyError: A requirement is missing or has an incompatible version.
         """
         from airflow_provider_statecheck.spark.driver.readiness import check_environment
 
         check_environment(needs_java=not self.is_connect)
 
     def start(self) -> None:
-        """Start the driver JVM in a session of its own; a Spark Connect server has its own."""
+        """Start the driver JVM in a new process session, unless the target is a Spark Connect server."""
         from airflow_provider_statecheck.spark.driver.session import launch_jvm
 
         if not self.is_connect:
@@ -268,5 +267,5 @@ def _master_of(connection: Any) -> str:
     return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)
 
 
-def _leads_to_connect(connection: Any) -> bool:
+def _is_connect(connection: Any) -> bool:
     return connection.conn_type == _CONNECT_TYPE or str(connection.host or "").startswith(_CONNECT_SCHEME)

@@ -1,4 +1,4 @@
-"""The hook: jobs and checkpoints as Airflow code sees them."""
+"""Airflow hook that reads jobs and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 class StatecheckHook(BaseHook):
     """
-    Ask the checkpoint coordinator.
+    Read jobs and checkpoints from the coordinator.
 
-    Jobs are named as the operators name them: the user's own name, else ``dag_id/<logical date or run id>``; what a test
-    run wrote is under ``test/``.
+    The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date or run id>``. The names of
+    test runs start with ``test/``.
 
-    :param statecheck_conn_id: Connection that names the server and, where tasks cannot prove themselves, a user. The
-        default one need not exist: without it the coordinator is on this Airflow's api-server.
+    :param statecheck_conn_id: Connection to the server, with a login if tasks cannot authenticate on their own. If the
+        default connection is missing, the hook uses this Airflow's api-server.
     """
 
     conn_name_attr = "statecheck_conn_id"
@@ -42,9 +42,9 @@ class StatecheckHook(BaseHook):
     @override
     def get_conn(self) -> CheckpointCoordinatorGateway:
         """
-        Return the way to the coordinator.
+        Return a gateway to the coordinator.
 
-        :raises EnvironmentNotReadyError: where Airflow's database cannot be reached.
+        :raises EnvironmentNotReadyError: Airflow's database is not accessible and no task is running.
         """
         if self._gateway is None:
             self._gateway = airflow_gateway(self.statecheck_conn_id)
@@ -52,9 +52,9 @@ class StatecheckHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """
-        Tell whether the connection leads to a coordinator, over HTTP even where its database could be asked.
+        Test the connection to the coordinator over HTTP.
 
-        :return: Whether it does, and what was found.
+        :return: Whether the test succeeded, and a message.
         """
         try:
             return True, check_address(coordinator_address(self.statecheck_conn_id))
@@ -69,39 +69,40 @@ class StatecheckHook(BaseHook):
         self, job: str, uid: str | None = None, *, before: int | None = None, limit: int = RECENT
     ) -> tuple[CheckpointRecord, ...]:
         """
-        Return the newest checkpoints of a job, the oldest of them first, ended ones included.
+        Return the newest checkpoints of a job in ascending order, including ended ones.
 
         :param job: Name of the job.
-        :param uid: Only those of this operator.
-        :param before: Only those with a lower id, such as the first one of an earlier answer.
-        :param limit: How many at most, up to 1,000.
-        :raises CheckpointNotFoundError: if there is no such job.
+        :param uid: Uid of an operator; by default all operators.
+        :param before: Upper bound of the ids, exclusive; the first id of a page selects the previous page.
+        :param limit: Maximum number of checkpoints, at most 1,000.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         operator_id = None if uid is None else operator_id_of(uid)
         page = CheckpointPage(before=before, limit=limit, operator_id=operator_id)
-        found = self.get_conn().checkpoints(job_id_of(job), page)
-        if not found:
+        newest_first = self.get_conn().checkpoints(job_id_of(job), page)
+        if not newest_first:
+            # Raises if the job is unknown.
             self.get_conn().describe(job_id_of(job))
-        return found[::-1]
+        return newest_first[::-1]
 
     def latest(self, job: str, uid: str) -> CheckpointRecord | None:
         """
         Return the newest completed checkpoint of an operator, ``None`` if it has none.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         return self.get_conn().latest(job_id_of(job), operator_id_of(uid))
 
     def restore_pointer(self, job: str, uid: str) -> str:
         """
-        Return the URI of the directory that a restore of an operator would start from.
+        Return the URI of the checkpoint directory from which an operator would be restored.
 
-        :raises CheckpointNotFoundError: if there is no such job or it has no completed checkpoint.
+        :raises CheckpointNotFoundError: There is no such job, or the operator has no completed checkpoint.
         """
         latest = self.latest(job, uid)
         if latest is None:
             raise CheckpointNotFoundError(
-                f"Operator {uid!r} of job {job!r} has no completed checkpoint; let the stage complete one first.",
+                f"Operator {uid!r} of job {job!r} has no completed checkpoint; run the stage until it completes one.",
                 uid=uid,
             )
         return latest.location

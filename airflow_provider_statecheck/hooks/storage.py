@@ -1,4 +1,4 @@
-"""Opens checkpoint storage with the credentials of an Airflow connection."""
+"""Checkpoint storage with the credentials of an Airflow connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_statecheck.storage.schemes import secrets_in
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, normalise_base, scheme_of
 
 OPTIONS_KEY = "storage_options"
-"""The key of a connection's extra that holds the options of the filesystem, as a JSON object."""
+"""Key in a connection's extra with the filesystem options, as a JSON object."""
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ _SCHEME_OF_PROVIDER = {"az": "abfs"}
 
 def open_storage(checkpoint_dir: str, conn_id: str | None = None) -> CheckpointStorage:
     """
-    Open a checkpoint directory.
+    Open the storage of a checkpoint directory.
 
-    :param checkpoint_dir: A path or any fsspec URI.
-    :param conn_id: Connection with the credentials. Without it the filesystem finds its own, as its package says; files
-        of this machine need none.
-    :raises InvalidConfigurationError: if the connection is missing, or has no options that another process could use.
+    :param checkpoint_dir: Local path or fsspec URI.
+    :param conn_id: Connection with the credentials, ignored for local paths. By default the filesystem uses the
+        credentials of its environment.
+    :raises InvalidConfigurationError: The connection is missing, or its options cannot be passed to another process.
     """
     base = normalise_base(checkpoint_dir)
     if conn_id is None or scheme_of(base) in LOCAL_SCHEMES:
@@ -46,15 +46,15 @@ def open_storage(checkpoint_dir: str, conn_id: str | None = None) -> CheckpointS
 
 
 def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:
-    given = _connection(conn_id).extra_dejson.get(OPTIONS_KEY)
-    if given is None:
-        return _options_of_airflow(conn_id, scheme)
-    if not isinstance(given, Mapping):
+    options = _connection(conn_id).extra_dejson.get(OPTIONS_KEY)
+    if options is None:
+        return _provider_options(conn_id, scheme)
+    if not isinstance(options, Mapping):
         raise InvalidConfigurationError(
             f"Expected {OPTIONS_KEY} in the extra of connection {conn_id!r} to be a JSON object such as "
-            f'{{"key": "…", "secret": "…"}}, found a {type(given).__name__}.'
+            f'{{"key": "…", "secret": "…"}}, found a {type(options).__name__}.'
         )
-    return dict(given)
+    return dict(options)
 
 
 def _connection(conn_id: str) -> Any:
@@ -69,27 +69,27 @@ def _connection(conn_id: str) -> Any:
         ) from error
 
 
-def _options_of_airflow(conn_id: str, scheme: str) -> dict[str, Any]:
+def _provider_options(conn_id: str, scheme: str) -> dict[str, Any]:
     from airflow.sdk.io import get_fs, has_fs
 
-    known = _SCHEME_OF_PROVIDER.get(scheme, scheme)
-    if not has_fs(known):
-        raise InvalidConfigurationError(_no_provider(conn_id, scheme))
-    filesystem = get_fs(known, conn_id)
-    return _portable(filesystem, conn_id)
+    provider_scheme = _SCHEME_OF_PROVIDER.get(scheme, scheme)
+    if not has_fs(provider_scheme):
+        raise InvalidConfigurationError(_missing_provider(conn_id, scheme))
+    filesystem = get_fs(provider_scheme, conn_id)
+    return _portable_options(filesystem, conn_id)
 
 
-def _no_provider(conn_id: str, scheme: str) -> str:
+def _missing_provider(conn_id: str, scheme: str) -> str:
     provider = _PROVIDERS.get(scheme)
     install = f"install {provider}, or " if provider else ""
     return (
-        f"Expected Airflow to make a filesystem for {scheme}:// out of connection {conn_id!r}, found no provider that does; "
-        f"{install}put {OPTIONS_KEY} into the connection's extra."
+        f"Expected an Airflow provider that creates a {scheme}:// filesystem from connection {conn_id!r}, found none; "
+        f"{install}set {OPTIONS_KEY} in the connection's extra."
     )
 
 
-def _portable(filesystem: Any, conn_id: str) -> dict[str, Any]:
-    # Only named ones: what the provider gives by position is for its own class.
+def _portable_options(filesystem: Any, conn_id: str) -> dict[str, Any]:
+    # Positional arguments are specific to the provider's filesystem class; only keyword options are portable.
     options = {name: value for name, value in filesystem.storage_options.items() if value is not None}
     session = options.pop("session", None)
     if session is not None:
@@ -97,8 +97,8 @@ def _portable(filesystem: Any, conn_id: str) -> dict[str, Any]:
     for name, value in options.items():
         if not _is_plain(value):
             raise InvalidConfigurationError(
-                f"Expected options that another process can use too, found a {type(value).__name__} as {name!r} in the "
-                f"filesystem of connection {conn_id!r}; put {OPTIONS_KEY} into the connection's extra."
+                f"Expected options that can be passed to another process, found a {type(value).__name__} as {name!r} in "
+                f"the filesystem of connection {conn_id!r}; set {OPTIONS_KEY} in the connection's extra."
             )
     return options
 
@@ -106,18 +106,18 @@ def _portable(filesystem: Any, conn_id: str) -> dict[str, Any]:
 def _credentials_of(filesystem: Any, session: Any) -> dict[str, Any]:
     from fsspec.asyn import sync
 
-    found = sync(filesystem.loop, _frozen_credentials, session)
+    credentials = sync(filesystem.loop, _frozen_credentials, session)
     region = session.get_config_variable("region")
     options = {"client_kwargs": {"region_name": region}} if region else {}
-    if found is None:
+    if credentials is None:
         return options
-    if found.token:
+    if credentials.token:
         log.warning(
-            "The credentials of the checkpoint storage are temporary; when they end, no checkpoint succeeds any more. For "
-            "stages that outlast them let the machines have a role of their own, and give no storage_conn_id."
+            "The credentials of the checkpoint storage are temporary; checkpoints fail after they expire. For longer "
+            "stages, give the machines a role and remove storage_conn_id."
         )
-    named = {"key": found.access_key, "secret": found.secret_key, "token": found.token}
-    return options | {name: value for name, value in named.items() if value}
+    keys = {"key": credentials.access_key, "secret": credentials.secret_key, "token": credentials.token}
+    return options | {name: value for name, value in keys.items() if value}
 
 
 async def _frozen_credentials(session: Any) -> Any:

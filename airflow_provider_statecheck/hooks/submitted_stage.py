@@ -1,8 +1,9 @@
 """
-A stage whose driver runs in another process, as its Airflow task sees it.
+Task side of a stage whose driver runs in another process.
 
-Where a task may use Airflow's database, in ``airflow tasks test`` and ``dag.test``, there need not be an api-server that
-a driver could ask.
+:class:`SubmittedStage` registers an attempt for the driver, follows its checkpoints in the log of the task and closes the
+attempt if the driver did not. In ``airflow tasks test`` and ``dag.test`` no api-server may be running;
+:func:`driver_access` then serves the API from the task.
 """
 
 from __future__ import annotations
@@ -46,21 +47,28 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.metadata.token_store import Caller
 
 
+log = logging.getLogger(__name__)
+
+_BACKLOG = 64
+_POLL_SECONDS = 10.0
+_GRACE_SECONDS = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class DriverAccess:
-    """A server that both can reach."""
+    """Coordinator API that the task and its driver use."""
 
     url: str
     gateway: HttpGateway
-    """The task's own way; it knows the tokens of the attempts that it registers."""
+    """Gateway of the task; it knows the tokens of the attempts that it registers."""
 
 
 @contextmanager
 def driver_access(owner: AttemptOwner) -> Iterator[DriverAccess]:
     """
-    Find the coordinator's API, or serve it as long as the context lasts where Airflow's database is open.
+    Return the coordinator's API, served by this process if it has access to Airflow's database.
 
-    :param owner: The task.
+    :param owner: Task that owns the attempt.
     """
     if is_orm_open():
         with _own_server(owner) as access:
@@ -87,15 +95,12 @@ def _own_server(owner: AttemptOwner) -> Iterator[DriverAccess]:
         yield DriverAccess(url, HttpGateway(HttpClient(url), OwnTokens(services, caller)))
 
 
-_BACKLOG = 64
-
-
 class OwnTokens:
     """
-    Credentials for whoever has the database open and needs no proof.
+    Credentials of a process with access to the database, which issues its own tokens.
 
-    :param services: What gives the tokens.
-    :param caller: The task that they are given to.
+    :param services: Services that issue the tokens.
+    :param caller: Task for which tokens are issued.
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
@@ -103,7 +108,7 @@ class OwnTokens:
         self._caller = caller
 
     def obtain(self) -> str:
-        """Return a token of the task."""
+        """Return a token for the task."""
         from airflow.sdk.log import mask_secret
 
         token = self._services.tokens.issue(self._caller).token
@@ -114,10 +119,10 @@ class OwnTokens:
 @contextmanager
 def serving(services: Services) -> Iterator[str]:
     """
-    Serve the API to this machine alone, on a free port, from a thread.
+    Serve the API on a free local port in a thread.
 
-    :param services: What the routes work with.
-    :return: Root of the server.
+    :param services: Services for the routes.
+    :return: URL of the server.
     """
     import uvicorn
 
@@ -125,7 +130,7 @@ def serving(services: Services) -> Iterator[str]:
 
     app = create_server_app(services)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", ws="none", log_config=None, log_level="warning"))
-    # Bound before the thread starts: a connection that comes early waits.
+    # The socket listens before the thread starts, and early connections wait in its backlog.
     with socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True, name="statecheck-api")
         thread.start()
@@ -136,99 +141,96 @@ def serving(services: Services) -> Iterator[str]:
             thread.join()
 
 
-log = logging.getLogger(__name__)
-
-_SECONDS_BETWEEN_LOOKS = 10.0
-_GRACE_SECONDS = 1.0
-
-
 class DriverCheckpoints:
     """
-    Follows the checkpoints of one attempt in the rows of its job and logs a line for each, as the driver would.
+    Log the checkpoints of an attempt from the rows of its job, in the same format as the driver.
 
-    :param view: Gives the rows of the job, ``None`` if there are none.
-    :param attempt: The attempt that the driver speaks for.
-    :param checkpoint_log: Writes the lines.
+    :param view: Function that returns the view of the job, ``None`` if it has no rows.
+    :param attempt: Attempt of the driver.
+    :param checkpoint_log: Log to write to.
     """
 
     def __init__(self, view: Callable[[], JobView | None], attempt: AttemptRef, checkpoint_log: CheckpointLog) -> None:
         self._view = view
         self._attempt = attempt
         self._log = checkpoint_log
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
         self._restored: int | None = None
 
     def skip(self) -> None:
-        """Pass over what an earlier try of the task has logged already."""
-        view = self._look()
+        """Skip the checkpoints that an earlier try of the task logged."""
+        view = self._read_view()
         if view is not None:
             self._restored = self._restored_id(view)
-            self._told.update(c.checkpoint_id for c in self._ended(view))
+            self._logged.update(c.checkpoint_id for c in self._ended(view))
 
-    def tell(self) -> None:
-        """Log what has happened since the last call."""
-        view = self._look()
+    def log_new(self) -> None:
+        """Log the restored checkpoint and the checkpoints that ended since the last call."""
+        view = self._read_view()
         if view is not None:
-            self._tell_restored(view)
-            self._tell_ended(view)
+            self._log_restored(view)
+            self._log_ended(view)
 
-    def _look(self) -> JobView | None:
+    def _read_view(self) -> JobView | None:
         try:
             return self._view()
         except StateCheckError as error:
-            log.debug("The checkpoints of the driver are looked at again later: %s", error)
+            log.debug("Could not read the checkpoints of the driver, retrying later: %s", error)
             return None
 
-    def _tell_restored(self, view: JobView) -> None:
+    def _log_restored(self, view: JobView) -> None:
         restored = self._restored_id(view)
         row = next((c for c in view.checkpoints if c.checkpoint_id == restored), None)
         if row is not None and restored != self._restored:
             self._restored = restored
             self._log.restored(row)
 
-    def _tell_ended(self, view: JobView) -> None:
+    def _log_ended(self, view: JobView) -> None:
         for checkpoint in self._ended(view):
-            if checkpoint.checkpoint_id in self._told:
+            if checkpoint.checkpoint_id in self._logged:
                 continue
-            self._told.add(checkpoint.checkpoint_id)
+            self._logged.add(checkpoint.checkpoint_id)
             if checkpoint.completed_at is not None:
                 self._log.completed(checkpoint)
             else:
                 self._log.failed(checkpoint)
 
     def _restored_id(self, view: JobView) -> int | None:
-        # The row of the attempt names a candidate until the driver confirms; the statistics know only what was confirmed.
+        # The attempt's row contains a candidate until the driver confirms it; the statistics contain confirmed restores.
         record = next((s for s in view.statistics if s.operator_id == self._attempt.operator_id), None)
         latest = OperatorStatistics.of(record).latest_restored
         return latest.checkpoint_id if latest is not None and latest.epoch == self._attempt.epoch else None
 
     def _ended(self, view: JobView) -> list[CheckpointRecord]:
-        mine = (c for c in view.of_operator(self._attempt.operator_id) if c.epoch == self._attempt.epoch)
-        return [c for c in mine if not c.properties.is_savepoint and (c.completed_at is not None or _has_failed(c))]
+        of_attempt = (c for c in view.of_operator(self._attempt.operator_id) if c.epoch == self._attempt.epoch)
+        return [
+            c for c in of_attempt if not c.properties.is_savepoint and (c.completed_at is not None or _has_failed(c))
+        ]
 
 
 @contextmanager
-def repeatedly(tell: Callable[[], None], every_seconds: float = _SECONDS_BETWEEN_LOOKS) -> Iterator[None]:
+def repeatedly(action: Callable[[], None], every_seconds: float = _POLL_SECONDS) -> Iterator[None]:
     """
-    Call something every few seconds while the block runs, in a thread, and once more behind it.
+    Call ``action`` at an interval in a thread while the block runs, and once after the block.
 
-    :param tell: What to call; it raises nothing.
+    :param action: Function that does not raise.
+    :param every_seconds: Interval in seconds.
     """
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def work() -> None:
-        while not over.wait(every_seconds):
-            tell()
+    def poll() -> None:
+        while not stopped.wait(every_seconds):
+            action()
 
-    thread = threading.Thread(target=work, daemon=True, name="statecheck-driver-checkpoints")
+    thread = threading.Thread(target=poll, daemon=True, name="statecheck-driver-checkpoints")
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join(_GRACE_SECONDS)
         if not thread.is_alive():
-            tell()
+            action()
 
 
 def _has_failed(checkpoint: CheckpointRecord) -> bool:
@@ -238,12 +240,12 @@ def _has_failed(checkpoint: CheckpointRecord) -> bool:
 
 class SubmittedStage:
     """
-    Registers the attempt for the driver or adopts the one that still runs, and closes what the driver left open.
+    Attempt of a driver in another process: register or adopt it, follow its checkpoints and close it.
 
-    :param access: The way to the coordinator.
-    :param registration: Who asks, under which job and uid, with which settings.
-    :param driver: What the driver decides by itself.
-    :param on_overlap: What to do while another run's attempt has the operator.
+    :param access: Coordinator API.
+    :param registration: Owner, job, uid and settings of the attempt.
+    :param driver: Settings for the driver.
+    :param on_overlap: Behaviour if an attempt of another run is open for the operator.
     """
 
     def __init__(
@@ -263,9 +265,9 @@ class SubmittedStage:
 
     def register(self) -> Handover:
         """
-        Register an attempt, which fences all earlier ones.
+        Register an attempt, which fences all earlier attempts.
 
-        :return: What the driver needs; it opens this attempt alone.
+        :return: Handover for the driver, valid for this attempt only.
         """
         grant = registering(self._gateway.register, self._on_overlap)(self.registration)
         self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
@@ -278,7 +280,7 @@ class SubmittedStage:
         )
 
     def adopt_running(self) -> None:
-        """Speak for the attempt of a driver that an earlier try submitted; a try that submitted one has its own."""
+        """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
         running = self._newest_attempt() if self._attempt is None else None
         if running is None or running.status is not AttemptStatus.RUNNING:
             return
@@ -286,59 +288,60 @@ class SubmittedStage:
         try:
             self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
         except StaleAttemptError as ended:
-            log.info("The driver's attempt ended before it could be adopted: %s", ended)
+            log.info("Attempt %s ended before it was adopted: %s", ref.epoch, ended)
             return
         self._attempt, self._checkpoints = ref, self._followed(ref)
         self._checkpoints.skip()
-        log.info("Attempt %s of job %r goes on; its driver was adopted.", ref.epoch, self.registration.job_name)
+        log.info("Attempt %s of job %r continues; its driver was adopted.", ref.epoch, self.registration.job_name)
 
     def log_checkpoints(self) -> None:
-        """Log what became of the driver's checkpoints since the last call; its own log may be on another machine."""
+        """Log new checkpoints of the driver, whose own log may be on another machine."""
         if self._checkpoints is not None:
-            self._checkpoints.tell()
+            self._checkpoints.log_new()
 
     def was_cleared(self) -> bool:
-        """Tell whether the task was cleared since its newest attempt registered."""
+        """Return whether the task was cleared after its newest attempt was registered."""
         newest = self._newest_attempt()
         return newest is not None and newest.owner.clear_marker != self.registration.owner.clear_marker
 
     def close(self, status: AttemptStatus, message: str = "") -> None:
-        """Close the attempt if its driver ended without doing so."""
+        """Close the attempt if its driver ended without closing it."""
         if self._attempt is None:
             return
         try:
             self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
-        except StaleAttemptError as replaced:
-            log.info("%s", replaced)
+        except StaleAttemptError as stale:
+            log.info("%s", stale)
         except StateCheckError as error:
-            # The next registration fences it; what became of the driver is what counts here.
+            # The result of the driver decides the state of the task; the next registration fences this attempt.
             log.warning("The attempt could not be closed, the next one will fence it: %s", error)
 
     def stopped_with(self) -> str | None:
-        """Return where the savepoint is with which the driver stopped, ``None`` if it was not asked to."""
+        """Return the URI of the savepoint with which the driver stopped, ``None`` if no stop was requested."""
         try:
             view = self._view()
         except StateCheckError as error:
-            log.warning("Whether the stage was asked to stop cannot be told: %s", error)
+            log.warning("Could not read whether the stage was stopped with a savepoint: %s", error)
             return None
         return None if view is None or self._attempt is None else stopping_savepoint(view, self._attempt)
 
     def failure(self) -> str:
-        """Return why the driver says that it failed, nothing where it did not say or cannot be asked."""
+        """Return the failure message of the driver, empty if it reported none or the coordinator is unavailable."""
         try:
             newest = self._newest_attempt()
         except StateCheckError as error:
-            log.warning("Why the driver failed cannot be told: %s", error)
+            log.warning("Could not read the failure message of the driver: %s", error)
             return ""
-        is_mine = newest is not None and self._attempt is not None and newest.epoch == self._attempt.epoch
-        return newest.message if newest is not None and is_mine else ""
+        if newest is None or self._attempt is None or newest.epoch != self._attempt.epoch:
+            return ""
+        return newest.message
 
     def kept(self) -> str:
-        """Say what a retry will find, or that a newer attempt runs already."""
+        """Return a log line about the newest retained checkpoint, or about the newer attempt that fenced this one."""
         try:
             view = self._view()
         except StateCheckError as error:
-            return f"What job {self.registration.job_name!r} kept cannot be told: {error}"
+            return f"Could not read the retained checkpoints of job {self.registration.job_name!r}: {error}"
         newest = self._newest_of(view)
         if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
             return fenced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
@@ -356,17 +359,17 @@ class SubmittedStage:
 
     def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
         operator_id = None if view is None else self._operator_id(view)
-        mine = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
-        return view.current_attempt(mine[0]) if view is not None and mine else None
+        operators = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
+        return view.current_attempt(operators[0]) if view is not None and operators else None
 
     def _operator_id(self, view: JobView) -> OperatorId:
         if self._attempt is not None:
             return self._attempt.operator_id
-        # By the task before the uid: the operator may have begun under a former one.
+        # The operator of the task takes precedence over the uid, which may have changed since its first attempt.
         task = self.registration.owner.logical_task
         newest = {each.operator_id: each for each in view.attempts if each.owner.logical_task == task}
-        mine = max(newest.values(), key=lambda attempt: attempt.registered_at, default=None)
-        return operator_id_of(self.registration.uid) if mine is None else mine.operator_id
+        latest = max(newest.values(), key=lambda attempt: attempt.registered_at, default=None)
+        return operator_id_of(self.registration.uid) if latest is None else latest.operator_id
 
     def _view(self) -> JobView | None:
         try:

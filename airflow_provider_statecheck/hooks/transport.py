@@ -1,4 +1,9 @@
-"""Choice of the gateway in a process of Airflow: in process or over HTTP, with the task's credentials."""
+"""
+Gateways to the coordinator for Airflow processes.
+
+A process with access to Airflow's database calls the coordinator in process. A task calls it over HTTP and authenticates
+with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).
+"""
 
 from __future__ import annotations
 
@@ -32,29 +37,33 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")
 
-_BLOCKED = "airflow-db-not-allowed"
+RENEWAL_SECONDS = 300.0
+"""Interval between renewals of a reading token, a third of its lifetime."""
 
-# An api-server that is restarted is back within these; Airflow itself gives a task up soon after.
+_BLOCKED = "airflow-db-not-allowed"
+_CHALLENGE_LIFETIME = timedelta(minutes=5)
+
+# Long enough for a restart of the api-server; Airflow fails the task soon after.
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 def is_orm_open() -> bool:
-    """Tell whether this process may use Airflow's database: tests and commands may, a task under a scheduler may not."""
+    """Return whether this process may use Airflow's database, which Airflow blocks in tasks under a scheduler."""
     return not os.environ.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "").startswith(_BLOCKED)
 
 
 def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> RetryingGateway:
     """
-    Reach the coordinator of this Airflow: in process where its database is open, else over HTTP.
+    Return a gateway to the coordinator: in process if Airflow's database is accessible, otherwise over HTTP.
 
-    :param conn_id: Connection that names the server, for the way over HTTP.
-    :raises EnvironmentNotReadyError: where the database is blocked and no task is running.
+    :param conn_id: Connection to the server, used over HTTP only.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
     """
     return _in_process() if is_orm_open() else over_http(task_gateway(conn_id))
 
 
 def over_http(gateway: HttpGateway) -> RetryingGateway:
-    """Repeat calls that fail while the api-server is down for a moment."""
+    """Return a gateway that retries calls during short outages of the api-server."""
     from airflow_provider_statecheck.gateway.retrying import RetryingGateway
 
     return RetryingGateway(gateway, _PAUSES_SECONDS)
@@ -62,9 +71,9 @@ def over_http(gateway: HttpGateway) -> RetryingGateway:
 
 def patiently(call: Callable[[], Reply]) -> Reply:
     """
-    Make a call over HTTP, again and again while the api-server is down for a moment.
+    Make a call and retry it during short outages of the api-server.
 
-    :param call: What may be repeated.
+    :param call: Idempotent call.
     """
     from airflow_provider_statecheck.gateway.retrying import repeat
 
@@ -73,10 +82,10 @@ def patiently(call: Callable[[], Reply]) -> Reply:
 
 def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
     """
-    Reach the coordinator's API as the task that runs in this process.
+    Return an HTTP gateway with the credentials of the running task.
 
-    :param conn_id: Connection that names the server.
-    :raises EnvironmentNotReadyError: if none does.
+    :param conn_id: Connection to the server.
+    :raises EnvironmentNotReadyError: No task is running.
     """
     from airflow_provider_statecheck.gateway.http import HttpGateway
 
@@ -87,9 +96,9 @@ def task_gateway(conn_id: str = DEFAULT_CONN_ID) -> HttpGateway:
 
 def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credentials:
     """
-    Return what the task that runs in this process proves itself with.
+    Return the credentials of the running task: a login if the connection has one, otherwise a challenge.
 
-    :raises EnvironmentNotReadyError: where no task is running.
+    :raises EnvironmentNotReadyError: No task is running.
     """
     ti = _running_task()
     if address.login is None:
@@ -105,8 +114,8 @@ def _running_task() -> Any:
         return get_current_context()["ti"]
     except RuntimeError as error:
         raise EnvironmentNotReadyError(
-            "Expected a running task, or a process that may use Airflow's database, found neither; ask the coordinator "
-            "from inside a task or from a command."
+            "Expected a running task or access to Airflow's database, found neither; call the coordinator from a task or "
+            "from a command."
         ) from error
 
 
@@ -120,15 +129,15 @@ def _in_process() -> RetryingGateway:
     return gateway_on_engine(settings.get_engine(), AirflowTaskLiveness(), airflow_metrics())
 
 
-_CHALLENGE_LIFETIME = timedelta(minutes=5)
-
-
 class TaskCredentials:
     """
-    The challenge exchange: no secret has to be configured on a worker.
+    Challenge authentication of a task, which needs no secret on the worker.
 
-    :param client: The server.
-    :param ti_id: Id of the running task instance, which is a new one in each try.
+    The task writes a challenge to its state store through its supervisor and sends the matching secret to the
+    coordinator, which reads the challenge from Airflow's database.
+
+    :param client: Client for the server.
+    :param ti_id: Id of the running task instance; each try has a new id.
     """
 
     def __init__(self, client: HttpClient, ti_id: Any) -> None:
@@ -137,24 +146,24 @@ class TaskCredentials:
 
     def obtain(self) -> str:
         """
-        Return a token of this task.
+        Return a token for this task.
 
-        :raises AccessDeniedError: if the coordinator does not believe it.
+        :raises AccessDeniedError: The coordinator rejected the challenge.
         """
         secret = secrets.token_urlsafe(32)
         _announce(self._ti_id, challenge_of(secret))
-        answer = self._client.post("token", {"ti_id": str(self._ti_id), "secret": secret})
-        return _masked(answer["token"])
+        reply = self._client.post("token", {"ti_id": str(self._ti_id), "secret": secret})
+        return _masked(reply["token"])
 
 
 class LoginCredentials:
     """
-    A user of Airflow who may edit the task's instances, for deployments where the exchange is not possible.
+    Login of an Airflow user who may edit the task, for deployments without challenge authentication.
 
-    :param client: The server.
-    :param task: Coordinates of the task instance.
-    :param login: Name of the user.
-    :param password: Password of the user.
+    :param client: Client for the server.
+    :param task: Dag id, run id, task id and map index of the task instance.
+    :param login: User name.
+    :param password: Password.
     """
 
     def __init__(self, client: HttpClient, task: Mapping[str, Any], login: str, password: str) -> None:
@@ -165,9 +174,9 @@ class LoginCredentials:
 
     def obtain(self) -> str:
         """
-        Return a token of this task.
+        Return a token for this task.
 
-        :raises AccessDeniedError: if the user is unknown or may not edit the task.
+        :raises AccessDeniedError: The user is unknown or may not edit the task.
         """
         user = self._client.log_in(self._login, self._password)
         return _masked(self._client.post("token/login", self._task, user)["token"])
@@ -180,7 +189,7 @@ def _announce(ti_id: Any, challenge: str) -> None:
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import SetTaskStateStore
 
-    # The message itself, for a worker's own state store backend would send a reference instead of the value.
+    # Sent as a raw message because a custom state store backend of the worker would replace the value by a reference.
     expires_at = datetime.now(UTC) + _CHALLENGE_LIFETIME
     message = SetTaskStateStore(ti_id=ti_id, key=CHALLENGE_KEY, value=challenge, expires_at=expires_at)
     task_runner.SUPERVISOR_COMMS.send(message)
@@ -193,39 +202,35 @@ def _masked(token: Any) -> str:
     return str(token)
 
 
-RENEWAL_SECONDS = 300.0
-"""How often a token for reading is renewed, which lives for three times as long."""
-
-
 class JobReader(Protocol):
-    """Reads jobs without blocking the event loop."""
+    """Asynchronous reader of jobs."""
 
     async def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return the current view of a job."""
         ...
 
     async def renew(self) -> None:
-        """Keep the right to read, which ends if this is not called every ``RENEWAL_SECONDS``."""
+        """Renew the reading token; call this every ``RENEWAL_SECONDS``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingAccess:
-    """A server and a token that can read one job there."""
+    """URL of a server, and a token that allows reading one job."""
 
     url: str
     token: str = field(repr=False)
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
-    """How long to wait for an answer."""
+    """Timeout of a request."""
 
 
 def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAccess | None:
     """
-    Return what another process needs to read a job, ``None`` where Airflow's database is open and needs no token.
+    Return access to a job for another process, ``None`` if Airflow's database is accessible and no token is needed.
 
-    :param job_id: The job.
-    :param conn_id: Connection that names the server.
-    :raises EnvironmentNotReadyError: where no task is running.
+    :param job_id: Job to read.
+    :param conn_id: Connection to the server.
+    :raises EnvironmentNotReadyError: No task is running.
     """
     if is_orm_open():
         return None
@@ -240,10 +245,10 @@ def reading_access(job_id: JobId, conn_id: str = DEFAULT_CONN_ID) -> ReadingAcce
 @asynccontextmanager
 async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
     """
-    Give what reads jobs.
+    Open a reader of jobs.
 
-    :param access: What was given; ``None`` to ask the coordinator in this process, in a thread.
-    :raises EnvironmentNotReadyError: without access where Airflow's database is blocked.
+    :param access: Result of :func:`reading_access`; ``None`` calls the coordinator in a thread of this process.
+    :raises EnvironmentNotReadyError: ``access`` is ``None`` and Airflow's database is not accessible.
     """
     if access is None:
         yield _InProcessReader(await asyncio.to_thread(airflow_gateway))
@@ -259,14 +264,14 @@ async def job_reader(access: ReadingAccess | None) -> AsyncIterator[JobReader]:
 
 
 class _InProcessReader:
-    """Asks the coordinator in a thread of this process."""
+    """Reader that calls the coordinator in a thread of this process."""
 
     def __init__(self, gateway: CheckpointCoordinatorGateway) -> None:
         self._gateway = gateway
 
     async def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return the current view of a job."""
         return await asyncio.to_thread(self._gateway.describe, job_id)
 
     async def renew(self) -> None:
-        """Do nothing: who has the database open needs no token."""
+        """Do nothing, as access to the database needs no token."""

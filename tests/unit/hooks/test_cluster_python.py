@@ -24,7 +24,7 @@ def test_without_python_files_nothing_is_added() -> None:
 
 @pytest.mark.parametrize("script", ["s3://bucket/a.py", "a.py", "hdfs:///jobs/a.py", "https://host/a.py"])
 def test_script_that_a_worker_does_not_fetch_is_refused(script: str) -> None:
-    with pytest.raises(InvalidConfigurationError, match="absolute paths that every worker sees"):
+    with pytest.raises(InvalidConfigurationError, match="absolute paths that every worker can read"):
         as_cluster_python(script, None, py_files=None, files=None, conf={})
 
 

@@ -133,7 +133,7 @@ def test_jar_in_cluster_mode_stays_as_it_is(submit) -> None:
 
 def test_cluster_mode_without_a_shared_folder_is_refused_before_anything_is_registered(monkeypatch, tmp_path) -> None:
     hook = make_hook(monkeypatch, tmp_path, IN_CLUSTER, shared="s3://bucket/packages")
-    with pytest.raises(InvalidConfigurationError, match="give one as package_dir"):
+    with pytest.raises(InvalidConfigurationError, match="set package_dir"):
         hook.submit("/jobs/a.py")
     assert hook._stage.registered == 0  # type: ignore[attr-defined]
 

@@ -91,7 +91,7 @@ def test_a_scheme_without_its_provider_names_the_package(connect, scheme: str, p
 
 
 def test_a_scheme_that_no_provider_has_asks_for_options(connect) -> None:
-    with pytest.raises(InvalidConfigurationError, match="found no provider that does; put storage_options"):
+    with pytest.raises(InvalidConfigurationError, match="found none; set storage_options"):
         open_storage("memory://ck", connect())
 
 

@@ -176,4 +176,4 @@ def test_coordinator_that_does_not_answer_hides_no_failure_of_the_driver(gateway
     monkeypatch.setattr(gateway, "finish", refuse)
     monkeypatch.setattr(gateway, "describe", refuse)
     stage.close(AttemptStatus.FAILED, "driver was killed")
-    assert stage.kept() == "What job 'sales' kept cannot be told: away"
+    assert stage.kept() == "Could not read the retained checkpoints of job 'sales': away"
