@@ -1,1 +1,1 @@
-"""The commands ``airflow statecheck ...``."""
+"""Commands of ``airflow statecheck``."""

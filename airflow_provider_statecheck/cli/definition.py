@@ -1,4 +1,8 @@
-"""What Airflow is told about the commands; every airflow command loads this, so it imports nothing of them."""
+"""
+Declaration of the commands for Airflow.
+
+Every ``airflow`` command loads this module, so it does not import the modules of the commands.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +31,19 @@ _MODULES = {
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
-_EXITS = """
+_EPILOG = """
 Exit status: 0 success; 1 a finding, such as a checkpoint that cannot be restored, files that could not be deleted, or a
 difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing.
 """
 
 
 def age(text: str) -> timedelta:
-    """Read an age such as ``30d``, ``48h`` or ``6w``."""
+    """Parse an age such as ``30d``, ``48h`` or ``6w``."""
     match = _AGE.fullmatch(text)
-    found = timedelta(**{_UNITS[match.group(2)]: int(match.group(1))}) if match else timedelta(0)
-    if found < timedelta(days=1):
-        raise argparse.ArgumentTypeError(f"expected an age of a day or more, such as 30d or 48h, found {text!r}")
-    return found
+    parsed = timedelta(**{_UNITS[match.group(2)]: int(match.group(1))}) if match else timedelta(0)
+    if parsed < timedelta(days=1):
+        raise argparse.ArgumentTypeError(f"expected an age of at least one day, such as 30d or 48h, found {text!r}")
+    return parsed
 
 
 ARG_JOB = Arg(("job",), metavar="JOB", help="Name or id of the job")
@@ -161,17 +165,17 @@ ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask for confirm
 
 
 def get_statecheck_commands() -> list[CLICommand]:
-    """Return the commands."""
+    """Return the group of commands ``airflow statecheck``."""
     return [
         GroupCommand(
             name="statecheck",
             help="Checkpoints of Spark tasks",
-            subcommands=(*_reading(), *_changing()),
+            subcommands=(*_read_only_commands(), *_changing_commands()),
         )
     ]
 
 
-def _reading() -> tuple[ActionCommand, ...]:
+def _read_only_commands() -> tuple[ActionCommand, ...]:
     return (
         _command("jobs", "List jobs with their newest completed checkpoint", ARG_NAME, ARG_LIMIT),
         _command(
@@ -216,7 +220,7 @@ def _reading() -> tuple[ActionCommand, ...]:
     )
 
 
-def _changing() -> tuple[ActionCommand, ...]:
+def _changing_commands() -> tuple[ActionCommand, ...]:
     return (
         _command(
             "gc",
@@ -282,4 +286,4 @@ def _changing() -> tuple[ActionCommand, ...]:
 
 def _command(name: str, text: str, *args: Arg) -> ActionCommand:
     function = lazy_load_command(f"{_CLI}.{_MODULES.get(name, 'maintenance_commands')}.{name}")
-    return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EXITS)
+    return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EPILOG)

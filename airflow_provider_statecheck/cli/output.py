@@ -1,4 +1,4 @@
-"""Output of the commands: tables, exit statuses and prompts."""
+"""Exit statuses, messages, prompts and tables of the commands."""
 
 from __future__ import annotations
 
@@ -33,11 +33,89 @@ Row = dict[str, Any]
 _PASSWORD = re.compile(r"://[^/\s@]*:[^\s@]*@")
 
 
+class Exit(IntEnum):
+    """Exit status of a command."""
+
+    DONE = 0
+    FOUND = 1
+    """The command found a problem or a difference."""
+    USAGE = 2
+    """Wrong arguments, or an unknown job, checkpoint or state."""
+    UNAVAILABLE = 3
+    """Storage or database is unavailable, or its tables are missing."""
+
+
+# The first class that matches decides.
+_EXITS: tuple[tuple[type[StateCheckError], Exit], ...] = (
+    (CorruptStateError, Exit.FOUND),
+    (StorageError, Exit.UNAVAILABLE),
+    (CoordinatorUnavailableError, Exit.UNAVAILABLE),
+    (CommitStateUnknownError, Exit.UNAVAILABLE),
+    (EnvironmentNotReadyError, Exit.UNAVAILABLE),
+    (CheckpointNotFoundError, Exit.USAGE),
+    (UnknownStateError, Exit.USAGE),
+    (InvalidConfigurationError, Exit.USAGE),
+)
+
+
+def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
+    """Wrap a function as a command of Airflow: its result becomes the exit status, an error one line on stderr."""
+
+    @functools.wraps(run)
+    def wrapped(args: Namespace) -> None:
+        try:
+            status = run(args)
+        except StateCheckError as error:
+            print_message(f"error: {error}")
+            status = exit_of(error)
+        if status is not Exit.DONE:
+            raise SystemExit(int(status))
+
+    return wrapped
+
+
+def audited(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], Exit]:
+    """Record the user and the arguments of a command that makes changes in Airflow's audit log."""
+    from airflow.utils.cli import action_cli
+
+    # The commands report a missing table of this package themselves, in one line.
+    wrapped: Callable[[Namespace], Exit] = action_cli(check_db=False)(run)
+    return wrapped
+
+
+def exit_of(error: StateCheckError) -> Exit:
+    """Return the exit status for an error."""
+    return next((status for kind, status in _EXITS if isinstance(error, kind)), Exit.FOUND)
+
+
+def print_message(message: str) -> None:
+    """Write a message as one line to stderr, which keeps stdout parseable."""
+    sys.stderr.write(" ".join(message.split()) + "\n")
+
+
+def is_confirmed(show: Callable[[], object], question: str) -> bool:
+    """
+    Show the planned changes and ask for confirmation.
+
+    :param show: Prints the planned changes and makes none.
+    :param question: Question such as ``Remove these rows?``
+    :raises InvalidConfigurationError: if stdin is not a terminal.
+    """
+    if not sys.stdin.isatty():
+        raise InvalidConfigurationError(
+            "Expected a terminal for the confirmation, found none; give --yes or --dry-run."
+        )
+    show()
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def print_rows(rows: list[Row], output: str) -> None:
     """
-    Print rows.
+    Print rows in an output format.
 
-    :param rows: Each with the same keys; a key that ends in ``bytes`` has a number of bytes.
+    :param rows: Rows with equal keys; the values of keys that end in ``bytes`` are sizes in bytes.
     :param output: ``table``, ``plain``, ``json`` or ``yaml``.
     """
     if output == "json":
@@ -49,7 +127,7 @@ def print_rows(rows: list[Row], output: str) -> None:
 
 
 def shown(uri: str) -> str:
-    """Return a URI to be shown and used again: a password in it is left out, the name of a container stays."""
+    """Return a URI without a password; the name of a container before ``@`` is not a password."""
     return redact(uri) if _PASSWORD.search(uri) else uri
 
 
@@ -62,7 +140,7 @@ def _print_yaml(rows: list[Row]) -> None:
 def _print_table(rows: list[dict[str, str]], output: str) -> None:
     from airflow.cli.simple_table import AirflowConsole
 
-    # Names are the users' own: features[eu] is no markup, and :x: no picture.
+    # Names of users may contain [eu] or :x:, which rich would read as markup and emoji.
     AirflowConsole(markup=False, emoji=False, highlight=False).print_as(data=rows, output=output)
 
 
@@ -83,8 +161,8 @@ def _text(key: str, value: Any) -> str:
 
 
 def job_row(view: JobView) -> Row:
-    """Return a job with its newest completed checkpoint and its newest attempt."""
-    newest = max((c for c in view.checkpoints if c.is_restorable), key=_completed, default=None)
+    """Return the row of a job, with its newest completed checkpoint and its newest attempt."""
+    newest = max((c for c in view.checkpoints if c.is_restorable), key=_completion_order, default=None)
     attempt = max(view.attempts, key=lambda a: a.registered_at, default=None)
     return {
         "name": view.job.name,
@@ -98,7 +176,7 @@ def job_row(view: JobView) -> Row:
 
 
 def checkpoint_rows(view: JobView, checkpoints: Iterable[CheckpointRecord]) -> list[Row]:
-    """Return checkpoints of a job."""
+    """Return the rows of checkpoints of a job."""
     uids = {operator.operator_id: operator.uid for operator in view.operators}
     return [_checkpoint_row(c, uids.get(c.operator_id, c.operator_id)) for c in checkpoints]
 
@@ -127,95 +205,21 @@ def _failure(checkpoint: CheckpointRecord) -> str | None:
     return f"{checkpoint.failure_reason}: {checkpoint.failure_message}"
 
 
-def _completed(checkpoint: CheckpointRecord) -> tuple[float, int]:
+def _completion_order(checkpoint: CheckpointRecord) -> tuple[float, int]:
     end = checkpoint.completed_at
     return (0.0 if end is None else end.timestamp(), checkpoint.checkpoint_id)
 
 
-class Exit(IntEnum):
-    """The exit status of a command."""
-
-    DONE = 0
-    FOUND = 1
-    """Something is not as it should be."""
-    USAGE = 2
-    """Wrong arguments, or there is no such job, checkpoint or state."""
-    UNAVAILABLE = 3
-    """Storage or database did not answer."""
-
-
-# The first class that fits decides.
-_EXITS: tuple[tuple[type[StateCheckError], Exit], ...] = (
-    (CorruptStateError, Exit.FOUND),
-    (StorageError, Exit.UNAVAILABLE),
-    (CoordinatorUnavailableError, Exit.UNAVAILABLE),
-    (CommitStateUnknownError, Exit.UNAVAILABLE),
-    (EnvironmentNotReadyError, Exit.UNAVAILABLE),
-    (CheckpointNotFoundError, Exit.USAGE),
-    (UnknownStateError, Exit.USAGE),
-    (InvalidConfigurationError, Exit.USAGE),
-)
-
-
-def command(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], None]:
-    """Make a function one that Airflow can call: its result becomes the exit status, an error one line on stderr."""
-
-    @functools.wraps(run)
-    def wrapped(args: Namespace) -> None:
-        try:
-            status = run(args)
-        except StateCheckError as error:
-            tell(f"error: {error}")
-            status = exit_of(error)
-        if status is not Exit.DONE:
-            raise SystemExit(int(status))
-
-    return wrapped
-
-
-def audited(run: Callable[[Namespace], Exit]) -> Callable[[Namespace], Exit]:
-    """Let Airflow's audit log say who ran a command that removes something, and how."""
-    from airflow.utils.cli import action_cli
-
-    # Our own tables are what counts; a missing one is told in one line.
-    wrapped: Callable[[Namespace], Exit] = action_cli(check_db=False)(run)
-    return wrapped
-
-
-def exit_of(error: StateCheckError) -> Exit:
-    """Return the exit status for an error."""
-    return next((status for kind, status in _EXITS if isinstance(error, kind)), Exit.FOUND)
-
-
-def tell(message: str) -> None:
-    """Write one line for people."""
-    sys.stderr.write(" ".join(message.split()) + "\n")
-
-
-def is_confirmed(show: Callable[[], object], question: str) -> bool:
-    """
-    Show what would be done and ask.
-
-    :param show: Prints what would be done and changes nothing.
-    :param question: Such as ``Remove that?``
-    :raises InvalidConfigurationError: where nobody can be asked.
-    """
-    if not sys.stdin.isatty():
-        raise InvalidConfigurationError("Expected --yes or --dry-run where nobody can be asked, found neither.")
-    show()
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def operators_of(view: JobView, uid: str | None) -> list[OperatorRecord]:
     """
-    Return all operators of a job, or the one of a uid.
+    Return the operator with a uid, or all operators of a job.
 
-    :raises CheckpointNotFoundError: if there is none of that uid, naming those that there are.
+    :raises CheckpointNotFoundError: if no operator has this uid.
     """
-    found = [operator for operator in view.operators if uid in (None, operator.uid)]
-    if not found:
+    operators = [operator for operator in view.operators if uid in (None, operator.uid)]
+    if not operators:
         uids = ", ".join(operator.uid for operator in view.operators)
-        raise CheckpointNotFoundError(f"Job {view.job.name!r} has no operator {uid!r}, only {uids}.")
-    return found
+        raise CheckpointNotFoundError(
+            f"Expected an operator of job {view.job.name!r}, found {uid!r}; give one of {uids}."
+        )
+    return operators

@@ -1,4 +1,4 @@
-"""The commands for savepoints."""
+"""Commands that take, rescale and delete savepoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from airflow_provider_statecheck.checkpoint.layout import new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, SavepointFormat
 from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
-from airflow_provider_statecheck.cli.output import Exit, Row, audited, command, operators_of, print_rows, shown, tell
+from airflow_provider_statecheck.cli.output import (
+    Exit,
+    Row,
+    audited,
+    command,
+    operators_of,
+    print_message,
+    print_rows,
+    shown,
+)
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.maintenance import (
@@ -40,53 +49,55 @@ _KINDS = {
 @command
 @audited
 def savepoint(args: Namespace) -> Exit:
-    """Take a savepoint of each operator of a job, or of one of them."""
+    """Take a savepoint of each operator of a job, or of one operator."""
     gateway = maintenance_gateway()
     view = find_job(gateway, args.job)
-    keys = [_ask(view, operator, args) for operator in operators_of(view, args.uid)]
+    keys = [_request(view, operator, args) for operator in operators_of(view, args.uid)]
     directory = configured_savepoint_dir()
     view = gateway.describe(view.job.job_id)
     serve_idle(savepoint_gateway(), view, storage_opener(args.storage_conn_id), directory)
     timeout = 0 if args.no_wait else args.timeout
-    asked = _wait(gateway, view.job.job_id, keys, timeout)
-    print_rows([_request_row(view, each, gateway) for each in asked], args.output)
-    return _judge(asked, is_waited_for=not args.no_wait)
+    requests = _wait(gateway, view.job.job_id, keys, timeout)
+    print_rows([_request_row(view, each, gateway) for each in requests], args.output)
+    return _status_of(requests, has_waited=not args.no_wait)
 
 
 @command
 @audited
 def dispose(args: Namespace) -> Exit:
-    """Delete a savepoint, whether its job is still known or not."""
+    """Delete a savepoint, also if its job has no rows any more."""
     opener = storage_opener(args.storage_conn_id)
-    done = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
+    disposed = dispose_savepoint(savepoint_gateway(), maintenance_gateway(), opener, args.pointer, dry_run=args.dry_run)
     verb = "would be deleted" if args.dry_run else "deleted"
-    tell(f"{shown(done.pointer)} with {readable_size(done.size_bytes)} {verb}.")
+    print_message(f"{shown(disposed.pointer)} with {readable_size(disposed.size_bytes)} {verb}.")
     return Exit.DONE
 
 
 @command
 @audited
 def rescale(args: Namespace) -> Exit:
-    """Write a checkpoint anew as a savepoint whose keyed state has another number of key groups."""
+    """Rewrite a checkpoint as a savepoint with another maximum parallelism."""
     from airflow_provider_statecheck.state.rescaling import rescale_max_parallelism
     from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 
     target = args.target or configured_savepoint_dir()
     if target is None:
         raise InvalidConfigurationError(
-            "Expected a place for the savepoint, found none; give --target, or set [statecheck] savepoint_dir."
+            "Expected a directory for the savepoint, found none; give --target or set [statecheck] savepoint_dir."
         )
-    found = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
-    source, _ = found.read()
+    checkpoint = resolve_checkpoint(storage_opener(args.storage_conn_id)(args.pointer), pointer_uri(args.pointer))
+    source, _ = checkpoint.read()
     directory = new_savepoint_uri(normalise_pointer(target), JobId(source.job_id))
-    done = rescale_max_parallelism(found.storage, source, directory=directory, max_parallelism=args.max_parallelism)
-    row = {"pointer": shown(directory), "max_parallelism": args.max_parallelism, "bytes": done.state_size_bytes}
+    rescaled = rescale_max_parallelism(
+        checkpoint.storage, source, directory=directory, max_parallelism=args.max_parallelism
+    )
+    row = {"pointer": shown(directory), "max_parallelism": args.max_parallelism, "bytes": rescaled.state_size_bytes}
     print_rows([row], args.output)
-    tell("The checkpoint is as it was; let the stage begin from the savepoint with the new max_parallelism.")
+    print_message("The checkpoint is unchanged; start the stage from the savepoint with the new max_parallelism.")
     return Exit.DONE
 
 
-def _ask(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
+def _request(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
     request = RequestSavepoint(
         job_id=view.job.job_id,
         operator_id=operator.operator_id,
@@ -102,29 +113,31 @@ def _ask(view: JobView, operator: OperatorRecord, args: Namespace) -> str:
 def _wait(gateway: MaintenanceGateway, job_id: JobId, keys: list[str], timeout: float) -> list[SnapshotRequest]:
     deadline = time.monotonic() + timeout
     while True:
-        asked = [r for r in gateway.describe(job_id).requests if r.request_key in keys]
-        if time.monotonic() >= deadline or not any(r.status.is_open for r in asked):
-            return asked
+        requests = [r for r in gateway.describe(job_id).requests if r.request_key in keys]
+        if time.monotonic() >= deadline or not any(r.status.is_open for r in requests):
+            return requests
         time.sleep(_PAUSE_SECONDS)
 
 
 def _request_row(view: JobView, request: SnapshotRequest, gateway: MaintenanceGateway) -> Row:
     checkpoint_id = request.checkpoint_id
     taken = None if checkpoint_id is None else gateway.checkpoint(view.job.job_id, checkpoint_id)
-    is_there = request.status is RequestStatus.COMPLETED and taken is not None
+    is_completed = request.status is RequestStatus.COMPLETED
     return {
         "operator": next(o.uid for o in view.operators if o.operator_id == request.operator_id),
         "request": request.request_key,
         "status": request.status.value,
         "checkpoint": request.checkpoint_id,
-        "pointer": shown(taken.location) if taken is not None and is_there else None,
+        "pointer": shown(taken.location) if taken is not None and is_completed else None,
         "failure": request.failure_message or None,
     }
 
 
-def _judge(asked: list[SnapshotRequest], *, is_waited_for: bool) -> Exit:
-    waiting = sum(each.status.is_open for each in asked)
-    if waiting:
-        tell(f"{waiting} of {len(asked)} not yet taken; a stage that runs takes it at its next boundary.")
-    failed = any(each.status is RequestStatus.FAILED for each in asked)
-    return Exit.FOUND if failed or (waiting and is_waited_for) else Exit.DONE
+def _status_of(requests: list[SnapshotRequest], *, has_waited: bool) -> Exit:
+    pending = sum(each.status.is_open for each in requests)
+    if pending:
+        print_message(
+            f"{pending} of {len(requests)} savepoints not yet taken; a running stage takes its savepoint at its next boundary."
+        )
+    failed = any(each.status is RequestStatus.FAILED for each in requests)
+    return Exit.FOUND if failed or (pending and has_waited) else Exit.DONE

@@ -1,4 +1,4 @@
-"""Commands that show state and statistics of checkpoints."""
+"""Commands that show the state and the statistics of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
-from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_rows, shown, tell
+from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_message, print_rows, shown
 from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway, storage_opener
 
 if TYPE_CHECKING:
@@ -21,28 +21,42 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
     from airflow_provider_statecheck.state.reading.state_reader import StateReader
     from airflow_provider_statecheck.state.schemas import StateSchema
+_PERCENT = 95
 
 
 @command
 def state(args: Namespace) -> Exit:
-    """List the states of a checkpoint, or show rows of one of them."""
+    """List the states of a checkpoint, or show the rows of one state."""
     states = _states(args, args.pointer)
     if args.name is None:
         functions = map(states.complete, states.functions())
         print_rows([row for each in functions for row in _schema_rows(each)], args.output)
         return Exit.DONE
-    _print_some((batch for table in _reader(args, states).tables() for batch in table.to_batches()), args)
+    _print_limited((batch for table in _reader(args, states).tables() for batch in table.to_batches()), args)
     return Exit.DONE
 
 
 @command
 def diff(args: Namespace) -> Exit:
-    """Show the keys in which a state of two checkpoints differs; exit status 1 if there are any."""
+    """Show the keys of a state that differ between two checkpoints; the exit status is 1 if there are any."""
     from airflow_provider_statecheck.state.reading.diff_states import StateDiff
 
     readers = [_reader(args, _states(args, pointer)) for pointer in (args.before, args.after)]
-    count = _print_some(StateDiff(*readers).batches(), args)
+    count = _print_limited(StateDiff(*readers).batches(), args)
     return Exit.FOUND if count else Exit.DONE
+
+
+@command
+def stats(args: Namespace) -> Exit:
+    """Show the statistics of each operator of a job, or its last checkpoints."""
+    view = find_job(maintenance_gateway(), args.job)
+    operators = operators_of(view, args.uid)
+    snapshots = [snapshot_of(view, operator) for operator in operators]
+    if args.history:
+        print_rows([_history_row(view, each, entry) for each in snapshots for entry in each.history], args.output)
+    else:
+        _print_overviews([_overview_row(each) for each in snapshots], args.output)
+    return Exit.DONE
 
 
 def _states(args: Namespace, pointer: str) -> CheckpointStates:
@@ -58,15 +72,15 @@ def _reader(args: Namespace, states: CheckpointStates) -> StateReader:
     return StateReader(states.storage, states.content(args.name, args.uid), StateView(namespaces=args.namespaces))
 
 
-def _print_some(batches: Iterator[Any], args: Namespace) -> int:
-    """Print as many rows as are wanted, and return how many that were."""
+def _print_limited(batches: Iterator[Any], args: Namespace) -> int:
+    """Print at most ``--limit`` rows and return their number."""
     rows = (row for batch in batches for row in batch.to_pylist())
-    # One more, to know whether there are more; nothing beyond it is read.
-    found = list(islice(rows, args.limit + 1))
-    print_rows([{name: _plain(value) for name, value in row.items()} for row in found[: args.limit]], args.output)
-    if len(found) > args.limit:
-        tell(f"There are more rows than {args.limit}; raise --limit to see them.")
-    return len(found[: args.limit])
+    # One row beyond the limit shows that there are more; later batches are not read.
+    first = list(islice(rows, args.limit + 1))
+    print_rows([{name: _plain(value) for name, value in row.items()} for row in first[: args.limit]], args.output)
+    if len(first) > args.limit:
+        print_message(f"There are more than {args.limit} rows; raise --limit to show them.")
+    return len(first[: args.limit])
 
 
 def _schema_rows(function: FunctionState) -> Iterator[Row]:
@@ -82,19 +96,19 @@ def _schema_rows(function: FunctionState) -> Iterator[Row]:
 def _schema_row(uid: str, key: str | None, schema: StateSchema) -> Row:
     from airflow_provider_statecheck.state.serializers.serializer import describe
 
-    of_map = "" if schema.key is None else f"{describe(schema.key)} to "
+    map_key = "" if schema.key is None else f"{describe(schema.key)} to "
     return {
         "function": uid,
         "state": schema.name,
         "kind": schema.kind.value,
         "key": key,
-        "type": f"{of_map}{describe(schema.value)}",
+        "type": f"{map_key}{describe(schema.value)}",
         "expires": schema.ttl,
     }
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON and YAML have, with all that is in it."""
+    """Convert a value, including nested values, for JSON and YAML."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -106,31 +120,15 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal | timedelta) else value
 
 
-_PERCENT = 95
-
-
-@command
-def stats(args: Namespace) -> Exit:
-    """Tell what was counted of each operator of a job, or its last checkpoints one by one."""
-    view = find_job(maintenance_gateway(), args.job)
-    operators = operators_of(view, args.uid)
-    snapshots = [snapshot_of(view, operator) for operator in operators]
-    if args.history:
-        print_rows([_history_row(view, each, entry) for each in snapshots for entry in each.history], args.output)
-    else:
-        _print_overviews([_overview_row(each) for each in snapshots], args.output)
-    return Exit.DONE
-
-
 def _print_overviews(rows: list[Row], output: str) -> None:
-    # So many columns fit no terminal: people get a line for each number.
+    # A table with one column for each metric is too wide for a terminal; tables have one row for each metric instead.
     is_data = output in ("json", "yaml")
-    print_rows(rows if is_data else [line for row in rows for line in _lines(row)], output)
+    print_rows(rows if is_data else [line for row in rows for line in _metric_rows(row)], output)
 
 
-def _lines(row: Row) -> list[Row]:
-    numbers = {key: value for key, value in row.items() if key != "operator"}
-    return [{"operator": row["operator"], "number": key, "value": _text(key, numbers[key])} for key in numbers]
+def _metric_rows(row: Row) -> list[Row]:
+    metrics = {key: value for key, value in row.items() if key != "operator"}
+    return [{"operator": row["operator"], "metric": key, "value": _text(key, metrics[key])} for key in metrics]
 
 
 def _text(key: str, value: Any) -> Any:
@@ -149,7 +147,7 @@ def _overview_row(snapshot: CheckpointStatsSnapshot) -> Row:
         "savepoints": snapshot.savepoints.completed,
         **_size_columns(snapshot),
         **_seconds_columns(snapshot.duration),
-        "to_discard": snapshot.awaiting_discard,
+        "awaiting_discard": snapshot.awaiting_discard,
         "latest_completed": None if completed is None else shown(completed.location),
         "latest_failed": None if failed is None else shown(failed.location),
         "failure": None if failed is None else _failure(failed),
@@ -161,8 +159,8 @@ def _size_columns(snapshot: CheckpointStatsSnapshot) -> Row:
     average = snapshot.state_size.average
     return {
         "average_new_bytes": None if average is None else round(average),
-        "largest_new_bytes": snapshot.state_size.maximum,
-        "largest_bytes": snapshot.full_size.maximum,
+        "max_new_bytes": snapshot.state_size.maximum,
+        "max_bytes": snapshot.full_size.maximum,
     }
 
 
@@ -170,7 +168,7 @@ def _seconds_columns(duration: StatsSummary) -> Row:
     return {
         "average_seconds": _seconds(duration.average),
         f"p{_PERCENT}_seconds": _seconds(duration.percentile(_PERCENT)),
-        "longest_seconds": _seconds(duration.maximum),
+        "max_seconds": _seconds(duration.maximum),
     }
 
 
@@ -189,7 +187,7 @@ def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: Checkp
         "bytes": entry.full_size_bytes,
         "owner": None if custody is None else custody.owner.value,
         "safe_to_delete": None if custody is None else custody.is_safe_to_delete,
-        "because": None if custody is None else custody.because,
+        "reason": None if custody is None else custody.because,
         "pointer": shown(entry.location),
         "failure": _failure(entry),
     }

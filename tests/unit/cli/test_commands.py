@@ -67,7 +67,7 @@ class TestJobs:
             stage.clock.advance(1)
         outcome = run("jobs", "--name", "sales/*", "--limit", "2", "-o", "json")
         assert [row["name"] for row in rows(outcome)] == ["sales/3", "sales/2"]
-        assert outcome.err == "1 more jobs; raise --limit to see them.\n"
+        assert outcome.err == "1 more jobs; raise --limit to list them.\n"
 
     def test_prints_names_as_they_are(self, stage, run):
         """Brackets and colons are markup to the printer of tables."""
@@ -204,7 +204,7 @@ class TestGc:
         found = rows(outcome)
         assert (outcome.status, {row["job"] for row in found}) == (0, {JOB, "other"})
         assert sum(row["bytes"] for row in found) == before - sum(stage.files().values())
-        assert "2 jobs looked at, 8 directories with" in outcome.err
+        assert "2 jobs checked, 8 directories with" in outcome.err
 
     def test_touches_the_named_jobs_alone(self, stage, run):
         stage.run()
@@ -224,7 +224,7 @@ class TestGc:
         stage.run()
         stage.attempt()
         (row,) = rows(run("gc", JOB, "-o", "json"))
-        assert row["kept"] == ["operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3"]
+        assert row["retained"] == ["operator 'aggregate': attempt 2 (dag.task) has not ended; it pins checkpoint 3"]
 
     def test_ends_with_3_and_goes_on_where_the_storage_of_one_job_does_not_answer(
         self, stage, run, monkeypatch, tmp_path
@@ -293,7 +293,7 @@ class TestPrune:
             monkeypatch.setattr("sys.stdin", Terminal(answer))
             outcome = run("prune", "--test-jobs")
             assert (outcome.status, len(stage.maintenance.jobs())) == (0, left), answer
-            assert "Remove that? [y/N]" in outcome.err
+            assert "Remove these rows and files? [y/N]" in outcome.err
 
     def test_ends_with_2_where_nobody_can_be_asked(self, stage, run, monkeypatch):
         stage.run("test/a")

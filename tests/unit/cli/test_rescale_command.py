@@ -37,7 +37,7 @@ def test_the_rescaled_savepoint_lies_below_the_target_and_its_pointer_is_printed
     uri = f"{row['pointer']}/_metadata"
     document = decode_metadata(stage.storage.allowing(target).read_bytes(uri), uri=uri)
     assert [handle.name for handle in document.snapshots] == ["orders"]
-    assert "as it was" in outcome.err
+    assert "is unchanged" in outcome.err
 
 
 def test_a_checkpoint_that_is_not_there_is_wrong_usage(run: Run, tmp_path: Path) -> None:

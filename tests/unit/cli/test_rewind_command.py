@@ -29,14 +29,14 @@ def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
     assert json.loads(outcome.out) == [
         {
             "operator": "aggregate",
-            "taken_back": [3, 2],
+            "rolled_back": [3, 2],
             "runs": [day(3).run_key, SECOND],
-            "stands_at": 1,
-            "of_run": day(1).run_key,
+            "newest_checkpoint": 1,
+            "newest_run": day(1).run_key,
             "fenced": None,
         }
     ]
-    assert "clear that run and the later ones" in outcome.err
+    assert "clear that run and all later runs" in outcome.err
     assert three_days.statuses() == {1: "completed", 2: "SUBSUMED", 3: "SUBSUMED"}
 
 
@@ -54,8 +54,8 @@ def test_what_is_taken_back_can_be_found_and_stays_on_storage_until_something_is
 
 def test_a_dry_run_changes_nothing(three_days, run):
     outcome = run("rewind", JOB, "--before", SECOND, "--dry-run", "-o", "json")
-    assert json.loads(outcome.out)[0]["taken_back"] == [3, 2]
-    assert "would stand" in outcome.err
+    assert json.loads(outcome.out)[0]["rolled_back"] == [3, 2]
+    assert "would be rewound" in outcome.err
     assert set(three_days.statuses().values()) == {"completed"}
 
 

@@ -86,7 +86,7 @@ def test_each_operator_gets_a_savepoint_of_its_own(finished: WrittenStage, run: 
 
 def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(finished: WrittenStage, run: Run) -> None:
     outcome = run("savepoint", JOB, "--uid", "custmers")
-    assert (outcome.status, "only aggregate" in outcome.err) == (2, True)
+    assert (outcome.status, "give one of aggregate" in outcome.err) == (2, True)
 
 
 def test_a_job_without_a_checkpoint_has_nothing_to_copy(stage: WrittenStage, run: Run) -> None:

@@ -71,7 +71,7 @@ def test_rows_of_a_state_are_shown_up_to_the_limit(job: StatefulJob, run: Run) -
     pointer = job.save()
     outcome = run("state", pointer, "tags", "--limit", "3", "--output", "json")
     assert len(json.loads(outcome.out)) == 3
-    assert "more rows than 3" in outcome.err
+    assert "more than 3 rows" in outcome.err
     outcome = run("state", pointer, "tags", "--limit", "5", "--output", "json")
     assert sorted(row["value"] for row in json.loads(outcome.out)) == [[number] for number in range(5)]
     assert outcome.err == ""

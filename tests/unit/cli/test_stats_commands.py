@@ -66,12 +66,12 @@ def test_stats_tell_counts_summaries_and_the_latest_of_each_operator(counted: Wr
         "restored": 0,
         "savepoints": 0,
         "average_new_bytes": 2048,
-        "largest_new_bytes": 3072,
-        "largest_bytes": 6144,
+        "max_new_bytes": 3072,
+        "max_bytes": 6144,
         "average_seconds": 2.0,
         "p95_seconds": 2.0,
-        "longest_seconds": 2.0,
-        "to_discard": 2,
+        "max_seconds": 2.0,
+        "awaiting_discard": 2,
         "failure": "io_exception: disk full",
         "failures": ["io_exception: 1"],
     }
@@ -91,7 +91,7 @@ def test_stats_can_be_those_of_one_operator(counted: WrittenStage, run: Run) -> 
 
 def test_an_unknown_operator_is_wrong_usage_and_the_known_ones_are_named(counted: WrittenStage, run: Run) -> None:
     outcome = run("stats", JOB, "--uid", "custmers")
-    assert (outcome.status, "only aggregate" in outcome.err) == (2, True)
+    assert (outcome.status, "give one of aggregate" in outcome.err) == (2, True)
 
 
 def test_an_unknown_job_is_wrong_usage(counted: WrittenStage, run: Run) -> None:
@@ -140,14 +140,14 @@ def test_people_get_a_line_for_each_number_with_its_unit(counted: WrittenStage, 
     lines = [line.split() for line in run("stats", JOB, "--output", "plain").out.splitlines()]
     assert ["aggregate", "completed", "2"] in lines
     assert ["aggregate", "average_new_bytes", "2.0", "KiB"] in lines
-    assert ["aggregate", "longest_seconds", "2.0"] in lines
+    assert ["aggregate", "max_seconds", "2.0"] in lines
     assert ["aggregate", "failures", "io_exception:", "1"] in lines
 
 
 def test_people_get_nothing_where_nothing_was_counted(stage: WrittenStage, run: Run) -> None:
     stage.attempt()
     lines = [line.split() for line in run("stats", JOB, "--output", "plain").out.splitlines()]
-    assert ["aggregate", "largest_bytes"] in lines
+    assert ["aggregate", "max_bytes"] in lines
 
 
 def test_an_attempt_that_ended_leaves_nothing_in_progress(counted: WrittenStage, run: Run) -> None:
