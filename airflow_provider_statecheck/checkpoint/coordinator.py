@@ -1,9 +1,9 @@
 """
-Coordinator of the checkpoints of one operator, as stages use it.
+Checkpoint coordinator for stages, each of which checkpoints one operator.
 
-Each call begins a transaction of its job with a write, applies one transition to the rows, commits, and answers with the
-effects that the rows then allow. There is no daemon and no timer: expiry is judged at each call from the rows' times.
-The model is Apache Flink's ``CheckpointCoordinator``, cut down to checkpoints of one operator.
+Each call runs one transaction on the rows of a job and returns the effects that are open after it. There is no daemon and no
+timer: each call first aborts the pending checkpoints that have expired. The model is Apache Flink's
+``CheckpointCoordinator``, reduced to checkpoints of one operator.
 """
 
 from __future__ import annotations
@@ -64,21 +64,20 @@ from airflow_provider_statecheck.exceptions import (
 
 log = logging.getLogger(__name__)
 
-_BATCHES_AT_END = 20
-"""How many batches of old rows the end of an attempt removes: more rows than one adds that runs a day and checkpoints
-every ten seconds."""
-# A row stays small; damage that was forgotten is found again by reading.
-_MOST_DAMAGED = 100
+# Removes more rows than an attempt adds in a day with a checkpoint every ten seconds.
+_MAX_BATCHES_AT_END = 20
+# Bounds the size of the operator's row. A snapshot that drops out of the list is detected again when it is read.
+_MAX_DAMAGED_SNAPSHOTS = 100
 
 
 class AttemptCoordinator:
     """
-    Decides when a snapshot is a completed checkpoint and what a new attempt restores.
+    Completes and aborts checkpoints, and grants attempts.
 
-    It is a ``CheckpointCoordinatorGateway`` itself: in process, no more is needed.
+    Implements ``CheckpointCoordinatorGateway``, so in-process callers use it directly.
 
-    :param store: The rows.
-    :param liveness: Who knows whether another task still runs.
+    :param store: The job store.
+    :param liveness: Source of the liveness of other tasks, unknown by default.
     """
 
     def __init__(self, store: JobStore, liveness: TaskLiveness | None = None) -> None:
@@ -87,14 +86,14 @@ class AttemptCoordinator:
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
         """
-        Fence all earlier attempts of the operator and say what to restore.
+        Fence all earlier attempts of the operator and return the candidates to restore.
 
-        :raises InvalidConfigurationError: for a setting out of range.
-        :raises ConcurrentAttemptError: if another task, or another run of the task, still runs and holds the operator.
-        :raises RunSupersededError: if the state stands at a later run.
-        :raises NoRestorableCheckpointError: if there was state and none of it is left.
-        :raises IncompatibleCheckpointError: if the operator is new while another one of the job, which has checkpoints, is
-            gone.
+        :raises InvalidConfigurationError: if a setting is out of range.
+        :raises ConcurrentAttemptError: if another task, or another run of the task, is still running the operator.
+        :raises RunSupersededError: if a later run has already advanced the state.
+        :raises NoRestorableCheckpointError: if the operator had state and none of it can be restored.
+        :raises IncompatibleCheckpointError: if the operator is new and another operator of the job, which has
+            checkpoints, no longer has a task.
         """
         require_valid(request)
         grant = self._register(request)
@@ -110,7 +109,7 @@ class AttemptCoordinator:
 
     def adopt(self, request: AdoptAttempt) -> None:
         """
-        Let a later try of the same task speak for an attempt that still runs; its driver goes on undisturbed.
+        Transfer a running attempt to a later try of the same task, without interrupting its driver.
 
         :raises StaleAttemptError: if the attempt has ended, was replaced, or belongs to another task or run.
         """
@@ -121,17 +120,18 @@ class AttemptCoordinator:
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
         """
-        Record what was restored; candidates that could not be no longer count towards retention.
+        Record the restored checkpoint, and mark skipped candidates as unusable.
 
-        A savepoint that the attempt began from becomes a checkpoint of the operator, claimed if the message says so.
+        Unusable checkpoints do not count towards retention. A savepoint that was restored becomes a checkpoint of the
+        operator, which owns it if the request claims it.
 
         :raises StaleAttemptError: if a newer attempt has registered.
-        :raises CheckpointNotFoundError: if the checkpoint is not a completed one of this operator.
-        :raises SnapshotClaimedError: if it is a savepoint that another operator claimed.
+        :raises CheckpointNotFoundError: if the checkpoint is not a completed checkpoint of this operator.
+        :raises SnapshotClaimedError: if another operator has claimed the savepoint.
         """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
-            restored = _restored(tx, attempt, request)
+            restored = _restored_checkpoint(tx, attempt, request)
             for skipped in request.skipped:
                 row = _require_restorable(tx, attempt, skipped.checkpoint_id)
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
@@ -142,14 +142,15 @@ class AttemptCoordinator:
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
         """
-        Draw the id of a new checkpoint; the same request key gives the same one.
+        Allocate the id of a new checkpoint, or return the checkpoint with the same request key.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
-        :raises InvalidConfigurationError: for a timeout out of range, or a place without a request for a savepoint.
-        :raises CheckpointNotFoundError: if it is to serve a request for a savepoint that is not open.
+        :raises InvalidConfigurationError: if the timeout is out of range, or only one of ``serves`` and ``savepoint_dir``
+            is set.
+        :raises CheckpointNotFoundError: if the savepoint request to serve is not open.
         """
-        _require_place(request)
-        _require_time(request)
+        _require_savepoint_dir(request)
+        _require_timeout(request)
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
             transitions.expire(tx, attempt.operator_id)
@@ -167,10 +168,10 @@ class AttemptCoordinator:
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
         """
-        Complete a checkpoint, abort older pending ones, subsume what falls out of retention.
+        Complete a checkpoint, abort older pending checkpoints and subsume those beyond retention.
 
         :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
-        :raises InvalidConfigurationError: if its metadata lie elsewhere than in its directory.
+        :raises InvalidConfigurationError: if the metadata file is not in the directory of the checkpoint.
         """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_running(tx, request.attempt)
@@ -179,7 +180,7 @@ class AttemptCoordinator:
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
         """
-        Abort a pending checkpoint of this attempt; any other is left as it is.
+        Abort a pending checkpoint of this attempt and ignore any other checkpoint.
 
         :raises StaleAttemptError: if a newer attempt has registered.
         """
@@ -192,9 +193,9 @@ class AttemptCoordinator:
 
     def abort(self, job_id: JobId, checkpoint_id: int, reason: CheckpointFailureReason, message: str = "") -> bool:
         """
-        Abort a pending checkpoint from outside the stage.
+        Abort a pending checkpoint on behalf of a caller outside the stage.
 
-        :return: Whether it was pending.
+        :return: Whether the checkpoint was pending.
         """
         with self._store.transaction(job_id) as tx:
             checkpoint = tx.checkpoint(checkpoint_id)
@@ -204,7 +205,7 @@ class AttemptCoordinator:
             return True
 
     def expire(self, job_id: JobId) -> None:
-        """Abort every pending checkpoint of a job whose time is over."""
+        """Abort all expired pending checkpoints of a job."""
         operators = self._store.describe(job_id).operators
         with self._store.transaction(job_id) as tx:
             for operator in operators:
@@ -212,24 +213,24 @@ class AttemptCoordinator:
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """
-        Record that the bytes of subsumed or aborted checkpoints are gone.
+        Record that the files of subsumed or aborted checkpoints are deleted.
 
-        :raises InvalidConfigurationError: if no attempt is named; maintenance has a way of its own.
+        :raises InvalidConfigurationError: if the request names no attempt.
         :raises StaleAttemptError: if a newer attempt has registered.
         """
         attempt = request.attempt
         if attempt is None:
-            raise InvalidConfigurationError("Expected the attempt that deleted, found none; name it.")
+            raise InvalidConfigurationError("Expected the attempt that deleted the files, found none; set attempt.")
         with self._store.transaction(request.job_id) as tx:
             require_current(tx, attempt)
-            transitions.discarded(tx, attempt.operator_id, request.checkpoint_ids)
+            transitions.mark_discarded(tx, attempt.operator_id, request.checkpoint_ids)
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
         """
-        Record that a sink committed what checkpoints hold; what only waited for that falls out of retention now.
+        Record that a sink committed the output of checkpoints, and subsume those retained only for their commit.
 
-        What a checkpoint holds is carried into later ones until it is confirmed, so older ones of the same generation are
-        confirmed with it. A checkpoint that is none of the operator's completed ones confirms nothing.
+        A checkpoint carries the uncommitted output of older checkpoints. The confirmation therefore covers the older
+        checkpoints of the same generation too. Ids of other checkpoints are ignored.
 
         :raises StaleAttemptError: if a newer attempt has registered.
         """
@@ -240,16 +241,17 @@ class AttemptCoordinator:
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
         """
-        Close an attempt: its pending checkpoints are aborted, its pins end, and the damage that it found is recorded.
+        Close an attempt: abort its pending checkpoints, release its pin and record the damaged snapshots that it found.
 
-        Old rows of the operator go afterwards, so that they are bounded even where no maintenance runs.
+        Afterwards remove old rows of the operator, which bounds their number on installations without maintenance.
 
+        :raises InvalidConfigurationError: if the status is not a final one.
         :raises StaleAttemptError: if a newer attempt has registered.
-        :raises OpenCommitError: if it is to end as finished although its sink has not committed everything.
+        :raises OpenCommitError: if the attempt is to end as finished but its sink has open commits.
         """
         if request.status not in (AttemptStatus.FINISHED, AttemptStatus.FAILED):
             raise InvalidConfigurationError(
-                f"Expected an attempt to end as finished or failed, found {request.status!r}."
+                f"Expected an attempt to end as finished or failed, found {request.status!r}; set one of the two."
             )
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
@@ -259,7 +261,7 @@ class AttemptCoordinator:
                 _record_damage(tx, attempt, request.damaged_snapshots)
                 tx.save_attempt(replace(attempt, status=request.status, ended_at=tx.now, message=request.message))
             effects = transitions.effects_of(tx, attempt.operator_id)
-        self._forget_old_rows(attempt)
+        self._remove_old_rows(attempt)
         return effects
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -268,14 +270,14 @@ class AttemptCoordinator:
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return a job as it stands.
+        Return the current rows of a job.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: if the job does not exist.
         """
         return self._store.describe(job_id)
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
         return self._store.checkpoint(job_id, checkpoint_id)
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
@@ -284,15 +286,15 @@ class AttemptCoordinator:
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """
-        Return the checkpoint that a restore of an operator would start from, ``None`` if it has none.
+        Return the newest restorable checkpoint of an operator, or ``None``.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: if the job does not exist.
         """
         return self._store.latest(job_id, operator_id)
 
-    def _forget_old_rows(self, ended: AttemptRecord) -> None:
+    def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:
-            for _ in range(_BATCHES_AT_END):
+            for _ in range(_MAX_BATCHES_AT_END):
                 with self._store.transaction(ended.job_id) as tx:
                     before = tx.now - DEFAULT_AGE
                     rows = forgettable_rows(tx, ended.operator_id, before, storage_base=ended.storage_base)
@@ -300,8 +302,8 @@ class AttemptCoordinator:
                 if len(rows) < BATCH_SIZE:
                     return
         except StateCheckError as error:
-            # The attempt has ended all the same; a later end, or prune, removes the rows.
-            log.warning("Old rows of job %s were not removed: %s", ended.job_id, error)
+            # The attempt has ended anyway. The next attempt that ends, or prune, removes the rows.
+            log.warning("Could not remove old rows of job %s: %s", ended.job_id, error)
 
     def _register(self, request: RegisterAttempt) -> AttemptGrant:
         dead: list[AttemptRecord] = []
@@ -311,18 +313,18 @@ class AttemptCoordinator:
                     return registration.register(tx, request, dead)
             except registration.RivalError as found:
                 rival = found.rival
-            # Asked between two transactions: nothing foreign may run while a row is locked.
+            # The liveness check may call Airflow, which must not happen while the job's row is locked.
             if self._liveness.is_running(rival.owner):
-                raise _overlap(rival.owner, request)
+                raise _concurrent_attempt_error(rival.owner, request)
             dead.append(rival)
 
 
-def _overlap(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:
+def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) -> ConcurrentAttemptError:
     is_same_task = holder.logical_task == request.owner.logical_task
-    advice = "Let runs follow each other" if is_same_task else "Give one of the two tasks another uid"
+    advice = "Run one Dag run at a time" if is_same_task else "Give one of the two tasks another uid"
     return ConcurrentAttemptError(
         f"Job {request.job_name!r} already has a running task with uid {request.uid!r}: {holder.label}; "
-        f"{request.owner.label} was refused. {advice}, or say on_overlap='wait'.",
+        f"{request.owner.label} was refused. {advice}, or set on_overlap='wait'.",
         uid=request.uid,
         holder=holder.label,
     )
@@ -333,17 +335,17 @@ def _record_damage(tx: JobTransaction, attempt: AttemptRecord, found: tuple[str,
     if operator is None or not found:
         return
     damaged = dict.fromkeys((*operator.damaged_snapshots, *found))
-    tx.save_operator(replace(operator, damaged_snapshots=tuple(damaged)[-_MOST_DAMAGED:]))
+    tx.save_operator(replace(operator, damaged_snapshots=tuple(damaged)[-_MAX_DAMAGED_SNAPSHOTS:]))
 
 
-def _require_place(request: TriggerCheckpoint) -> None:
+def _require_savepoint_dir(request: TriggerCheckpoint) -> None:
     if (request.serves is None) is not (request.savepoint_dir is None):
         raise InvalidConfigurationError(
-            "Expected savepoint_dir with the request for a savepoint that is served, and with no other, found one of the two."
+            "Expected serves and savepoint_dir together, found only one; set both or neither."
         )
 
 
-def _require_time(request: TriggerCheckpoint) -> None:
+def _require_timeout(request: TriggerCheckpoint) -> None:
     if request.timeout_seconds is not None:
         longest = LONGEST_CHECKPOINT.total_seconds()
         require(
@@ -352,19 +354,19 @@ def _require_time(request: TriggerCheckpoint) -> None:
 
 
 def _new_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
-    checkpoint = _plain_checkpoint(tx, attempt, request)
+    checkpoint = _pending_checkpoint(tx, attempt, request)
     if request.serves is None or request.savepoint_dir is None:
         return checkpoint
-    asked = transitions.begin(tx, request.serves, checkpoint.checkpoint_id)
+    savepoint_request = transitions.begin_request(tx, request.serves, checkpoint.checkpoint_id)
     return replace(
         checkpoint,
-        properties=asked.properties,
-        location=new_savepoint_uri(asked.target or request.savepoint_dir, tx.job.job_id),
-        expires_at=tx.now + transitions.LONGEST_WRITE,
+        properties=savepoint_request.properties,
+        location=new_savepoint_uri(savepoint_request.target or request.savepoint_dir, tx.job.job_id),
+        expires_at=tx.now + transitions.SAVEPOINT_TIMEOUT,
     )
 
 
-def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
+def _pending_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: TriggerCheckpoint) -> CheckpointRecord:
     checkpoint_id = tx.draw_checkpoint_id()
     seconds = attempt.checkpoint_timeout_seconds if request.timeout_seconds is None else request.timeout_seconds
     return CheckpointRecord(
@@ -384,18 +386,18 @@ def _plain_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: Trigg
 
 
 def _must_be_full(tx: JobTransaction, attempt: AttemptRecord) -> bool:
-    # What was restored without a claim may be deleted by its owner at any time, so nothing new may need it.
+    # The owner of an unclaimed snapshot may delete it at any time, so new checkpoints must not reference its files.
     restorable = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
     return bool(restorable) and restorable[-1].properties.unclaimed
 
 
 def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
     checkpoint = _own_checkpoint(tx, attempt, request.checkpoint_id)
-    result = _outcome(checkpoint)
+    result = _result_for(checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.SUCCESS:
         require_metadata_in(checkpoint.location, request.metadata_uri)
         checkpoint = transitions.complete(tx, checkpoint, request)
-        _make_newest(tx, attempt, checkpoint)
+        _subsume_older(tx, attempt, checkpoint)
     if checkpoint is not None and result is AcknowledgeResult.DISCARDED:
         statistics.acknowledged_late(tx, checkpoint, request)
     return AcknowledgeReply(
@@ -403,7 +405,7 @@ def _acknowledge(tx: JobTransaction, attempt: AttemptRecord, request: Acknowledg
     )
 
 
-def _outcome(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
+def _result_for(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
     if checkpoint is None:
         return AcknowledgeResult.UNKNOWN
     if checkpoint.status is CheckpointStatus.PENDING:
@@ -413,9 +415,9 @@ def _outcome(checkpoint: CheckpointRecord | None) -> AcknowledgeResult:
     return AcknowledgeResult.DUPLICATE
 
 
-def _make_newest(tx: JobTransaction, attempt: AttemptRecord, completed: CheckpointRecord) -> None:
+def _subsume_older(tx: JobTransaction, attempt: AttemptRecord, completed: CheckpointRecord) -> None:
     if completed.properties.is_savepoint and not completed.properties.is_synchronous:
-        # It is no part of recovery, so it changes nothing there.
+        # Recovery does not use the savepoint and still needs the older checkpoints.
         return
     reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
     transitions.abort_pending(tx, attempt.operator_id, reason, lambda c: _is_subsumable(c, completed))
@@ -438,9 +440,9 @@ def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: Fini
     commits = tuple(c.checkpoint_id for c in tx.open_checkpoints(attempt.operator_id) if c.awaits_commit)
     if commits and request.status is AttemptStatus.FINISHED:
         raise OpenCommitError(
-            f"Expected attempt {attempt.epoch} of job {tx.job.name!r} to finish with everything committed by its sink, found "
-            f"checkpoints {', '.join(map(str, commits))} without a confirmed commit; commit and confirm them, or end the "
-            f"attempt as failed, so that a retry does.",
+            f"Expected the sink of attempt {attempt.epoch} of job {tx.job.name!r} to have committed all checkpoints, found "
+            f"open commits of checkpoints {', '.join(map(str, commits))}; commit and confirm them, or end the attempt as "
+            f"failed and let a retry commit them.",
             checkpoint_ids=commits,
         )
 
@@ -452,10 +454,10 @@ def _own_checkpoint(tx: JobTransaction, attempt: AttemptRecord, checkpoint_id: i
     return checkpoint
 
 
-def _restored(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
-    noted = tx.checkpoint(request.checkpoint_id)
-    if noted is not None and noted in savepoint_restore.proposed(tx, attempt):
-        return savepoint_restore.adopt(tx, attempt, noted, claim=request.claim)
+def _restored_checkpoint(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmRestore) -> CheckpointRecord:
+    checkpoint = tx.checkpoint(request.checkpoint_id)
+    if checkpoint is not None and checkpoint in savepoint_restore.proposed(tx, attempt):
+        return savepoint_restore.adopt(tx, attempt, checkpoint, claim=request.claim)
     return _require_restorable(tx, attempt, request.checkpoint_id)
 
 
@@ -463,7 +465,7 @@ def _require_restorable(tx: JobTransaction, attempt: AttemptRecord, checkpoint_i
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != attempt.operator_id or not checkpoint.is_restorable:
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} to be a completed one of this operator in job {tx.job.name!r}, "
+            f"Expected checkpoint {checkpoint_id} of job {tx.job.name!r} to be a completed checkpoint of this operator, "
             f"found {checkpoint.status.value if checkpoint else 'none'}; restore from a candidate of the grant.",
             checkpoint_id=checkpoint_id,
         )

@@ -1,4 +1,4 @@
-"""Messages between a stage and the coordinator, and the ranges that their values must satisfy."""
+"""Messages between a stage and the coordinator, and the validation of their values."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 LONGEST_TEXT = 2000
-"""How many characters of an error's text a message carries."""
+"""Maximum number of characters of an error text in a message."""
 
 
-def told(text: str) -> str:
+def storable_text(text: str) -> str:
     """
-    Return the text of an error as a row can keep it.
+    Truncate an error text and replace the characters that a database cannot store.
 
-    It may quote data: databases keep no U+0000 and no half of a surrogate pair, and the API takes messages of limited size.
+    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message.
     """
     return text[:LONGEST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRef:
-    """The identity under which an attempt speaks; a lower epoch than the operator's is refused."""
+    """Identity of an attempt; the coordinator rejects an epoch below the operator's."""
 
     job_id: JobId
     operator_id: OperatorId
@@ -50,153 +50,153 @@ class AttemptRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSource:
-    """A snapshot of another job, or of this one's past, that an operator without checkpoints begins from."""
+    """Snapshot of any job that an operator without checkpoints starts from."""
 
     pointer: str
-    """Its directory."""
+    """Directory of the snapshot."""
     metadata_uri: str
     metadata_size: int
     metadata_sha256: str
     full_size_bytes: int = 0
     mode: RestoreMode = RestoreMode.NO_CLAIM
     problem: str | None = None
-    """Why it cannot be read, which matters only where nothing else is left to begin from."""
+    """Reason why the snapshot cannot be read; relevant only if the operator has no checkpoints."""
     is_unavailable: bool = False
-    """Whether that is because the storage did not answer, so that a later try may read it."""
+    """Whether the storage did not respond, in which case a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterAttempt:
-    """Ask for an epoch and for what to restore."""
+    """Requests an epoch and the checkpoints to restore."""
 
     job_name: str
     uid: str
     attempt_key: str
-    """Made by the client; the same key gives the same grant."""
+    """Idempotency key of the client; the same key returns the same grant."""
     owner: AttemptOwner
     storage_base: str
     on_clear: OnClear = OnClear.RESUME_UNCHANGED
     num_retained: int = 2
     checkpoint_timeout_seconds: float = 600.0
     retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
-    """After which ends of the run the checkpoints stay, for a job that is named after its run."""
+    """Retention after the run has ended; applies to a job that is named after its run."""
     retained_runs: int = 1
-    """Of how many earlier runs the last checkpoint is kept, so that a run can be begun again."""
+    """Number of earlier runs whose last checkpoint is retained, which a restart of a run needs."""
     restore_from: RestoreSource | None = None
-    """Where a fresh start begins, instead of from nothing."""
+    """Snapshot for a fresh start; ``None`` for an empty state."""
     newest_on_storage: int = 0
-    """The highest id among the job's checkpoints on storage, those of other coordinators included; 0 where there are none."""
+    """Highest id of the job's checkpoints on storage, including those of other coordinators; 0 if there are none."""
     former_uids: tuple[str, ...] = ()
-    """Uids that the operator had before; it takes over the operator of the first one that no other task has."""
+    """Earlier uids of the operator; it takes over the first one that no other task uses."""
     dag_uids: dict[str, tuple[str, ...]] | None = None
     """
-    The uids, former ones included and map keys left out, of each checkpointed task of the Dag version, by task id.
+    Uids of the checkpointed tasks of the Dag version by task id, with former uids and without map keys.
 
-    A task whose uid is a template has none here. ``None`` outside Airflow.
+    The tuple is empty for a task with a templated uid. ``None`` outside Airflow.
     """
     allow_non_restored_state: bool = False
-    """Whether a new operator may start with nothing although another one of the job is gone."""
+    """Whether a new operator may start empty if another operator of the job has no task any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEffects:
-    """What the rows allow and nobody has confirmed yet; the caller that has the storage carries it out."""
+    """Unconfirmed work on storage and in the sink, which the caller carries out."""
 
     discards: tuple[CheckpointRecord, ...] = ()
-    """Checkpoints whose bytes are to be deleted, oldest first."""
+    """Checkpoints whose files must be deleted, oldest first."""
     retained: tuple[CheckpointRecord, ...] = ()
-    """Checkpoints whose bytes must stay: completed ones and pinned ones."""
+    """Checkpoints whose files must not be deleted: completed and pinned ones."""
     savepoints: tuple[SnapshotRequest, ...] = ()
-    """Savepoints that somebody asked for; the attempt takes them at its next boundary."""
+    """Requested savepoints, which the attempt takes at its next boundary."""
     commits: tuple[int, ...] = ()
-    """Completed checkpoints whose commit in the sink is not confirmed, oldest first."""
+    """Ids of completed checkpoints with an unconfirmed sink commit, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptGrant:
-    """The answer to a registration."""
+    """Reply to a registration."""
 
     attempt: AttemptRef
     generation: int
     is_restore: bool
     verify_fingerprints: bool
-    """Whether a step whose code changed is computed anew."""
+    """Whether a step whose code changed is recomputed."""
     start_reason: str
     candidates: tuple[CheckpointRecord, ...]
     """Checkpoints to restore from, newest first; empty for a fresh start."""
     effects: OpenEffects
     uid: str
-    """The operator's: a former uid where the attempt took over that operator."""
+    """Uid of the operator; a former uid if the attempt took over that operator."""
     gone_uids: tuple[str, ...] = ()
-    """Operators of the job that no task has any more; a new sink must not write beside their output."""
+    """Uids of operators without a task; a new sink must not write to their output."""
     warning: str = ""
-    """What the user should know before the stage starts; empty if all is well."""
+    """Warning for the user, shown before the stage starts; empty if there is none."""
     damaged_snapshots: tuple[str, ...] = ()
-    """URIs of snapshots that earlier attempts could not read; they are to be computed anew."""
+    """URIs of snapshots that earlier attempts could not read, and that are to be recomputed."""
     storage_bases: tuple[str, ...] = ()
-    """Checkpoint directories of the operator's attempts; a checkpoint may name a snapshot that an earlier attempt wrote."""
+    """Checkpoint directories of all attempts of the operator, whose snapshots a checkpoint may reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptAttempt:
-    """Speak for an attempt that still runs although the task that registered it is gone."""
+    """Transfers a running attempt whose task has ended to another owner."""
 
     attempt: AttemptRef
     owner: AttemptOwner
-    """Who speaks from now on: a later try of the same logical task in the same run."""
+    """New owner: a later try of the same logical task in the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedCheckpoint:
-    """A candidate that could not be used."""
+    """Candidate that could not be restored."""
 
     checkpoint_id: int
     reason: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", told(self.reason))
+        object.__setattr__(self, "reason", storable_text(self.reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmRestore:
-    """Say which candidate was restored and which newer ones could not be."""
+    """Reports the restored candidate and the newer candidates that could not be restored."""
 
     attempt: AttemptRef
     checkpoint_id: int
     skipped: tuple[SkippedCheckpoint, ...] = ()
     claim: bool = False
-    """Whether the job owns the savepoint from now on that this attempt began from."""
+    """Whether the job becomes the owner of the restored savepoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerCheckpoint:
-    """Ask for a checkpoint id."""
+    """Requests a checkpoint id."""
 
     attempt: AttemptRef
     request_key: str
     serves: str | None = None
-    """The key of the request for a savepoint that is served with it; ``None`` for a checkpoint."""
+    """Key of the savepoint request to serve; ``None`` for a checkpoint."""
     savepoint_dir: str | None = None
-    """The directory below which the coordinator makes a new one for the savepoint, unless the request names another."""
+    """Parent directory of the savepoint, unless the savepoint request has a target."""
     timeout_seconds: float | None = None
-    """How long it may take, where its id is drawn before the work that it is to hold; ``None`` for the attempt's own."""
+    """Timeout of this checkpoint, which includes an increment that runs after the trigger; ``None`` for the attempt's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCheckpoint:
-    """A checkpoint that waits for its acknowledgement."""
+    """Triggered checkpoint that awaits its acknowledgement."""
 
     checkpoint_id: int
     location: str
     triggered_at: datetime
     expires_at: datetime
     request_key: str = ""
-    """The key of the message that triggered it, to be written into ``_metadata``."""
+    """Key of the trigger request, which the writer repeats in ``_metadata``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeCheckpoint:
-    """Say that all bytes of a checkpoint and, last, its ``_metadata`` are on storage."""
+    """Reports that all files of a checkpoint, with ``_metadata`` as the last one, are on storage."""
 
     attempt: AttemptRef
     checkpoint_id: int
@@ -207,27 +207,27 @@ class AcknowledgeCheckpoint:
     full_size_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     has_commit: bool = False
-    """Whether it holds what a sink commits once it is completed; of a savepoint nothing is committed."""
+    """Whether a sink must commit output after completion; savepoints are never committed."""
     increment_seconds: float = 0.0
-    """How long the increment took for which the id was drawn ahead. The checkpoint itself began after that."""
+    """Duration of the increment between the trigger and the start of the checkpoint."""
 
 
 class AcknowledgeResult(StrEnum):
-    """What became of an acknowledgement."""
+    """Result of an acknowledgement."""
 
     SUCCESS = "success"
-    """The checkpoint is completed by this message."""
+    """This message completed the checkpoint."""
     DUPLICATE = "duplicate"
-    """It was completed by an earlier copy of this message."""
+    """An earlier copy of this message completed the checkpoint."""
     DISCARDED = "discarded"
-    """It was aborted before; the message came too late."""
+    """The checkpoint was aborted before the message arrived."""
     UNKNOWN = "unknown"
-    """No such checkpoint of this attempt."""
+    """The attempt has no such checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeReply:
-    """The answer to an acknowledgement."""
+    """Reply to an acknowledgement."""
 
     result: AcknowledgeResult
     effects: OpenEffects
@@ -235,38 +235,38 @@ class AcknowledgeReply:
 
     @property
     def is_completed(self) -> bool:
-        """Tell whether the checkpoint is complete after this message."""
+        """Whether the checkpoint is complete after this message."""
         return self.result in (AcknowledgeResult.SUCCESS, AcknowledgeResult.DUPLICATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclineCheckpoint:
-    """Say that a checkpoint will not be completed."""
+    """Reports that a checkpoint will not be completed."""
 
     attempt: AttemptRef
     checkpoint_id: int
     reason: CheckpointFailureReason
     message: str = ""
     increment_seconds: float = 0.0
-    """How long the increment took for which the id was drawn ahead."""
+    """Duration of the increment between the trigger and the start of the checkpoint."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", told(self.message))
+        object.__setattr__(self, "message", storable_text(self.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmDiscards:
-    """Say that the bytes of some checkpoints are gone."""
+    """Reports that the files of checkpoints are deleted."""
 
     job_id: JobId
     checkpoint_ids: tuple[int, ...]
     attempt: AttemptRef | None = None
-    """Who deleted; ``None`` for maintenance, which acts for no attempt."""
+    """Attempt that deleted the files; ``None`` for maintenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmCommits:
-    """Say that a sink committed what some checkpoints hold, and with it what older ones of the same generation hold."""
+    """Reports that a sink committed the output of checkpoints and of all older ones of the same generation."""
 
     attempt: AttemptRef
     checkpoint_ids: tuple[int, ...]
@@ -274,52 +274,52 @@ class ConfirmCommits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishAttempt:
-    """Say that an attempt has ended."""
+    """Reports the end of an attempt."""
 
     attempt: AttemptRef
     status: AttemptStatus
     """``FINISHED`` or ``FAILED``."""
     message: str = ""
     damaged_snapshots: tuple[str, ...] = ()
-    """URIs of snapshots that the attempt restored and found to be damaged when it read them."""
+    """URIs of restored snapshots that the attempt could not read."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "message", told(self.message))
+        object.__setattr__(self, "message", storable_text(self.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSavepoint:
-    """Ask for a savepoint of an operator, whether a stage runs or not."""
+    """Requests a savepoint of an operator, with or without a running stage."""
 
     job_id: JobId
     operator_id: OperatorId
     request_key: str
-    """Made by the client; the same key is the same request."""
+    """Idempotency key of the client."""
     target: str | None = None
-    """Directory below which it is to be written; ``None`` for the one that the stage is configured with."""
+    """Parent directory of the savepoint; ``None`` for the savepoint directory of the stage."""
     savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
     kind: CheckpointType = CheckpointType.SAVEPOINT
-    """``SAVEPOINT``, or one with which the stage stops."""
+    """``SAVEPOINT``, or a kind that stops the stage."""
     requested_by: str = ""
-    """For people."""
+    """Display name of the requester."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginSavepoint:
-    """Take a savepoint in place of a stage, of which none runs."""
+    """Starts a savepoint of an operator whose stage does not run."""
 
     job_id: JobId
     request_key: str
-    """Of the request that is served."""
+    """Key of the savepoint request to serve."""
     savepoint_dir: str
-    """The directory below which the coordinator makes a new one for the savepoint, unless the request names another."""
+    """Parent directory of the savepoint, unless the request has a target."""
     trigger_key: str
-    """Made by the client; the same key gives the same savepoint."""
+    """Idempotency key of the client; the same key returns the same savepoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndSavepoint:
-    """Say that such a savepoint is written, or that it cannot be."""
+    """Reports that a savepoint of an operator whose stage does not run was written or has failed."""
 
     job_id: JobId
     checkpoint_id: int
@@ -329,41 +329,42 @@ class EndSavepoint:
     state_size_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
-    """Why it cannot be; ``None`` if it is written."""
+    """Reason of the failure; ``None`` if the savepoint was written."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "failure", None if self.failure is None else told(self.failure))
+        object.__setattr__(self, "failure", None if self.failure is None else storable_text(self.failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisposeSavepoint:
-    """Say that a savepoint is no longer wanted."""
+    """Requests the disposal of a savepoint."""
 
     pointer: str
-    """Its directory."""
+    """Directory of the savepoint."""
     job_id: JobId
-    """The job that it was taken of, which may be gone."""
+    """Job that the savepoint was taken of; it may no longer exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisposedSavepoint:
-    """The answer to that: the savepoint's bytes may go."""
+    """Reply to a disposal, which permits the caller to delete the files of the savepoint."""
 
     checkpoint: CheckpointRecord | None = None
-    """Its row, where there still is one; that the bytes are gone is to be confirmed then."""
+    """Row of the savepoint if it still exists; the caller must then confirm the deletion."""
 
 
 LONGEST_CHECKPOINT = timedelta(days=366)
-"""No checkpoint may be given more time; a database has no room for the end of a longer one."""
+"""Maximum checkpoint timeout; databases cannot store much later expiry times."""
 HIGHEST_ID = 10_000_000
-"""The highest checkpoint id that is taken from the name of a directory; anything above was not drawn by a coordinator."""
+"""Highest checkpoint id accepted from a directory name; no coordinator allocates higher ids."""
 
 
 def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str) -> None:
     """
-    Refuse a setting that is out of range.
+    Raise an error if a setting is out of range.
 
-    :raises InvalidConfigurationError: naming the key, the value and what is expected.
+    :param expected: Description of the valid values, for the error.
+    :raises InvalidConfigurationError: if the value is not valid.
     """
     if not is_valid(value):
         raise InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
@@ -371,9 +372,9 @@ def require(key: str, value: Any, is_valid: Callable[[Any], bool], expected: str
 
 def require_metadata_in(directory: str, metadata_uri: str) -> None:
     """
-    Refuse metadata that lie elsewhere than in the directory of their checkpoint.
+    Raise an error if a metadata file is not in the directory of its checkpoint.
 
-    :raises InvalidConfigurationError: naming both.
+    :raises InvalidConfigurationError: if the URI differs from the expected one.
     """
     expected = f"{directory}/{METADATA_FILE}"
     require("metadata_uri", metadata_uri, lambda uri: uri == expected, expected)
@@ -381,9 +382,9 @@ def require_metadata_in(directory: str, metadata_uri: str) -> None:
 
 def require_valid(request: RegisterAttempt) -> None:
     """
-    Check the settings of a registration.
+    Validate the settings of a registration.
 
-    :raises InvalidConfigurationError: for the first one that is out of range.
+    :raises InvalidConfigurationError: for the first setting that is out of range.
     """
     require("newest_on_storage", request.newest_on_storage, lambda i: 0 <= i <= HIGHEST_ID, f"0 to {HIGHEST_ID}")
     require("num_retained", request.num_retained, lambda n: n >= 1, "at least 1")

@@ -1,4 +1,4 @@
-"""Status transitions of a checkpoint row, and the effects that follow from them."""
+"""Status transitions of checkpoint rows, and the open effects that result from them."""
 
 from __future__ import annotations
 
@@ -25,138 +25,19 @@ from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.checkpoint.subsumption import subsumed_by_retention
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 
+log = logging.getLogger(__name__)
 
-def open_effects(
-    checkpoints: Iterable[CheckpointRecord],
-    generation: int,
-    attempt: AttemptRecord | None,
-    requests: Iterable[SnapshotRequest] = (),
-) -> OpenEffects:
-    """
-    Say what of an operator's bytes is to be deleted, what must stay, and what its sink has to commit.
+SAVEPOINT_TIMEOUT = timedelta(days=1)
+"""Timeout of a savepoint, which copies the whole state and is therefore independent of the checkpoint timeout."""
 
-    :param checkpoints: The operator's checkpoints that are not yet discarded, oldest first.
-    :param generation: That of the operator.
-    :param attempt: The newest attempt; while it runs, what it restored from is pinned.
-    :param requests: What is asked of the operator and has not ended.
-    """
-    rows = list(checkpoints)
-    pinned = needed_though_ended(rows, generation, attempt)
-    return OpenEffects(
-        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in pinned),
-        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _is_pinned(c, pinned)),
-        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
-        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
-    )
-
-
-def needed_though_ended(
-    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
-) -> frozenset[int]:
-    """
-    Return the checkpoints of an operator whose bytes must stay even if they are not restored any more.
-
-    :param checkpoints: All of the operator.
-    :param generation: That of the operator.
-    :param attempt: The newest attempt.
-    """
-    return frozenset(_pinned(attempt) | _taken_back(checkpoints, generation, attempt))
-
-
-def _pinned(attempt: AttemptRecord | None) -> set[int]:
-    if attempt is None or attempt.status is not AttemptStatus.RUNNING or attempt.restored_from is None:
-        return set()
-    return {attempt.restored_from}
-
-
-def _taken_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
-    # A run that begins again may find that it cannot; until it has something newer, its state of before is the only one.
-    mine = [c for c in rows if c.generation == generation]
-    newest = max((c.checkpoint_id for c in mine if c.is_restorable), default=None)
-    if newest is None or attempt is None:
-        return set()
-    subsumed = (c for c in mine if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
-    given_up = (c for c in subsumed if c.checkpoint_id > newest)
-    return {c.checkpoint_id for c in given_up if not _has_worked_since(attempt, c)}
-
-
-def _has_worked_since(attempt: AttemptRecord, taken_back: CheckpointRecord) -> bool:
-    # A job may be rewound after its last attempt; that one's end is not the end of work that replaces it.
-    is_later = taken_back.ended_at is None or attempt.registered_at >= taken_back.ended_at
-    return attempt.status is AttemptStatus.FINISHED and is_later
-
-
-def _is_pinned(checkpoint: CheckpointRecord, pinned: frozenset[int]) -> bool:
-    return checkpoint.checkpoint_id in pinned and checkpoint.metadata_uri is not None
-
-
-LONGEST_WRITE = timedelta(days=1)
-"""How long a savepoint may take: all bytes of the state are copied, however long a checkpoint of a few new ones may take."""
-
-_SERVED_AGAIN = frozenset(
+# A savepoint that was aborted for one of these reasons returns to the queue, and another attempt takes it.
+_RETRIED_REASONS = frozenset(
     {CheckpointFailureReason.ATTEMPT_ENDED.value, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND.value}
 )
 
 
-def properties_of(request: RequestSavepoint) -> CheckpointProperties:
-    """
-    Return the properties of the savepoint that is asked for.
-
-    :raises InvalidConfigurationError: if no savepoint is.
-    """
-    if not request.kind.is_savepoint:
-        raise InvalidConfigurationError(f"Expected to be asked for a savepoint, found {request.kind.value!r}.")
-    if request.kind is CheckpointType.SAVEPOINT:
-        return CheckpointProperties.for_savepoint(savepoint_format=request.savepoint_format)
-    return CheckpointProperties.for_sync_savepoint(
-        terminate=request.kind.is_terminate, savepoint_format=request.savepoint_format
-    )
-
-
-def begin(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
-    """
-    Say which checkpoint is taken for an open request.
-
-    :raises CheckpointNotFoundError: if there is no such request, or it has ended.
-    """
-    request = tx.request(request_key)
-    if request is None or not request.status.is_open:
-        found = "none" if request is None else request.status.value
-        raise CheckpointNotFoundError(
-            f"Expected an open request for a savepoint in job {tx.job.name!r}, found {found}; ask for the savepoint again.",
-            request_key=request_key,
-        )
-    running = replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id)
-    tx.save_request(running)
-    return running
-
-
-def settle(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
-    """End the request that a savepoint was taken for, or put it back where another attempt can serve it."""
-    for request in tx.open_requests(checkpoint.operator_id):
-        if request.checkpoint_id == checkpoint.checkpoint_id:
-            tx.save_request(_settled(tx, request, checkpoint))
-
-
-def _settled(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
-    if checkpoint.status is CheckpointStatus.COMPLETED:
-        return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
-    if checkpoint.failure_reason in _SERVED_AGAIN:
-        return replace(request, status=RequestStatus.QUEUED, checkpoint_id=None)
-    return replace(
-        request,
-        status=RequestStatus.FAILED,
-        ended_at=tx.now,
-        failure_reason=checkpoint.failure_reason,
-        failure_message=checkpoint.failure_message,
-    )
-
-
-log = logging.getLogger(__name__)
-
-
 def complete(tx: JobTransaction, pending: CheckpointRecord, message: AcknowledgeCheckpoint) -> CheckpointRecord:
-    """Make a pending checkpoint the one to restore from."""
+    """Complete a pending checkpoint."""
     completed = replace(
         pending,
         status=CheckpointStatus.COMPLETED,
@@ -171,7 +52,7 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
         has_open_commit=message.has_commit and not pending.properties.is_savepoint,
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
-    _settle(tx, completed)
+    _record_end(tx, completed)
     return completed
 
 
@@ -183,9 +64,10 @@ def abort(
     increment_seconds: float = 0.0,
 ) -> None:
     """
-    End a pending checkpoint without completing it.
+    Abort a pending checkpoint.
 
-    :param increment_seconds: How long the increment took for which its id was drawn ahead.
+    :param message: Failure message; that of the reason by default.
+    :param increment_seconds: Duration of the increment between the trigger and the start of the checkpoint.
     """
     aborted = replace(
         pending,
@@ -197,7 +79,7 @@ def abort(
     )
     tx.update_checkpoint(aborted, expected=CheckpointStatus.PENDING)
     if not pending.is_adoption:
-        _settle(tx, aborted)
+        _record_end(tx, aborted)
     log.debug("Checkpoint %s of job %s aborted: %s", pending.checkpoint_id, tx.job.name, reason.value)
 
 
@@ -207,106 +89,226 @@ def abort_pending(
     reason: CheckpointFailureReason,
     where: Callable[[CheckpointRecord], bool] = lambda _: True,
 ) -> None:
-    """End the pending checkpoints of an operator for which ``where`` holds."""
+    """Abort the pending checkpoints of an operator that match ``where``."""
     for checkpoint in tx.open_checkpoints(operator_id):
         if checkpoint.status is CheckpointStatus.PENDING and where(checkpoint):
             abort(tx, checkpoint, reason)
 
 
 def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
-    """End the pending checkpoints of an operator whose time is over."""
-    abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: _is_due(c, tx.now))
+    """Abort the expired pending checkpoints of an operator."""
+    abort_pending(tx, operator_id, CheckpointFailureReason.CHECKPOINT_EXPIRED, lambda c: _is_expired(c, tx.now))
 
 
 def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int) -> None:
-    """Take the completed checkpoints that fall out of retention away from restore."""
+    """Subsume the completed checkpoints beyond retention."""
     rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
     for checkpoint in subsumed_by_retention(rows, num_retained, retained_runs):
-        _take_away(tx, checkpoint)
+        _mark_subsumed(tx, checkpoint)
 
 
-def take_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
-    """Take completed checkpoints away from restore whose run begins again; nothing of them is to be committed any more."""
+def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
+    """Subsume the completed checkpoints of a run that restarts, and drop their open commits."""
     for checkpoint in checkpoints:
-        _take_away(tx, replace(checkpoint, has_open_commit=False))
+        _mark_subsumed(tx, replace(checkpoint, has_open_commit=False))
 
 
 def end_commits(tx: JobTransaction, operator_id: OperatorId, where: Callable[[CheckpointRecord], bool]) -> None:
-    """Record of the checkpoints of an operator for which ``where`` holds that nothing of them is to be committed any more."""
+    """Close the open commits of the checkpoints of an operator that match ``where``."""
     for checkpoint in tx.open_checkpoints(operator_id):
         if checkpoint.awaits_commit and where(checkpoint):
             tx.update_checkpoint(replace(checkpoint, has_open_commit=False), expected=checkpoint.status)
 
 
-def discarded(tx: JobTransaction, operator_id: OperatorId, checkpoint_ids: Iterable[int]) -> None:
+def mark_discarded(tx: JobTransaction, operator_id: OperatorId, checkpoint_ids: Iterable[int]) -> None:
     """
-    Record that the bytes of an operator's ended checkpoints are gone; any other checkpoint is left as it is.
+    Record that the files of ended checkpoints are deleted, and ignore other checkpoints.
 
-    What the caller saw when it deleted may have changed since, so the rows of this transition decide.
+    Rows may have changed since the caller deleted the files, so the check uses the rows of this transaction.
     """
-    needed, gone = _needed_though_ended(tx, operator_id), frozenset(checkpoint_ids)
+    protected, deleted = _protected(tx, operator_id), frozenset(checkpoint_ids)
     for checkpoint in tx.open_checkpoints(operator_id):
-        if checkpoint.checkpoint_id not in gone or not checkpoint.awaits_discard:
+        if checkpoint.checkpoint_id not in deleted or not checkpoint.awaits_discard:
             continue
-        if checkpoint.checkpoint_id in needed:
-            log.error("Checkpoint %s of job %s is still needed", checkpoint.checkpoint_id, tx.job.name)
-        elif not _may_be_written(tx, checkpoint):
+        if checkpoint.checkpoint_id in protected:
+            log.error("Files of checkpoint %s of job %s deleted while in use", checkpoint.checkpoint_id, tx.job.name)
+        elif not _may_have_writer(tx, checkpoint):
             tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
 
 
-def _take_away(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
-    subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-    tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
-
-
-def _is_due(pending: CheckpointRecord, now: datetime) -> bool:
-    # How long a restore takes is not limited.
-    return pending.expires_at <= now and not pending.is_adoption
-
-
-def _needed_though_ended(tx: JobTransaction, operator_id: OperatorId) -> frozenset[int]:
-    operator = tx.operator(operator_id)
-    if operator is None:
-        return frozenset()
-    attempt = tx.attempt(operator_id, operator.epoch)
-    return needed_though_ended(tx.open_checkpoints(operator_id), operator.generation, attempt)
-
-
-def _may_be_written(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    # Nobody sweeps where savepoints lie, so what a writer that was ended adds later is deleted by discarding once more.
-    is_aborted = checkpoint.status is CheckpointStatus.ABORTED
-    return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at
-
-
 def close_abandoned(tx: JobTransaction, attempt: AttemptRecord) -> None:
-    """End an attempt whose driver is known to be gone, and what it had pending."""
+    """Fence an attempt whose driver has stopped, and abort its pending checkpoints."""
     abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
-    log.info("Job %s: attempt %s (%s) closed, it is abandoned", tx.job.name, attempt.epoch, attempt.owner.label)
+    log.info("Job %s: closed abandoned attempt %s (%s)", tx.job.name, attempt.epoch, attempt.owner.label)
+
+
+def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
+    """
+    Mark an open request as running with the id of its checkpoint.
+
+    :raises CheckpointNotFoundError: if the request does not exist or has ended.
+    """
+    request = tx.request(request_key)
+    if request is None or not request.status.is_open:
+        found = "none" if request is None else request.status.value
+        raise CheckpointNotFoundError(
+            f"Expected an open savepoint request in job {tx.job.name!r}, found {found}; request the savepoint again.",
+            request_key=request_key,
+        )
+    running = replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id)
+    tx.save_request(running)
+    return running
+
+
+def settle_request(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
+    """End the request of a savepoint that has ended, or return the request to the queue for another attempt."""
+    for request in tx.open_requests(savepoint.operator_id):
+        if request.checkpoint_id == savepoint.checkpoint_id:
+            tx.save_request(_settled_request(tx, request, savepoint))
+
+
+def properties_of(request: RequestSavepoint) -> CheckpointProperties:
+    """
+    Return the properties of a requested savepoint.
+
+    :raises InvalidConfigurationError: if the kind is not one of a savepoint.
+    """
+    if not request.kind.is_savepoint:
+        raise InvalidConfigurationError(
+            f"Expected the kind of a savepoint, found {request.kind.value!r}; set another kind."
+        )
+    if request.kind is CheckpointType.SAVEPOINT:
+        return CheckpointProperties.for_savepoint(savepoint_format=request.savepoint_format)
+    return CheckpointProperties.for_sync_savepoint(
+        terminate=request.kind.is_terminate, savepoint_format=request.savepoint_format
+    )
 
 
 def restorable(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
-    """Return the checkpoints of a generation of an operator that a restore may start from, newest first."""
+    """Return the restorable checkpoints of the generation of an operator or attempt, newest first."""
     rows = tx.open_checkpoints(of.operator_id)
     return tuple(c for c in reversed(rows) if c.is_restorable and c.generation == of.generation)
 
 
 def effects_of(tx: JobTransaction, operator_id: OperatorId) -> OpenEffects:
-    """Return what is open for an operator after this transition."""
+    """Return the open effects of an operator after this transaction's changes."""
     operator = tx.operator(operator_id)
     attempt = tx.attempt(operator_id, operator.epoch) if operator is not None else None
     generation = 0 if operator is None else operator.generation
     return open_effects(tx.open_checkpoints(operator_id), generation, attempt, tx.open_requests(operator_id))
 
 
+def open_effects(
+    checkpoints: Iterable[CheckpointRecord],
+    generation: int,
+    attempt: AttemptRecord | None,
+    requests: Iterable[SnapshotRequest] = (),
+) -> OpenEffects:
+    """
+    Return the checkpoints to delete and to retain, the savepoints to take and the commits to make for an operator.
+
+    :param checkpoints: Checkpoints of the operator that are not discarded, oldest first.
+    :param generation: Current generation of the operator.
+    :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
+    :param requests: Open requests to the operator.
+    """
+    rows = list(checkpoints)
+    protected = protected_checkpoints(rows, generation, attempt)
+    return OpenEffects(
+        discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
+        retained=tuple(c for c in rows if c.status is CheckpointStatus.COMPLETED or _has_protected_files(c, protected)),
+        savepoints=tuple(r for r in requests if r.properties.is_savepoint and r.status is RequestStatus.QUEUED),
+        commits=tuple(c.checkpoint_id for c in rows if c.awaits_commit),
+    )
+
+
+def protected_checkpoints(
+    checkpoints: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None
+) -> frozenset[int]:
+    """
+    Return the ids of checkpoints whose files must not be deleted, even if their rows have ended.
+
+    :param checkpoints: Checkpoints of the operator.
+    :param generation: Current generation of the operator.
+    :param attempt: Newest attempt.
+    """
+    return frozenset(_pinned(attempt) | _rolled_back(checkpoints, generation, attempt))
+
+
+def _pinned(attempt: AttemptRecord | None) -> set[int]:
+    if attempt is None or attempt.status is not AttemptStatus.RUNNING or attempt.restored_from is None:
+        return set()
+    return {attempt.restored_from}
+
+
+def _rolled_back(rows: Iterable[CheckpointRecord], generation: int, attempt: AttemptRecord | None) -> set[int]:
+    # A restarted run can fail. Until it completes a checkpoint, the rolled-back ones hold the only copy of its results.
+    current = [c for c in rows if c.generation == generation]
+    newest = max((c.checkpoint_id for c in current if c.is_restorable), default=None)
+    if newest is None or attempt is None:
+        return set()
+    subsumed = (c for c in current if c.status is CheckpointStatus.SUBSUMED and c.discarded_at is None)
+    rolled_back = (c for c in subsumed if c.checkpoint_id > newest)
+    return {c.checkpoint_id for c in rolled_back if not _has_finished_since(attempt, c)}
+
+
+def _has_finished_since(attempt: AttemptRecord, rolled_back: CheckpointRecord) -> bool:
+    # A rewind may follow the last attempt, which then does not replace the results of the rolled-back checkpoints.
+    is_later = rolled_back.ended_at is None or attempt.registered_at >= rolled_back.ended_at
+    return attempt.status is AttemptStatus.FINISHED and is_later
+
+
+def _has_protected_files(checkpoint: CheckpointRecord, protected: frozenset[int]) -> bool:
+    return checkpoint.checkpoint_id in protected and checkpoint.metadata_uri is not None
+
+
+def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: CheckpointRecord) -> SnapshotRequest:
+    if checkpoint.status is CheckpointStatus.COMPLETED:
+        return replace(request, status=RequestStatus.COMPLETED, ended_at=tx.now)
+    if checkpoint.failure_reason in _RETRIED_REASONS:
+        return replace(request, status=RequestStatus.QUEUED, checkpoint_id=None)
+    return replace(
+        request,
+        status=RequestStatus.FAILED,
+        ended_at=tx.now,
+        failure_reason=checkpoint.failure_reason,
+        failure_message=checkpoint.failure_message,
+    )
+
+
+def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:
+    statistics.ended(tx, ended)
+    if ended.properties.is_savepoint:
+        settle_request(tx, ended)
+
+
 def _began_at(tx: JobTransaction, pending: CheckpointRecord, increment_seconds: float) -> datetime:
-    # The driver tells a duration, because its clock may differ from the one that dated the row.
+    # The driver reports a duration because its clock may differ from the coordinator's.
     elapsed = (tx.now - pending.triggered_at).total_seconds()
     ahead = max(min(increment_seconds, elapsed), 0.0) if increment_seconds > 0 else 0.0
     return pending.triggered_at + timedelta(seconds=ahead)
 
 
-def _settle(tx: JobTransaction, ended: CheckpointRecord) -> None:
-    statistics.ended(tx, ended)
-    if ended.properties.is_savepoint:
-        settle(tx, ended)
+def _mark_subsumed(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
+    subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
+    tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
+
+
+def _is_expired(pending: CheckpointRecord, now: datetime) -> bool:
+    # The time of a restore is not limited.
+    return pending.expires_at <= now and not pending.is_adoption
+
+
+def _protected(tx: JobTransaction, operator_id: OperatorId) -> frozenset[int]:
+    operator = tx.operator(operator_id)
+    if operator is None:
+        return frozenset()
+    attempt = tx.attempt(operator_id, operator.epoch)
+    return protected_checkpoints(tx.open_checkpoints(operator_id), operator.generation, attempt)
+
+
+def _may_have_writer(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
+    # Garbage collection does not scan savepoint directories. The row stays open, and a later discard deletes late files.
+    is_aborted = checkpoint.status is CheckpointStatus.ABORTED
+    return is_aborted and checkpoint.properties.is_savepoint and tx.now < checkpoint.expires_at

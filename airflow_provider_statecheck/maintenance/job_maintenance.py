@@ -325,7 +325,7 @@ class JobMaintenance:
         with self._store.transaction(request.job_id) as tx:
             rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in request.checkpoint_ids)
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
-                transitions.discarded(tx, operator_id, request.checkpoint_ids)
+                transitions.mark_discarded(tx, operator_id, request.checkpoint_ids)
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """

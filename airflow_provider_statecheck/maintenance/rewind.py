@@ -157,7 +157,7 @@ def _carry_out(tx: JobTransaction, operator: OperatorRecord, outcome: RewoundOpe
     if outcome.fenced is not None:
         transitions.close_abandoned(tx, outcome.fenced)
     if outcome.stands_at is not None:
-        transitions.take_back(tx, outcome.taken_back)
+        transitions.roll_back(tx, outcome.taken_back)
     elif outcome.taken_back:
         # As with any fresh start, what is of an earlier generation goes when there is something newer.
         tx.save_operator(replace(operator, generation=operator.generation + 1))

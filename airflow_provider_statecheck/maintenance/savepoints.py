@@ -129,7 +129,7 @@ class JobSavepoints:
                 return known
             _abort_previous(tx, request.request_key)
             checkpoint_id = tx.draw_checkpoint_id()
-            asked = transitions.begin(tx, request.request_key, checkpoint_id)
+            asked = transitions.begin_request(tx, request.request_key, checkpoint_id)
             operator = _require_operator(tx, asked.operator_id)
             _require_idle(tx, operator)
             savepoint = CheckpointRecord(
@@ -142,7 +142,7 @@ class JobSavepoints:
                 request_key=request.trigger_key,
                 location=new_savepoint_uri(asked.target or request.savepoint_dir, request.job_id),
                 triggered_at=tx.now,
-                expires_at=tx.now + transitions.LONGEST_WRITE,
+                expires_at=tx.now + transitions.SAVEPOINT_TIMEOUT,
                 properties=asked.properties,
             )
             tx.add_checkpoint(savepoint)
@@ -202,7 +202,7 @@ def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint)
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
     statistics.ended(tx, completed)
-    transitions.settle(tx, completed)
+    transitions.settle_request(tx, completed)
 
 
 def _dispose(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:

@@ -36,7 +36,7 @@ from airflow_provider_statecheck.checkpoint.layout import (
 from airflow_provider_statecheck.checkpoint.messages import HIGHEST_ID, require
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
-from airflow_provider_statecheck.checkpoint.transitions import needed_though_ended
+from airflow_provider_statecheck.checkpoint.transitions import protected_checkpoints
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -392,7 +392,7 @@ def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord,
 
 def _needed_though_ended(view: JobView, operator: OperatorRecord) -> frozenset[int]:
     rows = view.of_operator(operator.operator_id)
-    return needed_though_ended(rows, operator.generation, view.current_attempt(operator))
+    return protected_checkpoints(rows, operator.generation, view.current_attempt(operator))
 
 
 def _has_ended(checkpoint: CheckpointRecord) -> bool:

@@ -22,4 +22,4 @@ def test_a_stage_stops_with_a_savepoint_without_a_retry_and_another_run_begins_f
     airflow.environment["FROM_SAVEPOINT"] = savepoint.location
     assert airflow.test_dag("decorated", "2026-02-02T00:00:00+00:00") == 0, airflow.output
     assert airflow.computed()[3:] == ["item c"]
-    assert "begun from a savepoint" in airflow.output
+    assert "started from a savepoint" in airflow.output

@@ -163,7 +163,7 @@ class AcrossRunsContract(RunsOfAJob):
         grant = self.begin(gateway, day(2, **again), on_clear=on_clear)
         assert self.candidates(grant) == [2]
         assert (grant.is_restore, grant.generation) == (True, 1)
-        assert "begun again at checkpoint 2 of run '2026-01-01" in grant.start_reason
+        assert "restarted from checkpoint 2 of run '2026-01-01" in grant.start_reason
 
     def test_what_such_a_run_took_before_is_never_restored_again(self, gateway: CheckpointCoordinatorGateway) -> None:
         self.week(gateway, 1, 2)

@@ -144,7 +144,7 @@ class CommitContract:
         attempt = gateway.register(make_registration()).attempt
         self.prepare_commit(gateway, attempt)
         pending = gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
-        with pytest.raises(OpenCommitError, match="checkpoints 1 without a confirmed commit"):
+        with pytest.raises(OpenCommitError, match="open commits of checkpoints 1;"):
             self.finish_attempt(gateway, attempt)
         view = gateway.describe(JOB)
         assert view.attempts[0].status is AttemptStatus.RUNNING

@@ -222,7 +222,7 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
     ) -> None:
         """Rows that came from a backup know less than the storage."""
         grant = gateway.register(make_registration(newest_on_storage=7))
-        assert "holds checkpoint 7, which its rows do not know" in grant.warning
+        assert "contains checkpoint 7, which is not in the database" in grant.warning
         trigger = TriggerCheckpoint(attempt=grant.attempt, request_key=new_key())
         assert gateway.trigger(trigger).checkpoint_id == 8
         again = gateway.register(make_registration(newest_on_storage=8))
@@ -236,7 +236,7 @@ class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, O
         attempt = gateway.register(request).attempt
         again = gateway.register(replace(request, newest_on_storage=7))
         assert again.attempt == attempt
-        assert "holds checkpoint 7" in again.warning
+        assert "contains checkpoint 7" in again.warning
         assert gateway.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key())).checkpoint_id == 8
 
     @pytest.mark.parametrize("found", [-1, 10_000_001])

@@ -442,7 +442,7 @@ class SavepointContract:
         grant = self.begin_from(coordinator)
         assert grant.is_restore
         assert [(c.location, c.metadata_sha256) for c in grant.candidates] == [(PLACE, "a" * 64)]
-        assert "begun from a savepoint" in grant.start_reason
+        assert "started from a savepoint" in grant.start_reason
 
     def test_a_retry_before_the_first_checkpoint_begins_from_the_savepoint_again(
         self, coordinator: AttemptCoordinator

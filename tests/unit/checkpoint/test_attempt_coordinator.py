@@ -85,7 +85,7 @@ def test_one_that_ended_while_somebody_was_asked_is_not_fenced() -> None:
 def test_test_runs_have_the_same_rules_for_uids_as_real_jobs(job_name: str) -> None:
     coordinator = coordinator_with(Meanwhile())
     complete_checkpoint(coordinator, coordinator.register(registration("totals", job_name=job_name)).attempt)
-    with pytest.raises(IncompatibleCheckpointError, match=f"new in job '{job_name}'"):
+    with pytest.raises(IncompatibleCheckpointError, match=f"operators of job '{job_name}' to be in use"):
         coordinator.register(registration("sums", job_name=job_name))
     renamed = registration("sums", job_name=job_name, former_uids=("totals",))
     assert coordinator.register(renamed).uid == "totals"

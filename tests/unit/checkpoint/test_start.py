@@ -121,14 +121,14 @@ def test_the_start_of_a_script_says_how_the_attempt_before_it_ended(status, on_c
 @pytest.mark.parametrize("on_clear", OnClear)
 @pytest.mark.parametrize("status", AttemptStatus)
 def test_the_state_of_a_job_goes_on_in_its_next_run(status, on_clear):
-    assert decide(status, NEXT_RUN, on_clear) == StartDecision(True, "the job's state goes on in a new run")
+    assert decide(status, NEXT_RUN, on_clear) == StartDecision(True, "a new run continues the state of the job")
 
 
 @pytest.mark.parametrize("status", AttemptStatus)
 def test_a_new_run_under_an_old_logical_date_begins_it_again(status):
-    expected = StartDecision(False, "a new run under the logical date of an earlier one")
+    expected = StartDecision(False, "a new run with the logical date of an earlier run")
     assert decide(status, SAME_DATE_NEW_RUN) == expected
 
 
 def test_a_second_test_run_of_one_date_is_a_retry():
-    assert decide(AttemptStatus.FAILED, SAME_DATE_NEW_RUN, job="test/sales").goes_on
+    assert decide(AttemptStatus.FAILED, SAME_DATE_NEW_RUN, job="test/sales").resumes

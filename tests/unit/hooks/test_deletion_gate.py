@@ -80,7 +80,7 @@ def test_an_attempt_skips_the_ids_that_the_storage_holds_and_says_so(restored: A
     lost, stage = restored
     files = foreign_files(lost)
     attempt = stage.attempt()
-    assert "holds checkpoint 3, which its rows do not know" in caplog.text
+    assert "contains checkpoint 3, which is not in the database" in caplog.text
     attempt.restore()
     assert stage.take(attempt).checkpoint_id == 4
     attempt.finish(AttemptStatus.FINISHED)
