@@ -195,7 +195,7 @@ def scenario(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
 
 def is_loadable(job: AlignedJob) -> set[int]:
     """Return the ids in the completed store, when every file that they name was found."""
-    store = job.coordinator()._parts.completed_store
+    store = job.coordinator()._components.completed_store
     for checkpoint in store.get_all_checkpoints():
         for stream in private_states(checkpoint.operator_states.values()):
             assert isinstance(stream, FileStateHandle)

@@ -64,7 +64,7 @@ def restored_files(job: AlignedJob) -> set[str]:
     """Restore in a new process and return the files, each of which was read."""
     coordinator = job.coordinator()
     assert coordinator.restore_latest_checkpointed_state(job.tasks, True)
-    latest = coordinator._parts.completed_store.get_latest_checkpoint()
+    latest = coordinator._components.completed_store.get_latest_checkpoint()
     assert latest is not None
     streams = [s for s in private_states(latest.operator_states.values()) if isinstance(s, FileStateHandle)]
     for stream in streams:
@@ -147,7 +147,7 @@ class MaintenanceOfAligned:
         def unknown(*_: Any) -> None:
             raise CommitStateUnknownError("injected")
 
-        monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
+        monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
         with pytest.raises(StateCheckError):
             job.acknowledge_all(coordinator, 1)
         location = job.location(1)

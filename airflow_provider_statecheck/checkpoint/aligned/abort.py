@@ -1,4 +1,4 @@
-"""Aborting a checkpoint: its files are discarded and its tasks notified."""
+"""Aborts of checkpoints: the rows change first, then files are deleted and tasks notified."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckE
 log = logging.getLogger(__name__)
 
 
-class Aborting:
+class CheckpointAborter:
     """
-    Ends checkpoints that will never be complete.
+    Aborts pending checkpoints.
 
-    :param parts: What the coordinator is made of.
-    :param ended: Is called when something has come to an end, so that what waits can go on.
+    :param components: The components of the coordinator.
+    :param ended: Called after a cleaning has ended; it triggers queued checkpoints.
     """
 
-    def __init__(self, parts: CoordinatorComponents, ended: Callable[[], None]) -> None:
-        self._parts = parts
+    def __init__(self, components: CoordinatorComponents, ended: Callable[[], None]) -> None:
+        self._components = components
         self._ended = ended
 
     def abort_one(self, checkpoint_id: int, error: CheckpointException, *, attempt_id: str | None = None) -> bool:
         """
         Abort a checkpoint if it is pending.
 
-        :param attempt_id: Whose fault it is, ``None`` for the coordinator's own.
-        :return: Whether it was.
+        :param attempt_id: The attempt that caused the abort, ``None`` for the coordinator.
+        :return: Whether the checkpoint was pending.
         """
 
         def chosen(tx: JobTransaction) -> list[CheckpointRecord]:
@@ -56,64 +56,72 @@ class Aborting:
         *,
         attempt_id: str | None = None,
     ) -> list[Aborted]:
-        """Abort the pending checkpoints that are chosen, in one transition, and see to what follows."""
-        with self._parts.transition() as tx:
+        """Abort the chosen pending checkpoints in one transition, then delete their files and notify the tasks."""
+        with self._components.transition() as tx:
             aborted = [transitions.abort(tx, c, error, attempt_id=attempt_id) for c in choose(tx)]
         self.settle(aborted)
         return aborted
 
     def settle(self, aborted: Iterable[Aborted]) -> None:
-        """See to what follows, when the rows say that checkpoints are aborted; nothing of it can undo that."""
+        """Delete the files, notify the tasks and count the failures of aborted checkpoints; errors are logged."""
         for each in aborted:
-            log.info("Checkpoint %s is aborted: %s", each.checkpoint.checkpoint_id, each.error)
+            log.info("Aborted checkpoint %s: %s", each.checkpoint.checkpoint_id, each.error)
             for step in (self._discard, self._notify):
-                _carefully(partial(step, each), each.checkpoint.checkpoint_id)
+                _run_logged(partial(step, each), each.checkpoint.checkpoint_id)
             self._count(each)
 
-    def clean(self, checkpoint: CheckpointRecord, parts: Iterable[AcknowledgementRecord]) -> None:
-        """Delete the bytes of an aborted checkpoint, in the background."""
-        states = () if checkpoint.discarded_at is not None else self._states(parts)
+    def clean(self, checkpoint: CheckpointRecord, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
+        """Delete the files of an aborted checkpoint in the background."""
+        states = () if checkpoint.discarded_at is not None else self._states(acknowledgements)
         plan = DiscardPlan(states=states, location=checkpoint.location)
-        self._parts.cleaner.clean(plan, f"checkpoint {checkpoint.checkpoint_id}", partial(self._cleaned, checkpoint))
+        self._components.cleaner.clean(
+            plan, f"checkpoint {checkpoint.checkpoint_id}", partial(self._cleaned, checkpoint)
+        )
 
     def _discard(self, aborted: Aborted) -> None:
         checkpoint = aborted.checkpoint
         if checkpoint.discarded_at is not None:
             log.error(
-                "Checkpoint %s may be in the completed store; its bytes stay at %s, delete them by hand if it is not",
+                "Checkpoint %s may be in the completed store; its files at %s are retained, delete them if it is not",
                 checkpoint.checkpoint_id,
                 checkpoint.location,
             )
             return
         try:
-            self.clean(checkpoint, aborted.parts)
+            self.clean(checkpoint, aborted.acknowledgements)
         except CoordinatorError as error:
-            log.warning("The bytes of checkpoint %s stay for maintenance: %s", checkpoint.checkpoint_id, error)
+            log.warning(
+                "The files of checkpoint %s are left to garbage collection: %s", checkpoint.checkpoint_id, error
+            )
 
-    def _states(self, parts: Iterable[AcknowledgementRecord]) -> tuple[StreamStateHandle, ...]:
-        # The coordinator's own part only refers to what others hold.
-        theirs = [part for part in parts if part.operator_id != ALIGNED_OPERATOR_ID]
+    def _states(self, acknowledgements: Iterable[AcknowledgementRecord]) -> tuple[StreamStateHandle, ...]:
+        # The coordinator's manifest refers to state that other checkpoints own.
+        of_tasks = [part for part in acknowledgements if part.operator_id != ALIGNED_OPERATOR_ID]
         try:
-            return tuple(private_states(merged(contents(self._parts.storage, theirs)).operator_states))
+            return tuple(private_states(merged(contents(self._components.storage, of_tasks)).operator_states))
         except StateCheckError as error:
-            log.warning("What was acknowledged of an aborted checkpoint cannot be read, its directory goes: %s", error)
+            log.warning("Deleting only the directory of an aborted checkpoint; a manifest cannot be read: %s", error)
             return ()
 
     def _cleaned(self, checkpoint: CheckpointRecord) -> None:
-        if not self._parts.storage.exists(checkpoint.location):
-            confirm_discarded(self._parts, checkpoint.checkpoint_id)
+        if not self._components.storage.exists(checkpoint.location):
+            confirm_discarded(self._components, checkpoint.checkpoint_id)
         self._ended()
 
     def _notify(self, aborted: Aborted) -> None:
         checkpoint = aborted.checkpoint
-        latest, timestamp = latest_id(self._parts), checkpoint.triggered_at
-        self._parts.notifier.notify_aborted(running(self._parts), checkpoint.checkpoint_id, latest, timestamp)
-        self._parts.operator_coordinators.notify_checkpoint_aborted(checkpoint.checkpoint_id)
+        latest, timestamp = latest_id(self._components), checkpoint.triggered_at
+        self._components.notifier.notify_aborted(running(self._components), checkpoint.checkpoint_id, latest, timestamp)
+        self._components.operator_coordinators.notify_checkpoint_aborted(checkpoint.checkpoint_id)
 
     def _count(self, aborted: Aborted) -> None:
-        own = transitions.part_of(aborted.parts, aborted.attempt_id) if aborted.attempt_id is not None else None
-        tasks = {task.operator_id: task.uid for task in self._parts.tasks}
-        self._parts.count_failure(
+        own = (
+            transitions.acknowledgement_of(aborted.acknowledgements, aborted.attempt_id)
+            if aborted.attempt_id is not None
+            else None
+        )
+        tasks = {task.operator_id: task.uid for task in self._components.tasks}
+        self._components.count_failure(
             aborted.error,
             properties=aborted.checkpoint.properties,
             checkpoint_id=aborted.checkpoint.checkpoint_id,
@@ -122,13 +130,13 @@ class Aborting:
         )
 
 
-def running(parts: CoordinatorComponents) -> list[ExecutionTask]:
-    """Return the tasks that can be told something."""
-    return [task for task in parts.tasks if task.status is ExecutionStatus.RUNNING]
+def running(components: CoordinatorComponents) -> list[ExecutionTask]:
+    """Return the running tasks, which can receive notifications."""
+    return [task for task in components.tasks if task.status is ExecutionStatus.RUNNING]
 
 
-def _carefully(step: Callable[[], None], checkpoint_id: int) -> None:
+def _run_logged(step: Callable[[], None], checkpoint_id: int) -> None:
     try:
         step()
     except Exception:
-        log.exception("What follows the abort of checkpoint %s failed", checkpoint_id)
+        log.exception("A step after the abort of checkpoint %s failed", checkpoint_id)

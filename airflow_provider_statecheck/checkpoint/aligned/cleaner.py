@@ -15,17 +15,21 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 )
 from airflow_provider_statecheck.exceptions import CoordinatorError
 
+log = logging.getLogger(__name__)
+
 Job = Callable[[], None]
 
 
 class StagedWork:
     """
-    Runs every job, whatever became of those before it, and holds no thread of the executor to wait for another.
+    Runs jobs in stages.
 
-    :param executor: Where the jobs run.
-    :param stages: The jobs; none of a stage begins before all of the earlier ones have ended.
-    :param ended: Is given what the jobs raised; called exactly once, after the last.
-    :param is_parallel: Whether the jobs of one stage run at the same time.
+    A failed job does not stop the others. No executor thread waits for another job.
+
+    :param executor: The executor that runs the jobs.
+    :param stages: The jobs; a stage starts after all jobs of the previous one have ended.
+    :param ended: Called exactly once, after the last job, with the errors that the jobs raised.
+    :param is_parallel: Whether the jobs of one stage run concurrently.
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class StagedWork:
     ) -> None:
         self._executor = executor
         stages = [[job for stage in stages for job in stage]] if not is_parallel else stages
-        self._waiting = [stage for stage in stages if stage] or [[_staged_work_nothing]]
+        self._waiting = [stage for stage in stages if stage] or [[_nothing]]
         self._is_parallel = is_parallel
         self._ended = ended
         self._lock = threading.Lock()
@@ -46,7 +50,7 @@ class StagedWork:
         self._errors: list[Exception] = []
 
     def start(self) -> None:
-        """Begin with the first stage and return."""
+        """Submit the first stage and return."""
         stage = self._waiting.pop(0)
         bundles = [[job] for job in stage] if self._is_parallel else [list(stage)]
         self._running = len(bundles)
@@ -57,7 +61,7 @@ class StagedWork:
         try:
             self._executor.submit(self._run, jobs)
         except RuntimeError as error:
-            # The executor was shut down: nobody will run them.
+            # The executor was shut down and will not run the jobs.
             self._finish([error])
 
     def _run(self, jobs: Sequence[Job]) -> None:
@@ -82,32 +86,21 @@ class StagedWork:
             self._ended(self._errors)
 
 
-def _staged_work_nothing() -> None:
-    """Stand for a piece of work that has nothing to do."""
-
-
-log = logging.getLogger(__name__)
-
-
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Do nothing."""
-
-
-def _tell_nobody(_: CompletedCheckpoint) -> None:
-    """Do nothing with a checkpoint."""
 
 
 class CheckpointsCleaner:
     """
-    Discards checkpoints.
+    Deletes checkpoints in the background.
 
-    Deleting is idempotent and best effort: one failed delete does not stop the others, and what is left of a subsumed
-    checkpoint goes with a later cleaning. Nothing of a caller runs while a lock is held.
+    A failed delete does not stop the others; a later cleaning deletes the rest of a subsumed checkpoint. Callbacks run
+    without a lock.
 
-    :param discarder: Who deletes.
-    :param executor: Where that happens.
-    :param is_parallel: Whether the files of one checkpoint are deleted at the same time.
-    :param discarded: Is told of each completed checkpoint of which nothing is left.
+    :param discarder: The deleter of files.
+    :param executor: The executor that runs the deletes.
+    :param is_parallel: Whether the files of one checkpoint are deleted concurrently.
+    :param discarded: Called with each completed checkpoint after its last file was deleted.
     """
 
     def __init__(
@@ -116,7 +109,7 @@ class CheckpointsCleaner:
         executor: Executor,
         *,
         is_parallel: bool = True,
-        discarded: Callable[[CompletedCheckpoint], None] = _tell_nobody,
+        discarded: Callable[[CompletedCheckpoint], None] = _nothing,
     ) -> None:
         self._discarder = discarder
         self._executor = executor
@@ -130,17 +123,17 @@ class CheckpointsCleaner:
 
     @property
     def cleanings(self) -> int:
-        """Return how many cleanings are in progress; a coordinator takes no new checkpoint while there are too many."""
+        """Return the number of cleanings in progress, which limits new checkpoints."""
         return self._cleanings
 
     @property
     def subsumed(self) -> tuple[CompletedCheckpoint, ...]:
-        """Return the subsumed checkpoints that are still to be cleaned, oldest first."""
+        """Return the subsumed checkpoints that await cleaning, oldest first."""
         with self._changed:
             return tuple(self._subsumed[i] for i in sorted(self._subsumed))
 
     def add_subsumed(self, checkpoint: CompletedCheckpoint) -> None:
-        """Keep a subsumed checkpoint until it may be cleaned."""
+        """Queue a subsumed checkpoint for :meth:`clean_subsumed`."""
         with self._changed:
             self._subsumed[checkpoint.checkpoint_id] = checkpoint
 
@@ -148,12 +141,12 @@ class CheckpointsCleaner:
         self, lowest_valid_id: int, in_use_ids: AbstractSet[int], post_cleanup: Callable[[], None] = _nothing
     ) -> None:
         """
-        Clean every subsumed checkpoint that nothing needs; the others stay in the queue.
+        Delete the queued subsumed checkpoints that are no longer in use; the others stay in the queue.
 
-        :param lowest_valid_id: The oldest checkpoint that is retained.
-        :param in_use_ids: Checkpoints that hold files which others use.
-        :param post_cleanup: Runs after each cleaning.
-        :raises CoordinatorError: after the cleaner was closed.
+        :param lowest_valid_id: The id of the oldest retained checkpoint.
+        :param in_use_ids: The ids of checkpoints whose files others use.
+        :param post_cleanup: A callback that runs after each cleaning.
+        :raises CoordinatorError: if the cleaner was closed.
         """
         with self._changed:
             ready = [i for i in sorted(self._subsumed) if i < lowest_valid_id and i not in in_use_ids]
@@ -167,11 +160,11 @@ class CheckpointsCleaner:
         self, checkpoint: CompletedCheckpoint, should_discard: bool, post_cleanup: Callable[[], None] = _nothing
     ) -> None:
         """
-        Clean a completed checkpoint.
+        Delete a completed checkpoint, or log the location of one to retain.
 
-        :param should_discard: Whether its bytes go; if not, the log says where they are.
-        :param post_cleanup: Runs afterwards, also if something could not be deleted.
-        :raises CoordinatorError: after the cleaner was closed.
+        :param should_discard: Whether to delete the files.
+        :param post_cleanup: A callback that runs afterwards, even if a delete failed.
+        :raises CoordinatorError: if the cleaner was closed.
         """
         with self._changed:
             self._begin(1)
@@ -180,11 +173,11 @@ class CheckpointsCleaner:
 
     def clean(self, plan: DiscardPlan, what: str, post_cleanup: Callable[[], None] = _nothing) -> None:
         """
-        Clean what never became a completed checkpoint: a pending one, or state that came too late.
+        Delete the files of an aborted checkpoint or of a late acknowledgement.
 
-        :param what: Names it in the log.
-        :param post_cleanup: Runs afterwards, also if something could not be deleted.
-        :raises CoordinatorError: after the cleaner was closed.
+        :param what: The description for the log.
+        :param post_cleanup: A callback that runs afterwards, even if a delete failed.
+        :raises CoordinatorError: if the cleaner was closed.
         """
         with self._changed:
             self._begin(1)
@@ -192,10 +185,10 @@ class CheckpointsCleaner:
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """
-        Take no more and wait for what is in progress.
+        Reject further cleanings and wait for those in progress.
 
-        :param timeout_seconds: How long to wait at most.
-        :return: Whether everything has ended.
+        :param timeout_seconds: The longest wait in seconds, ``None`` for no limit.
+        :return: Whether all cleanings have ended.
         """
         with self._changed:
             self._is_closed = True
@@ -204,7 +197,7 @@ class CheckpointsCleaner:
     def _begin(self, count: int) -> None:
         if self._is_closed:
             raise CoordinatorError(
-                "Expected an open cleaner of checkpoints, found a closed one; what is left on storage is found by the sweep."
+                "Expected an open cleaner of checkpoints, found a closed one; run airflow statecheck gc to delete the files."
             )
         self._cleanings += count
         self._unfinished += count
@@ -213,7 +206,7 @@ class CheckpointsCleaner:
         if should_discard:
             return self._stages(DiscardPlan.of(checkpoint))
         where = (checkpoint.checkpoint_id, checkpoint.external_pointer)
-        return [[partial(log.info, "Checkpoint %s is kept at %s", *where)]]
+        return [[partial(log.info, "Checkpoint %s is retained at %s", *where)]]
 
     def _stages(self, plan: DiscardPlan) -> list[list[Job]]:
         discarder = self._discarder
@@ -241,7 +234,7 @@ class CheckpointsCleaner:
     ) -> None:
         what = f"checkpoint {checkpoint.checkpoint_id}"
         if was_discarded and not errors:
-            _carefully(partial(self._discarded, checkpoint), what)
+            _run_logged(partial(self._discarded, checkpoint), what)
         self._end(what, post_cleanup, errors)
 
     def _end(self, what: str, post_cleanup: Callable[[], None], errors: list[Exception]) -> None:
@@ -249,15 +242,15 @@ class CheckpointsCleaner:
             log.warning("%s deletes of %s failed, the first with: %s", len(errors), what, errors[0], exc_info=errors[0])
         with self._changed:
             self._cleanings -= 1
-        # What follows a cleaning may ask how many are in progress, and this one is not any more.
-        _carefully(post_cleanup, what)
+        # The callback may read ``cleanings``, which must not count this cleaning.
+        _run_logged(post_cleanup, what)
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
 
-def _carefully(callback: Callable[[], None], what: str) -> None:
+def _run_logged(callback: Callable[[], None], what: str) -> None:
     try:
         callback()
     except Exception:
-        log.exception("What follows the cleaning of %s failed", what)
+        log.exception("A callback after the cleaning of %s failed", what)

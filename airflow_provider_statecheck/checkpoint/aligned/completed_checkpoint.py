@@ -1,4 +1,4 @@
-"""A completed checkpoint, and the order in which its state is discarded."""
+"""Completed checkpoints and the order of deleting their files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CompletedCheckpoint:
     """
-    What a restore needs of a checkpoint; two of one job and id are the same.
+    A checkpoint that a restore can read; instances with the same job and id are equal.
 
-    :raises InvalidConfigurationError: if it was completed before it was triggered.
+    :raises InvalidConfigurationError: if ``completed_at`` is before ``triggered_at``.
     """
 
     job_id: JobId
@@ -39,14 +39,14 @@ class CompletedCheckpoint:
     master_states: tuple[MasterState, ...] = ()
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     external_pointer: str
-    """The directory that holds it."""
+    """The directory of the checkpoint."""
     metadata_uri: str
     metadata_size: int = 0
     metadata_sha256: str = ""
     checkpointed_size: int = 0
-    """Bytes that are new in this checkpoint."""
+    """The size of the state that this checkpoint added, in bytes."""
     restored_properties: CheckpointProperties | None = None
-    """Where it came from another job: what it was there."""
+    """The properties in the job that took the snapshot, if it was restored from another job."""
 
     def __post_init__(self) -> None:
         if self.completed_at < self.triggered_at:
@@ -57,7 +57,7 @@ class CompletedCheckpoint:
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state it refers to, new or not."""
+        """Return the size of all referenced state in bytes."""
         return sum(state.state_size for state in self.operator_states.values())
 
     def __eq__(self, other: object) -> bool:
@@ -71,24 +71,24 @@ class CompletedCheckpoint:
 
 class StateDiscarder(Protocol):
     """
-    Deletes bytes.
+    Deletes the files of checkpoints.
 
-    What is gone already is success, so that each call may be repeated. Several threads may call at once.
+    Calls are idempotent: deleting a missing file succeeds. Implementations are thread-safe.
     """
 
     def discard_metadata(self, uri: str) -> None:
         """
         Delete the metadata of a checkpoint.
 
-        :raises StorageError: if it may still be there.
+        :raises StorageError: if the file may still exist.
         """
         ...
 
     def discard_state(self, handle: StreamStateHandle) -> None:
         """
-        Delete the state that a handle leads to.
+        Delete the state of a handle.
 
-        :raises StorageError: if it may still be there.
+        :raises StorageError: if the state may still exist.
         """
         ...
 
@@ -96,7 +96,7 @@ class StateDiscarder(Protocol):
         """
         Delete the directory of a checkpoint.
 
-        :raises StorageError: if part of it may still be there.
+        :raises StorageError: if a file of it may still exist.
         """
         ...
 
@@ -104,21 +104,20 @@ class StateDiscarder(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscardPlan:
     """
-    The bytes that one checkpoint has for itself.
+    The files that belong to one checkpoint, without shared state.
 
-    The metadata goes first: from then on nobody can restore from what is half deleted. Shared state is not in it; the
-    registry knows when that is to go.
+    The metadata is deleted first: no restore can read a partly deleted checkpoint. The registry deletes shared state.
     """
 
     metadata_uri: str | None = None
     states: tuple[StreamStateHandle, ...] = ()
-    """In no order; they may go at the same time."""
+    """The private state, which is deleted in any order."""
     location: str | None = None
-    """Goes last, with whatever else is in it."""
+    """The directory, which is deleted last with its other files."""
 
     @classmethod
     def of(cls, checkpoint: CompletedCheckpoint) -> Self:
-        """Return what goes with a completed checkpoint."""
+        """Return the plan to delete a completed checkpoint."""
         return cls(
             metadata_uri=checkpoint.metadata_uri,
             states=tuple(private_states(checkpoint.operator_states.values())),
@@ -127,7 +126,7 @@ class DiscardPlan:
 
 
 def location_of(handle: StreamStateHandle) -> tuple[str, ...]:
-    """Return what tells bytes from other bytes: two handles of the same ones are deleted together."""
+    """Return a key of the stored bytes; handles with equal keys refer to the same bytes."""
     if isinstance(handle, FileStateHandle):
         return ("file", handle.uri)
     if isinstance(handle, SegmentFileStateHandle):
@@ -136,7 +135,7 @@ def location_of(handle: StreamStateHandle) -> tuple[str, ...]:
 
 
 def private_states(operator_states: Iterable[OperatorState]) -> Iterator[StreamStateHandle]:
-    """Give each stream of state that belongs to one checkpoint alone."""
+    """Yield the state streams that belong to one checkpoint only."""
     for operator_state in operator_states:
         if operator_state.coordinator_state is not None:
             yield operator_state.coordinator_state
@@ -145,7 +144,7 @@ def private_states(operator_states: Iterable[OperatorState]) -> Iterator[StreamS
 
 
 def private_states_of_subtask(state: OperatorSubtaskState) -> Iterator[StreamStateHandle]:
-    """Give each stream of a subtask's state that belongs to one checkpoint alone."""
+    """Yield the streams of a subtask's state that belong to one checkpoint only."""
     for operator_handle in (*state.managed_operator, *state.raw_operator):
         yield operator_handle.stream
     for keyed_handle in (*state.managed_keyed, *state.raw_keyed):

@@ -1,4 +1,9 @@
-"""Store of the completed checkpoints of a job: Flink's ``CompletedCheckpointStore``."""
+"""
+Store of the completed checkpoints of a job: Flink's ``CompletedCheckpointStore``.
+
+A state handle per checkpoint refers to its metadata. Adding a checkpoint drops the ones that it subsumes; an unknown
+outcome of adding drops and deletes nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,7 @@ def nothing() -> None:
 
 
 def handle_name(checkpoint_id: int) -> str:
-    """Return the name of a checkpoint's handle; names are in the order of ids."""
+    """Return the name of a checkpoint's handle; names sort in the order of ids."""
     return f"chk-{checkpoint_id:0{_DIGITS}d}"
 
 
@@ -43,16 +48,19 @@ class CompletedCheckpointStore(Protocol):
     """
     The completed checkpoints that a restore may start from, oldest first.
 
-    It is used between :meth:`recover` and :meth:`shutdown`; before and after that, whatever would change something raises
-    a ``CoordinatorError``.
+    Call :meth:`recover` before any other method. Changes before it or after :meth:`shutdown` raise a
+    ``CoordinatorError``.
     """
 
     def recover(self) -> None:
         """
-        Load what is there; it may be repeated, to see what another process added.
+        Load the stored checkpoints; repeat the call to load those that other processes added.
 
-        :raises CorruptStateError: if one of them cannot be read, for then the latest may be older than it should be. So do
-            a ``CheckpointNotFoundError`` and an ``IncompatibleCheckpointError``; the store can be told to leave such out.
+        A store may be configured to skip unreadable checkpoints instead of raising.
+
+        :raises CorruptStateError: if a checkpoint is damaged.
+        :raises CheckpointNotFoundError: if the files of a checkpoint are missing.
+        :raises IncompatibleCheckpointError: if the format of a checkpoint is not supported.
         """
         ...
 
@@ -60,60 +68,64 @@ class CompletedCheckpointStore(Protocol):
         self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
     ) -> CompletedCheckpoint | None:
         """
-        Add a checkpoint, then drop what it subsumes; adding the same one again changes nothing.
+        Add a checkpoint, then drop the checkpoints that it subsumes; adding it again has no effect.
 
-        :param cleaner: Who deletes the bytes of what was dropped.
-        :param post_cleanup: Runs after each such deletion.
-        :return: The newest of those that were dropped.
-        :raises CommitStateUnknownError: if it may or may not have been added; nothing was deleted or dropped.
+        :param cleaner: The cleaner that deletes the dropped checkpoints.
+        :param post_cleanup: A callback that runs after each deletion.
+        :return: The newest dropped checkpoint, ``None`` if none was dropped.
+        :raises CommitStateUnknownError: if the outcome of adding is unknown; nothing was dropped or deleted.
         :raises StaleAttemptError: if a newer attempt leads the job; nothing was added or dropped.
         """
         ...
 
     def get_latest_checkpoint(self) -> CompletedCheckpoint | None:
-        """Return the newest."""
+        """Return the newest checkpoint, ``None`` if there is none."""
         ...
 
     def get_latest_checkpoint_id(self) -> int:
-        """Return the id of the newest, or 0."""
+        """Return the id of the newest checkpoint, 0 if there is none."""
         ...
 
     def get_all_checkpoints(self) -> list[CompletedCheckpoint]:
-        """Return all, oldest first; the list is the caller's."""
+        """Return a new list of all checkpoints, oldest first."""
         ...
 
     def get_number_of_retained(self) -> int:
-        """Return how many there are."""
+        """Return the number of retained checkpoints."""
         ...
 
     def get_max_number_of_retained(self) -> int:
-        """Return how many are kept unless some of them must stay."""
+        """Return the configured number of checkpoints to retain; checkpoints that must stay may exceed it."""
         ...
 
     def shutdown(
         self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
     ) -> None:
         """
-        End with the job; it may be repeated until nothing is raised.
+        Close the store; repeat the call after an error.
 
-        Where the job is over, every checkpoint is forgotten, and its bytes are deleted or stay as its properties say. Where
-        it goes on, everything stays for the store that comes next.
+        With a terminal status, all checkpoints are dropped, and their properties decide which files are deleted. Otherwise
+        the checkpoints remain for the next store.
+
+        :param status: The status of the job.
+        :param cleaner: The cleaner that deletes the dropped checkpoints.
+        :param post_cleanup: A callback that runs after each deletion.
         """
         ...
 
     def requires_externalized_checkpoints(self) -> bool:
-        """Tell whether a checkpoint needs metadata on storage to be added."""
+        """Return whether a checkpoint must have metadata on storage before it is added."""
         ...
 
 
 class DefaultCompletedCheckpointStore:
     """
-    Keeps a state handle for each checkpoint.
+    Completed checkpoint store over a state handle store.
 
-    :param handles: The handles; all of them are of checkpoints.
-    :param registry: Learns of the files that recovered checkpoints share.
-    :param num_retained: How many to keep; a number below 1 counts as 2.
-    :param skip_corrupt: Leave a checkpoint out that cannot be read, instead of failing.
+    :param handles: The state handle store; it contains handles of checkpoints only.
+    :param registry: The registry of the files that recovered checkpoints share.
+    :param num_retained: The number of checkpoints to retain; a number below 1 means 2.
+    :param skip_corrupt: Whether to skip unreadable checkpoints instead of raising.
     """
 
     def __init__(
@@ -135,9 +147,9 @@ class DefaultCompletedCheckpointStore:
         self._is_over = False
 
     def recover(self) -> None:
-        """Load what is there."""
+        """Load the stored checkpoints."""
         if self._is_shut_down:
-            raise _not_in_use("it was shut down; make a new one")
+            raise _not_in_use("it was shut down; create a new one")
         found = {c.checkpoint_id: c for c in self._load()}
         for checkpoint_id in sorted(found.keys() - self._retained.keys()):
             checkpoint = found[checkpoint_id]
@@ -150,7 +162,7 @@ class DefaultCompletedCheckpointStore:
     def add_checkpoint_and_subsume_oldest(
         self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
     ) -> CompletedCheckpoint | None:
-        """Add a checkpoint, then drop what it subsumes."""
+        """Add a checkpoint, then drop the checkpoints that it subsumes."""
         self._require_in_use()
         self._persist(checkpoint)
         with self._lock:
@@ -158,43 +170,45 @@ class DefaultCompletedCheckpointStore:
         try:
             return self._subsume(cleaner, post_cleanup)
         except Exception:
-            log.exception("Checkpoint %s is complete, but older ones could not be dropped", checkpoint.checkpoint_id)
+            log.exception(
+                "Checkpoint %s is complete, but older checkpoints could not be dropped", checkpoint.checkpoint_id
+            )
             return None
 
     def get_latest_checkpoint(self) -> CompletedCheckpoint | None:
-        """Return the newest."""
+        """Return the newest checkpoint, ``None`` if there is none."""
         return next(reversed(self.get_all_checkpoints()), None)
 
     def get_latest_checkpoint_id(self) -> int:
-        """Return the id of the newest, or 0."""
+        """Return the id of the newest checkpoint, 0 if there is none."""
         latest = self.get_latest_checkpoint()
         return latest.checkpoint_id if latest else 0
 
     def get_all_checkpoints(self) -> list[CompletedCheckpoint]:
-        """Return all, oldest first."""
+        """Return all checkpoints, oldest first."""
         with self._lock:
             if not self._is_recovered:
                 raise _not_in_use("it was not recovered; call recover() first")
             return [self._retained[i] for i in sorted(self._retained)]
 
     def get_number_of_retained(self) -> int:
-        """Return how many there are."""
+        """Return the number of retained checkpoints."""
         return len(self.get_all_checkpoints())
 
     def get_max_number_of_retained(self) -> int:
-        """Return how many are kept unless some of them must stay."""
+        """Return the configured number of checkpoints to retain."""
         return self._num_retained
 
     def shutdown(
         self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
     ) -> None:
-        """End with the job."""
+        """Close the store."""
         if self._is_over:
             return
         if status.is_globally_terminal:
             retained = self.get_all_checkpoints()
             self._is_shut_down = True
-            self._forget_all(retained, status, cleaner, post_cleanup)
+            self._drop_all(retained, status, cleaner, post_cleanup)
         else:
             self._is_shut_down = True
             self._handles.release_all()
@@ -203,7 +217,7 @@ class DefaultCompletedCheckpointStore:
             self._is_recovered = self._is_over = True
 
     def requires_externalized_checkpoints(self) -> bool:
-        """Tell whether a checkpoint needs metadata on storage: yes, for a row holds no state."""
+        """Return ``True``: rows contain no state."""
         return True
 
     def _load(self) -> list[CompletedCheckpoint]:
@@ -217,20 +231,20 @@ class DefaultCompletedCheckpointStore:
         return [checkpoint for checkpoint in loaded if checkpoint is not None]
 
     def _unlisted(self, name: str) -> RetrievableStateHandle[CompletedCheckpoint] | None:
-        """Find out why a name was left out where all handles were asked for."""
+        """Return a handle that a listing omitted; finish its removal if it was being removed."""
         try:
             return self._handles.get_and_lock(name)
         except HandleNotFoundError:
             self._finish_removal(name)
         except CorruptStateError as error:
-            self._leave_out(name, error)
+            self._skip_or_raise(name, error)
         return None
 
     def _finish_removal(self, name: str) -> None:
         try:
             self._handles.release_and_try_remove(name)
         except Exception:
-            log.exception("The removal of the state handle %s could not be finished; a later start tries again", name)
+            log.exception("State handle %s could not be removed; the next recovery retries", name)
 
     def _read(self, name: str, handle: RetrievableStateHandle[CompletedCheckpoint]) -> CompletedCheckpoint | None:
         known = {handle_name(i): checkpoint for i, checkpoint in self._retained.items()}
@@ -240,26 +254,26 @@ class DefaultCompletedCheckpointStore:
             checkpoint = handle.retrieve_state()
             _require_name(checkpoint, name)
         except _UNREADABLE as error:
-            self._leave_out(name, error)
+            self._skip_or_raise(name, error)
             return None
         return checkpoint
 
-    def _leave_out(
+    def _skip_or_raise(
         self, name: str, error: CorruptStateError | CheckpointNotFoundError | IncompatibleCheckpointError
     ) -> None:
         if not self._skip_corrupt:
             raise type(error)(
-                f"Expected every completed checkpoint to be readable, found that {name} is not ({error}); bring its bytes "
-                f"back, or recover with skip_corrupt=True to go on without it."
+                f"Expected every completed checkpoint to be readable, found that {name} is not ({error}); restore its "
+                f"files, or recover with skip_corrupt=True to skip it."
             ) from error
-        log.error("The completed checkpoint %s cannot be read and is left out: %s", name, error)
+        log.error("Completed checkpoint %s cannot be read and is skipped: %s", name, error)
 
     def _persist(self, checkpoint: CompletedCheckpoint) -> None:
         name = handle_name(checkpoint.checkpoint_id)
         try:
             self._handles.add_and_lock(name, checkpoint)
         except HandleExistsError:
-            # Whoever added it may not have lived to tell.
+            # An earlier call may have added it and failed before it returned.
             if not _is_same(self._handles.get_and_lock(name).retrieve_state(), checkpoint):
                 raise
 
@@ -271,25 +285,25 @@ class DefaultCompletedCheckpointStore:
         try:
             self._clean_below(min(self._retained), cleaner, post_cleanup)
         except Exception:
-            log.exception("Subsumed checkpoints could not be cleaned; the next checkpoint tries again")
+            log.exception("Subsumed checkpoints could not be cleaned; the next checkpoint retries")
         return dropped[-1] if dropped else None
 
     def _is_dropped(self, checkpoint: CompletedCheckpoint) -> bool:
-        """Forget a checkpoint; one that cannot be forgotten is tried again with the next."""
+        """Remove the handle of a checkpoint and return whether it was removed; the next checkpoint retries."""
         try:
-            is_gone = self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id))
+            is_removed = self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id))
         except Exception:
             log.exception("Checkpoint %s is subsumed, but could not be dropped", checkpoint.checkpoint_id)
             return False
-        if is_gone:
+        if is_removed:
             with self._lock:
                 self._retained.pop(checkpoint.checkpoint_id, None)
-        return is_gone
+        return is_removed
 
     def _clean_below(self, lowest_id: int, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> None:
         cleaner.clean_subsumed(lowest_id, self._registry.unregister_unused(lowest_id), post_cleanup)
 
-    def _forget_all(
+    def _drop_all(
         self,
         retained: list[CompletedCheckpoint],
         status: JobStatus,
@@ -299,15 +313,15 @@ class DefaultCompletedCheckpointStore:
         errors: list[Exception] = []
         for checkpoint in retained:
             try:
-                self._forget(checkpoint, status, cleaner, post_cleanup)
+                self._drop(checkpoint, status, cleaner, post_cleanup)
             except Exception as error:
                 errors.append(error)
         _raise_first(errors)
         self._handles.clear_entries()
-        # What was not discarded stays whole: the files that it shares too.
+        # Retained checkpoints keep the files that they share.
         self._clean_below(min(self._retained, default=sys.maxsize), cleaner, post_cleanup)
 
-    def _forget(
+    def _drop(
         self,
         checkpoint: CompletedCheckpoint,
         status: JobStatus,
@@ -315,7 +329,9 @@ class DefaultCompletedCheckpointStore:
         post_cleanup: Callable[[], None],
     ) -> None:
         if not self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id)):
-            log.info("Checkpoint %s is in use and kept at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
+            log.info(
+                "Checkpoint %s is in use and retained at %s", checkpoint.checkpoint_id, checkpoint.external_pointer
+            )
             return
         should_discard = checkpoint.properties.discard_on(status)
         cleaner.clean_checkpoint(checkpoint, should_discard, post_cleanup)
@@ -325,7 +341,7 @@ class DefaultCompletedCheckpointStore:
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:
-            raise _not_in_use("it was shut down; make a new one")
+            raise _not_in_use("it was shut down; create a new one")
         if not self._is_recovered:
             raise _not_in_use("it was not recovered; call recover() first")
 
@@ -333,7 +349,7 @@ class DefaultCompletedCheckpointStore:
 def _at_least_one(num_retained: int) -> int:
     if num_retained >= 1:
         return num_retained
-    log.warning("Expected to retain at least 1 checkpoint, found %s; %s are retained", num_retained, DEFAULT_RETAINED)
+    log.warning("Expected to retain at least 1 checkpoint, found %s; retaining %s", num_retained, DEFAULT_RETAINED)
     return DEFAULT_RETAINED
 
 
@@ -349,7 +365,7 @@ def _is_same(one: CompletedCheckpoint, other: CompletedCheckpoint) -> bool:
 def _raise_first(errors: list[Exception]) -> None:
     if errors:
         for other in errors[1:]:
-            errors[0].add_note(f"Another checkpoint could not be forgotten either: {other}")
+            errors[0].add_note(f"Another checkpoint could not be dropped either: {other}")
         raise errors[0]
 
 

@@ -1,7 +1,8 @@
 """
-From acknowledgements to a completed checkpoint.
+Completion of a checkpoint, from the acknowledgements to the completed store.
 
-How many subtasks ended without leaving any is kept with the acknowledgement, so that every finalizer finds the same.
+Every acknowledgement is stored in a row, and the last one starts the finalization. A finalizer holds a lease; when the
+lease expires, another coordinator repeats the finalization with the same result.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
-from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting, running
+from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter, running
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint, DiscardPlan
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.notifications import AcknowledgeMessage
@@ -25,7 +26,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     not_named_by,
     require_whole_union_state,
 )
-from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted, Standing, Verdict
+from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted, Assessment, Verdict
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
@@ -42,92 +43,211 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 
-ENDED_SUBTASKS = "ended_subtasks"
-"""The metric of how many subtasks had ended."""
-ENDED_WITHOUT_STATE = "ended_subtasks_without_state"
-
-
-def metrics_of(message: AcknowledgeMessage) -> dict[str, int]:
-    """Return the metrics of a part with what a finalizer has to know of ended subtasks."""
-    ended = message.finished_subtasks
-    if message.state is None or not ended:
-        return dict(message.metrics)
-    missing = len(ended - message.state.subtask_states.keys())
-    return dict(message.metrics) | {ENDED_SUBTASKS: len(ended), ENDED_WITHOUT_STATE: missing}
-
-
-def require_whole_union_states(
-    states: Mapping[OperatorId, OperatorState], parts: Iterable[AcknowledgementRecord]
-) -> None:
-    """
-    Refuse a checkpoint in which a part of a union state is missing because some, not all subtasks have ended.
-
-    :raises CheckpointException: ``CHECKPOINT_DECLINED_TASK_CLOSING`` for such a one.
-    """
-    for part in parts:
-        state = states.get(part.operator_id)
-        if state is not None and part.metrics.get(ENDED_WITHOUT_STATE, 0):
-            require_whole_union_state(state, _ended(state, part))
-
-
-def _ended(state: OperatorState, part: AcknowledgementRecord) -> frozenset[int]:
-    # Which ones ended with state is not told, and does not matter; as many as said have to be missing.
-    absent = [i for i in range(state.parallelism) if i not in state.subtask_states]
-    present = sorted(state.subtask_states)
-    without = absent[: part.metrics[ENDED_WITHOUT_STATE]]
-    left = max(0, part.metrics.get(ENDED_SUBTASKS, 0) - len(without))
-    return frozenset((*without, *present[:left]))
-
-
 log = logging.getLogger(__name__)
+
+ENDED_SUBTASKS = "ended_subtasks"
+"""The metric for the number of subtasks that had ended."""
+ENDED_WITHOUT_STATE = "ended_subtasks_without_state"
+"""The metric for the number of subtasks that had ended and reported no state."""
+
+
+class AcknowledgementHandler:
+    """
+    Handles the acknowledgements of operators.
+
+    :param components: The components of the coordinator.
+    :param aborter: The aborter of checkpoints whose state is rejected.
+    :param finalizer: The finalizer of fully acknowledged checkpoints.
+    """
+
+    def __init__(
+        self, components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer
+    ) -> None:
+        self._components = components
+        self._aborter = aborter
+        self._finalizer = finalizer
+
+    def acknowledge(self, message: AcknowledgeMessage, sender: str) -> bool:
+        """
+        Store an acknowledgement and finalize the checkpoint after the last one.
+
+        :param sender: The origin of the message, for the log.
+        :return: Whether the checkpoint is known.
+        :raises CheckpointException: if the checkpoint cannot be completed.
+        """
+        assessment = self._assess(message)
+        message = self._registered(message, assessment)
+        if assessment.verdict is Verdict.SUCCESS and assessment.checkpoint is not None:
+            assessment = self._store(message, assessment.checkpoint)
+        if assessment.verdict is not Verdict.SUCCESS:
+            log.info(
+                "Acknowledgement of checkpoint %s by %s (%s) is %s",
+                message.checkpoint_id,
+                message.attempt_id,
+                sender,
+                assessment.verdict.value,
+            )
+            self._record_late(message, assessment)
+            self._discard(message.state, assessment)
+        return assessment.verdict is not Verdict.FORGOTTEN
+
+    def _assess(self, message: AcknowledgeMessage) -> Assessment:
+        with self._components.transition() as tx:
+            return transitions.assess(tx, message.checkpoint_id, message.attempt_id)
+
+    def _record_late(self, message: AcknowledgeMessage, assessment: Assessment) -> None:
+        if assessment.checkpoint is None or assessment.verdict is not Verdict.DISCARDED:
+            return
+        size = 0 if message.state is None else message.state.state_size
+        try:
+            with self._components.transition() as tx:
+                transitions.record_late(tx, assessment.checkpoint, size)
+        except StateCheckError as error:
+            log.warning("Late acknowledgement of checkpoint %s was not recorded: %s", message.checkpoint_id, error)
+
+    def _registered(self, message: AcknowledgeMessage, assessment: Assessment) -> AcknowledgeMessage:
+        is_savepoint = assessment.checkpoint is not None and assessment.checkpoint.properties.is_savepoint
+        if message.state is None or is_savepoint:
+            return message
+        try:
+            states = self._components.registry.register_all([message.state], message.checkpoint_id)
+        except CoordinatorError as error:
+            if assessment.verdict is Verdict.SUCCESS:
+                declined = CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error)
+                self._aborter.abort_one(message.checkpoint_id, declined, attempt_id=message.attempt_id)
+                raise declined from error
+            log.warning("Shared state of a late acknowledgement was not registered: %s", error)
+            return message
+        return replace(message, state=states[message.state.operator_id])
+
+    def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Assessment:
+        self._require_whole(message)
+        manifest = None
+        if message.state is not None:
+            content = SnapshotContent(operator_states=(message.state,))
+            manifest = self._components.storage.write_manifest(checkpoint, content)
+        with self._components.transition() as tx:
+            assessment = transitions.assess(tx, message.checkpoint_id, message.attempt_id)
+            finalizing = None
+            if assessment.verdict is Verdict.SUCCESS:
+                finalizing = self._save(tx, message, assessment.acknowledgements, manifest)
+        if assessment.verdict is not Verdict.SUCCESS and manifest is not None:
+            self._delete_surplus(manifest, assessment.acknowledgements)
+        if finalizing is not None:
+            self._finalizer.finalize(finalizing)
+        return assessment
+
+    def _require_whole(self, message: AcknowledgeMessage) -> None:
+        if message.state is None:
+            return
+        try:
+            require_whole_union_state(message.state, message.finished_subtasks)
+        except CheckpointException as error:
+            self._aborter.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
+            raise
+
+    def _save(
+        self,
+        tx: JobTransaction,
+        message: AcknowledgeMessage,
+        acknowledgements: Iterable[AcknowledgementRecord],
+        manifest: StoredFile | None,
+    ) -> CheckpointRecord | None:
+        own = transitions.acknowledgement_of(acknowledgements, message.attempt_id)
+        if own is None:
+            return None
+        size = 0 if message.state is None else message.state.state_size
+        own = replace(
+            own, state_size_bytes=size, full_size_bytes=size, metrics=metrics_of(message), acknowledged_at=tx.now
+        )
+        if manifest is not None:
+            own = replace(own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256)
+        tx.save_acknowledgement(own)
+        return transitions.finalize_if_complete(
+            tx, message.checkpoint_id, self._components.name, self._components.lease
+        )
+
+    def _delete_surplus(self, manifest: StoredFile, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
+        if manifest.uri in {part.manifest_uri for part in acknowledgements}:
+            return
+        try:
+            self._components.storage.delete_manifest(manifest.uri)
+        except StateCheckError as error:
+            log.warning("An unreferenced manifest is left to garbage collection: %s", error)
+
+    def _discard(self, state: OperatorState | None, assessment: Assessment) -> None:
+        """Delete the state of a rejected acknowledgement; a failure is logged."""
+        if state is None:
+            return
+        try:
+            plan = DiscardPlan(states=not_named_by([state], self._named_states(assessment)))
+            if plan.states:
+                self._components.cleaner.clean(plan, f"state of operator {state.uid!r} from a rejected acknowledgement")
+        except StateCheckError as error:
+            # The references of the checkpoint are unknown, so nothing may be deleted.
+            log.warning("State of operator %s was rejected and is left to garbage collection: %s", state.uid, error)
+
+    def _named_states(self, assessment: Assessment) -> tuple[OperatorState, ...]:
+        found: list[SnapshotContent] = []
+        for part in assessment.acknowledgements:
+            try:
+                found += contents(self._components.storage, [part])
+            except CheckpointNotFoundError:
+                # The manifests of an aborted checkpoint are deleted with it; a missing one refers to no state.
+                if assessment.checkpoint is None or assessment.checkpoint.status is not CheckpointStatus.ABORTED:
+                    raise
+        return merged(found).operator_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """A checkpoint that is in the completed store, or has no need to be."""
+    """A checkpoint that was added to the completed store, or a savepoint, which is never added."""
 
     record: CheckpointRecord
     checkpoint: CompletedCheckpoint
     subsumed: CompletedCheckpoint | None
 
 
-class Finalization:
+class CheckpointFinalizer:
     """
-    Writes the metadata of checkpoints, adds them to the completed store and says so in the rows, in this order.
+    Finalizes checkpoints.
 
-    Each step may be repeated by whoever takes over when the lease of one finalizer has ended.
+    A finalization writes the metadata, adds the checkpoint to the completed store and updates the rows, in this order.
+    Each step is idempotent; another finalizer repeats the steps after the lease has expired.
 
-    :param parts: What the coordinator is made of.
-    :param aborting: What is done with a checkpoint that cannot be finalized.
-    :param ended: Is called when something has come to an end, so that what waits can go on.
+    :param components: The components of the coordinator.
+    :param aborter: The aborter of checkpoints that cannot be finalized.
+    :param ended: Called after a checkpoint or a cleaning has ended; it triggers queued checkpoints.
     """
 
-    def __init__(self, parts: CoordinatorComponents, aborting: Aborting, ended: Callable[[], None]) -> None:
-        self._parts = parts
-        self._aborting = aborting
+    def __init__(
+        self, components: CoordinatorComponents, aborter: CheckpointAborter, ended: Callable[[], None]
+    ) -> None:
+        self._components = components
+        self._aborter = aborter
         self._ended = ended
 
     def try_finalize(self, record: CheckpointRecord, *, is_taken_over: bool = False) -> None:
-        """Finalize a checkpoint; what fails is known by its rows and future, so nobody here is told."""
+        """Finalize a checkpoint and log a failure, which the rows and the future report."""
         try:
             self.finalize(record, is_taken_over=is_taken_over)
         except StateCheckError:
             log.warning("Checkpoint %s could not be finalized", record.checkpoint_id, exc_info=True)
 
     def take_over(self) -> None:
-        """Finalize the checkpoints whose finalizer is silent."""
-        with self._parts.transition() as tx:
-            taken = transitions.take_over(tx, self._parts.name, self._parts.lease)
+        """Finalize the checkpoints whose finalizer's lease has expired."""
+        with self._components.transition() as tx:
+            taken = transitions.take_over(tx, self._components.name, self._components.lease)
         for record in taken:
             self.try_finalize(record, is_taken_over=True)
 
     def finalize(self, record: CheckpointRecord, *, is_taken_over: bool = False) -> None:
         """
-        Complete a checkpoint that was given to this finalizer.
+        Complete a checkpoint that is assigned to this finalizer.
 
-        :param is_taken_over: Whether another one had it before, who may have done part of it.
-        :raises CheckpointException: if it cannot be completed; it is aborted then.
-        :raises StaleAttemptError: if another leads; nothing is deleted then.
+        :param is_taken_over: Whether another finalizer may have done some of the steps.
+        :raises CheckpointException: if the checkpoint cannot be completed and was aborted.
+        :raises StaleAttemptError: if another leader has taken over; nothing is deleted.
         """
         try:
             outcome = self._store(record)
@@ -137,9 +257,11 @@ class Finalization:
             is_in_doubt = is_taken_over or _is_unknown(error)
             added = self._added(record) if is_in_doubt else None
             if added is None:
-                self._give_up(record, error, keeps_bytes=is_in_doubt)
+                self._abort_failed(record, error, keeps_bytes=is_in_doubt)
                 return
-            log.warning("Checkpoint %s is in the completed store although it failed: %s", record.checkpoint_id, error)
+            log.warning(
+                "Checkpoint %s is in the completed store; finalizing it reported: %s", record.checkpoint_id, error
+            )
             outcome = added
         aborted = self._complete(outcome)
         if aborted is not None:
@@ -147,13 +269,13 @@ class Finalization:
         self._ended()
 
     def _store(self, record: CheckpointRecord) -> _Outcome:
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             transitions.require_finalizing(tx.checkpoint(record.checkpoint_id), record.checkpoint_id)
             acknowledged = tx.acknowledgements(record.checkpoint_id)
         filled = _filled(record, acknowledged)
-        content = merged(contents(self._parts.storage, acknowledged))
+        content = merged(contents(self._components.storage, acknowledged))
         require_whole_union_states({state.operator_id: state for state in content.operator_states}, acknowledged)
-        metadata = self._parts.storage.write_metadata(filled, content)
+        metadata = self._components.storage.write_metadata(filled, content)
         filled = replace(
             filled,
             metadata_uri=metadata.uri,
@@ -167,17 +289,17 @@ class Finalization:
 
     def _added(self, record: CheckpointRecord) -> _Outcome | None:
         """
-        Return a checkpoint that is in the completed store whatever was heard of it.
+        Return the checkpoint if the completed store contains it, although adding it reported an error.
 
-        :raises StateCheckError: if nobody can tell; it stays as it is then, and whoever takes over looks again.
+        :raises StateCheckError: if the store cannot be read; the checkpoint keeps its status for the next finalizer.
         """
         if record.properties.is_savepoint:
             return None
-        with self._parts.transition() as tx:
-            # A commit that is still under way holds the job's row, so the store is looked at after it.
+        with self._components.transition() as tx:
+            # The transaction waits for the job's row, which an unfinished commit holds. The store is read after it.
             acknowledged = tx.acknowledgements(record.checkpoint_id)
-        self._parts.completed_store.recover()
-        found = self._parts.completed_store.get_all_checkpoints()
+        self._components.completed_store.recover()
+        found = self._components.completed_store.get_all_checkpoints()
         checkpoint = next((c for c in found if c.checkpoint_id == record.checkpoint_id), None)
         if checkpoint is None:
             return None
@@ -191,44 +313,46 @@ class Finalization:
         return _Outcome(record=filled, checkpoint=checkpoint, subsumed=None)
 
     def _add(self, checkpoint: CompletedCheckpoint) -> CompletedCheckpoint | None:
-        directories = retained_checkpoints.refresh(self._parts)
-        register_carried(self._parts.registry, checkpoint, directories)
-        self._parts.registry.checkpoint_completed(checkpoint.checkpoint_id)
-        return self._parts.completed_store.add_checkpoint_and_subsume_oldest(
-            checkpoint, self._parts.cleaner, self._ended
+        directories = retained_checkpoints.refresh(self._components)
+        register_carried(self._components.registry, checkpoint, directories)
+        self._components.registry.checkpoint_completed(checkpoint.checkpoint_id)
+        return self._components.completed_store.add_checkpoint_and_subsume_oldest(
+            checkpoint, self._components.cleaner, self._ended
         )
 
     def _complete(self, outcome: _Outcome) -> list[Aborted] | None:
-        """Say in the rows that a checkpoint is complete; ``None`` if it had ended. Whatever fails, it is in the store."""
-        with self._parts.transition() as tx:
+        """Mark a stored checkpoint as completed in the rows; ``None`` if it had already ended."""
+        with self._components.transition() as tx:
             found = tx.checkpoint(outcome.record.checkpoint_id)
             if found is None or found.status is not CheckpointStatus.FINALIZING:
-                log.info("Checkpoint %s was finalized by another", outcome.record.checkpoint_id)
+                log.info("Checkpoint %s was finalized by another finalizer", outcome.record.checkpoint_id)
                 return None
             return transitions.complete(tx, outcome.record)
 
-    def _give_up(self, record: CheckpointRecord, error: Exception, *, keeps_bytes: bool) -> None:
+    def _abort_failed(self, record: CheckpointRecord, error: Exception, *, keeps_bytes: bool) -> None:
         failure = _failure(error)
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             if not transitions.is_held(tx, record):
-                # Somebody took over and is answerable for it now, or the transition that seemed to fail had its effect.
-                log.warning("Checkpoint %s was finalized by another, here it failed: %s", record.checkpoint_id, error)
+                # Another finalizer took over, or the transition was committed although it reported an error.
+                log.warning(
+                    "Checkpoint %s has another finalizer; this one failed with: %s", record.checkpoint_id, error
+                )
                 return
             aborted = transitions.abort(tx, record, failure, keeps_bytes=keeps_bytes)
-        self._aborting.settle([aborted])
+        self._aborter.settle([aborted])
         self._ended()
         raise failure from error
 
     def _announce(self, outcome: _Outcome, aborted: list[Aborted]) -> None:
-        checkpoint, parts = outcome.checkpoint, self._parts
+        checkpoint, components = outcome.checkpoint, self._components
         log.info("Checkpoint %s is complete at %s", checkpoint.checkpoint_id, checkpoint.external_pointer)
-        self._aborting.settle(aborted)
-        parts.failure_manager.handle_checkpoint_success(checkpoint.checkpoint_id)
+        self._aborter.settle(aborted)
+        components.failure_manager.handle_checkpoint_success(checkpoint.checkpoint_id)
         try:
-            for dropped in retained_checkpoints.mark_subsumed(parts):
-                parts.notifier.notify_subsumed(running(parts), dropped.checkpoint_id)
+            for dropped in retained_checkpoints.mark_subsumed(components):
+                components.notifier.notify_subsumed(running(components), dropped.checkpoint_id)
         except StateCheckError as error:
-            log.warning("Which checkpoints are subsumed is not said in their rows yet: %s", error)
+            log.warning("The rows of subsumed checkpoints could not be updated; the next checkpoint retries: %s", error)
         if transitions.ends_others(outcome.record):
             self._notify(checkpoint, outcome.subsumed)
 
@@ -236,15 +360,15 @@ class Finalization:
         is_discarded = subsumed is not None and subsumed.properties.discard_on_subsumed
         last_subsumed_id = subsumed.checkpoint_id if subsumed is not None and is_discarded else -1
         number, timestamp = checkpoint.checkpoint_id, checkpoint.triggered_at
-        self._parts.notifier.notify_complete(running(self._parts), number, timestamp, last_subsumed_id)
+        self._components.notifier.notify_complete(running(self._components), number, timestamp, last_subsumed_id)
         try:
-            self._parts.operator_coordinators.notify_checkpoint_complete(number)
+            self._components.operator_coordinators.notify_checkpoint_complete(number)
         except StateCheckError:
-            log.exception("The coordinator of an operator could not take note that checkpoint %s is complete", number)
+            log.exception("An operator coordinator failed on the completion of checkpoint %s", number)
 
 
 def _filled(record: CheckpointRecord, acknowledged: list[AcknowledgementRecord]) -> CheckpointRecord:
-    """Return the row as it will be; all of it follows from rows, so that every finalizer writes the same."""
+    """Return the completed row, derived from rows only: every finalizer writes the same one."""
     times = [part.acknowledged_at for part in acknowledged if part.acknowledged_at is not None]
     return replace(
         record,
@@ -271,142 +395,33 @@ def _failure(error: Exception) -> CheckpointException:
     return CheckpointException(CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE, error)
 
 
-class Acknowledging:
+def metrics_of(message: AcknowledgeMessage) -> dict[str, int]:
+    """Return the metrics of an acknowledgement, with the numbers of ended subtasks that a finalizer needs."""
+    ended = message.finished_subtasks
+    if message.state is None or not ended:
+        return dict(message.metrics)
+    missing = len(ended - message.state.subtask_states.keys())
+    return dict(message.metrics) | {ENDED_SUBTASKS: len(ended), ENDED_WITHOUT_STATE: missing}
+
+
+def require_whole_union_states(
+    states: Mapping[OperatorId, OperatorState], acknowledgements: Iterable[AcknowledgementRecord]
+) -> None:
     """
-    Takes the parts of checkpoints that operators have finished.
+    Require the union state of every operator to be complete, unless all of its subtasks have ended.
 
-    :param parts: What the coordinator is made of.
+    :raises CheckpointException: ``CHECKPOINT_DECLINED_TASK_CLOSING`` if union state of an ended subtask is missing.
     """
+    for part in acknowledgements:
+        state = states.get(part.operator_id)
+        if state is not None and part.metrics.get(ENDED_WITHOUT_STATE, 0):
+            require_whole_union_state(state, _ended(state, part))
 
-    def __init__(self, parts: CoordinatorComponents, aborting: Aborting, finalization: Finalization) -> None:
-        self._parts = parts
-        self._aborting = aborting
-        self._finalization = finalization
 
-    def acknowledge(self, message: AcknowledgeMessage, sender: str) -> bool:
-        """
-        Take a part; the one that makes a checkpoint complete also finalizes it.
-
-        :return: Whether the checkpoint is known.
-        :raises CheckpointException: if the checkpoint cannot be completed.
-        """
-        standing = self._standing(message)
-        message = self._registered(message, standing)
-        if standing.verdict is Verdict.SUCCESS and standing.checkpoint is not None:
-            standing = self._store(message, standing.checkpoint)
-        if standing.verdict is not Verdict.SUCCESS:
-            log.info(
-                "Acknowledgement of checkpoint %s by %s (%s) is %s",
-                message.checkpoint_id,
-                message.attempt_id,
-                sender,
-                standing.verdict.value,
-            )
-            self._note_late(message, standing)
-            self._discard(message.state, standing)
-        return standing.verdict is not Verdict.FORGOTTEN
-
-    def _standing(self, message: AcknowledgeMessage) -> Standing:
-        with self._parts.transition() as tx:
-            return transitions.standing(tx, message.checkpoint_id, message.attempt_id)
-
-    def _note_late(self, message: AcknowledgeMessage, standing: Standing) -> None:
-        if standing.checkpoint is None or standing.verdict is not Verdict.DISCARDED:
-            return
-        size = 0 if message.state is None else message.state.state_size
-        try:
-            with self._parts.transition() as tx:
-                transitions.note_late(tx, standing.checkpoint, size)
-        except StateCheckError as error:
-            log.warning("How late checkpoint %s was acknowledged is not kept: %s", message.checkpoint_id, error)
-
-    def _registered(self, message: AcknowledgeMessage, standing: Standing) -> AcknowledgeMessage:
-        is_savepoint = standing.checkpoint is not None and standing.checkpoint.properties.is_savepoint
-        if message.state is None or is_savepoint:
-            return message
-        try:
-            states = self._parts.registry.register_all([message.state], message.checkpoint_id)
-        except CoordinatorError as error:
-            if standing.verdict is Verdict.SUCCESS:
-                declined = CheckpointException(CheckpointFailureReason.CHECKPOINT_DECLINED, error)
-                self._aborting.abort_one(message.checkpoint_id, declined, attempt_id=message.attempt_id)
-                raise declined from error
-            log.warning("Shared state of a late acknowledgement is not registered: %s", error)
-            return message
-        return replace(message, state=states[message.state.operator_id])
-
-    def _store(self, message: AcknowledgeMessage, checkpoint: CheckpointRecord) -> Standing:
-        self._require_whole(message)
-        manifest = None
-        if message.state is not None:
-            content = SnapshotContent(operator_states=(message.state,))
-            manifest = self._parts.storage.write_manifest(checkpoint, content)
-        with self._parts.transition() as tx:
-            standing = transitions.standing(tx, message.checkpoint_id, message.attempt_id)
-            finalizing = None
-            if standing.verdict is Verdict.SUCCESS:
-                finalizing = self._save(tx, message, standing.parts, manifest)
-        if standing.verdict is not Verdict.SUCCESS and manifest is not None:
-            self._delete_surplus(manifest, standing.parts)
-        if finalizing is not None:
-            self._finalization.finalize(finalizing)
-        return standing
-
-    def _require_whole(self, message: AcknowledgeMessage) -> None:
-        if message.state is None:
-            return
-        try:
-            require_whole_union_state(message.state, message.finished_subtasks)
-        except CheckpointException as error:
-            self._aborting.abort_one(message.checkpoint_id, error, attempt_id=message.attempt_id)
-            raise
-
-    def _save(
-        self,
-        tx: JobTransaction,
-        message: AcknowledgeMessage,
-        parts: Iterable[AcknowledgementRecord],
-        manifest: StoredFile | None,
-    ) -> CheckpointRecord | None:
-        own = transitions.part_of(parts, message.attempt_id)
-        if own is None:
-            return None
-        size = 0 if message.state is None else message.state.state_size
-        own = replace(
-            own, state_size_bytes=size, full_size_bytes=size, metrics=metrics_of(message), acknowledged_at=tx.now
-        )
-        if manifest is not None:
-            own = replace(own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256)
-        tx.save_acknowledgement(own)
-        return transitions.finalize_if_complete(tx, message.checkpoint_id, self._parts.name, self._parts.lease)
-
-    def _delete_surplus(self, manifest: StoredFile, parts: Iterable[AcknowledgementRecord]) -> None:
-        if manifest.uri in {part.manifest_uri for part in parts}:
-            return
-        try:
-            self._parts.storage.delete_manifest(manifest.uri)
-        except StateCheckError as error:
-            log.warning("A manifest that no checkpoint names stays for the sweep: %s", error)
-
-    def _discard(self, state: OperatorState | None, standing: Standing) -> None:
-        """Delete what came in vain; whoever sent it is never told that this failed."""
-        if state is None:
-            return
-        try:
-            plan = DiscardPlan(states=not_named_by([state], self._kept(standing)))
-            if plan.states:
-                self._parts.cleaner.clean(plan, f"state of operator {state.uid!r} that nobody waits for")
-        except StateCheckError as error:
-            # What the checkpoint names is not known, so nothing is deleted.
-            log.warning("State of operator %s that nobody waits for stays for the sweep: %s", state.uid, error)
-
-    def _kept(self, standing: Standing) -> tuple[OperatorState, ...]:
-        found: list[SnapshotContent] = []
-        for part in standing.parts:
-            try:
-                found += contents(self._parts.storage, [part])
-            except CheckpointNotFoundError:
-                # What was acknowledged of an aborted checkpoint goes with it; a manifest that is gone names nothing.
-                if standing.checkpoint is None or standing.checkpoint.status is not CheckpointStatus.ABORTED:
-                    raise
-        return merged(found).operator_states
+def _ended(state: OperatorState, part: AcknowledgementRecord) -> frozenset[int]:
+    # The metrics contain numbers only; the indexes of subtasks that ended with state do not affect the check.
+    absent = [i for i in range(state.parallelism) if i not in state.subtask_states]
+    present = sorted(state.subtask_states)
+    without = absent[: part.metrics[ENDED_WITHOUT_STATE]]
+    left = max(0, part.metrics.get(ENDED_SUBTASKS, 0) - len(without))
+    return frozenset((*without, *present[:left]))

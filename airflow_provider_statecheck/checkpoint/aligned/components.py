@@ -1,4 +1,4 @@
-"""Components of the aligned coordinator, as its steps use them."""
+"""Components of the aligned coordinator, shared by its steps."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorComponents:
-    """The rows, the storage and the collaborators of one coordinator; none of them remembers what rows say."""
+    """The stores and collaborators of one coordinator; none of them caches rows."""
 
     jobs: JobStore
     leader: AttemptRef
     name: str
-    """In whose name checkpoints are finalized; each coordinator has its own."""
+    """The unique name of the coordinator as a finalizer."""
     lease: timedelta
-    """How long whoever finalizes a checkpoint may be silent."""
+    """The time after which another coordinator may take over a finalization."""
     config: CheckpointConfig
     tasks: Sequence[ExecutionTask]
-    """Those that are told how a checkpoint ended, while they run."""
+    """The tasks to notify of the end of a checkpoint while they run."""
     plan_calculator: CheckpointPlanCalculator
     decider: CheckpointRequestDecider
     id_counter: JobIDCounter
@@ -56,19 +56,19 @@ class CoordinatorComponents:
     failure_manager: CheckpointFailureManager
     executor: Executor
     job_failures: list[Exception] = field(default_factory=list)
-    """What was raised in failing the job; the call that came upon it raises it when all else is done."""
+    """Errors raised by the callback that fails the job; see :meth:`raising_job_failures`."""
 
     def count_failure(self, error: CheckpointException, **facts: Any) -> None:
-        """Count a failed checkpoint; what is raised in failing the job is kept for :meth:`raising_job_failures`."""
+        """Count a failed checkpoint; :meth:`raising_job_failures` raises an error of the callback that fails the job."""
         try:
             self.failure_manager.handle_checkpoint_exception(error, **facts)
         except Exception as failure:
-            log.exception("The job could not be failed, or fails by this")
+            log.exception("The callback that fails the job raised an error")
             self.job_failures.append(failure)
 
     @contextmanager
     def raising_job_failures(self) -> Iterator[None]:
-        """Raise what was raised in failing the job, whatever else went wrong."""
+        """Run the block, then raise an error of the callback that fails the job, even if the block fails."""
         try:
             yield
         finally:
@@ -78,9 +78,9 @@ class CoordinatorComponents:
     @contextmanager
     def transition(self) -> Iterator[JobTransaction]:
         """
-        Begin a transition of the job in the name of its leader.
+        Open a transaction of the job for its leader.
 
-        :raises StaleAttemptError: if another leads.
+        :raises StaleAttemptError: if another leader has taken over.
         """
         with self.jobs.transaction(self.leader.job_id) as tx:
             require_running(tx, self.leader)

@@ -11,11 +11,11 @@ from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
-from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting
+from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint, StateDiscarder
 from airflow_provider_statecheck.checkpoint.aligned.completed_store import CompletedCheckpointStore
-from airflow_provider_statecheck.checkpoint.aligned.completion import Acknowledging, Finalization
+from airflow_provider_statecheck.checkpoint.aligned.completion import AcknowledgementHandler, CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.failure_manager import CheckpointFailureManager
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
@@ -35,13 +35,13 @@ from airflow_provider_statecheck.checkpoint.aligned.request_decider import Check
 from airflow_provider_statecheck.checkpoint.aligned.requests import (
     CheckpointFuture,
     FutureWaiter,
-    Requesting,
+    RequestQueue,
     StopWithSavepoint,
     TriggerKind,
     as_checkpoint_exception,
     properties_of,
 )
-from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, Restoring, resume
+from airflow_provider_statecheck.checkpoint.aligned.restore import RestorableTask, StateRestorer, resume
 from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import GuardedDiscarder
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
@@ -50,7 +50,7 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     completed_of,
     metadata_of,
 )
-from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger, Triggering, failure_of
+from airflow_provider_statecheck.checkpoint.aligned.triggering import CheckpointTrigger, PeriodicTrigger, failure_of
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -164,9 +164,11 @@ class CheckpointCoordinator:
             GuardedDiscarder(discarder, registry),
             executor,
             is_parallel=config.cleaner_parallel_mode,
-            discarded=lambda completed: retained_checkpoints.confirm_discarded(self._parts, completed.checkpoint_id),
+            discarded=lambda completed: retained_checkpoints.confirm_discarded(
+                self._components, completed.checkpoint_id
+            ),
         )
-        self._parts = CoordinatorComponents(
+        self._components = CoordinatorComponents(
             jobs=jobs,
             leader=leader,
             name=new_key(),
@@ -192,22 +194,24 @@ class CheckpointCoordinator:
         self._periodic = (
             None if interval is None else PeriodicTrigger(interval, config.effective_min_pause, random, clock)
         )
-        self._aborting = Aborting(self._parts, self._go_on)
-        self._finalization = Finalization(self._parts, self._aborting, self._go_on)
-        self._acknowledging = Acknowledging(self._parts, self._aborting, self._finalization)
-        self._requesting = Requesting(self._parts)
-        self._triggering = Triggering(self._parts, self._aborting, self._finalization, self._require_ready, self._rearm)
-        self._restoring = Restoring(self._parts)
+        self._aborter = CheckpointAborter(self._components, self._trigger_next)
+        self._finalizer = CheckpointFinalizer(self._components, self._aborter, self._trigger_next)
+        self._acknowledgements = AcknowledgementHandler(self._components, self._aborter, self._finalizer)
+        self._request_queue = RequestQueue(self._components)
+        self._trigger = CheckpointTrigger(
+            self._components, self._aborter, self._finalizer, self._require_ready, self._rearm
+        )
+        self._restorer = StateRestorer(self._components)
         id_counter.start()
         if self._periodic is not None:
             self._ensure_base_locations()
         completed_store.recover()
-        resume(self._parts, self._aborting, self._finalization)
+        resume(self._components, self._aborter, self._finalizer)
 
     @property
     def cleaner(self) -> CheckpointsCleaner:
         """Return who deletes the bytes of checkpoints, for the shutdown of the completed store."""
-        return self._parts.cleaner
+        return self._components.cleaner
 
     @property
     def is_shut_down(self) -> bool:
@@ -226,7 +230,7 @@ class CheckpointCoordinator:
         :return: Whether it was added; a second one of the same identifier is not.
         :raises InvalidConfigurationError: for an empty identifier.
         """
-        return self._parts.hooks.add_master_hook(hook)
+        return self._components.hooks.add_master_hook(hook)
 
     def trigger_checkpoint(
         self,
@@ -245,9 +249,9 @@ class CheckpointCoordinator:
         :param request_key: Made by the caller; the same key is the same request.
         :raises InvalidConfigurationError: for no kind, or a savepoint without target where there is no default.
         """
-        properties = properties_of(properties, self._parts.config.retention_policy)
+        properties = properties_of(properties, self._components.config.retention_policy)
         if properties.is_savepoint and not external_savepoint_location:
-            has_default = self._parts.storage.has_default_savepoint_location
+            has_default = self._components.storage.has_default_savepoint_location
             require(
                 "execution.checkpointing.savepoint-dir", None, lambda _: has_default, "set, or a target to be given"
             )
@@ -260,7 +264,7 @@ class CheckpointCoordinator:
             return future
         with self._lock:
             self._futures.append(future)
-        self._go_on()
+        self._trigger_next()
         return future
 
     def trigger_savepoint(
@@ -325,7 +329,7 @@ class CheckpointCoordinator:
         except InvalidConfigurationError:
             restart()
             raise
-        future.add_done_callback(lambda ended: _tell_of_savepoint(stop, ended))
+        future.add_done_callback(lambda ended: _forward_savepoint(stop, ended))
         return stop
 
     def future_of(self, request_key: str) -> CheckpointFuture:
@@ -345,15 +349,15 @@ class CheckpointCoordinator:
         if message.job_id != self._job_id:
             log.error("Expected acknowledgements of job %s, found one of %s (%s)", self._job_id, message.job_id, sender)
             return False
-        with self._parts.raising_job_failures():
+        with self._components.raising_job_failures():
             try:
                 self._expire()
-                return self._acknowledging.acknowledge(message, sender)
+                return self._acknowledgements.acknowledge(message, sender)
             except StaleAttemptError as error:
                 log.warning("An acknowledgement is left to the coordinator that leads now: %s", error)
                 return False
             finally:
-                self._look()
+                self._forget_ended_futures()
 
     def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
         """
@@ -367,13 +371,13 @@ class CheckpointCoordinator:
             raise InvalidConfigurationError(
                 f"Expected declines of job {self._job_id}, found one of {message.job_id} ({sender})."
             )
-        with self._parts.raising_job_failures():
+        with self._components.raising_job_failures():
             try:
-                if not self._aborting.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
+                if not self._aborter.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
                     log.debug("Decline of checkpoint %s (%s) changes nothing", message.checkpoint_id, sender)
             except StaleAttemptError as error:
                 log.warning("A decline is left to the coordinator that leads now: %s", error)
-            self._go_on()
+            self._trigger_next()
 
     def fail_unacknowledged_for(self, attempt_id: str, cause: Exception) -> None:
         """
@@ -385,15 +389,15 @@ class CheckpointCoordinator:
 
         def chosen(tx: Any) -> list[CheckpointRecord]:
             pending = transitions.of_status(tx, CheckpointStatus.PENDING)
-            return [c for c in pending if _is_owed_by(tx.acknowledgements(c.checkpoint_id), attempt_id)]
+            return [c for c in pending if _is_unacknowledged_by(tx.acknowledgements(c.checkpoint_id), attempt_id)]
 
-        with self._parts.raising_job_failures():
+        with self._components.raising_job_failures():
             try:
                 with as_checkpoint_exception():
-                    self._aborting.abort(chosen, error, attempt_id=attempt_id)
+                    self._aborter.abort(chosen, error, attempt_id=attempt_id)
             except StaleAttemptError as stale:
                 log.warning("The checkpoints of a failed task are left to the coordinator that leads now: %s", stale)
-            self._go_on()
+            self._trigger_next()
 
     def start_checkpoint_scheduler(self) -> None:
         """
@@ -428,16 +432,16 @@ class CheckpointCoordinator:
         """
         if self._is_shut_down:
             return
-        with self._parts.raising_job_failures():
+        with self._components.raising_job_failures():
             self._tick()
 
     def _tick(self) -> None:
         self._expire()
-        self._finalization.take_over()
+        self._finalizer.take_over()
         if self._periodic is not None and self._periodic.due(self._clock.now()):
-            policy = self._parts.config.retention_policy
+            policy = self._components.config.retention_policy
             self.trigger_checkpoint(CheckpointProperties.for_checkpoint(policy), is_periodic=True)
-        self._go_on()
+        self._trigger_next()
 
     def restore_latest_checkpointed_state(
         self,
@@ -458,7 +462,7 @@ class CheckpointCoordinator:
         :raises IncompatibleCheckpointError: if its state does not fit.
         """
         self._require_in_use()
-        return self._restoring.restore_latest(
+        return self._restorer.restore_latest(
             tasks,
             error_if_no_checkpoint=error_if_no_checkpoint,
             all_or_nothing_state=all_or_nothing_state,
@@ -486,7 +490,7 @@ class CheckpointCoordinator:
         :raises IncompatibleCheckpointError: if its state does not fit.
         """
         self._require_in_use()
-        adopted = self._restoring.adopt(
+        adopted = self._restorer.adopt(
             pointer,
             restore_mode,
             tasks,
@@ -505,7 +509,7 @@ class CheckpointCoordinator:
         :param status: How the job ended.
         :raises StateCheckError: if rows or storage do not answer.
         """
-        retained_checkpoints.end_with_job(self._parts, status)
+        retained_checkpoints.end_with_job(self._components, status)
 
     def shutdown(self) -> None:
         """Do nothing any more: abort all that is pending or queued, and close the hooks; it may be repeated."""
@@ -515,7 +519,7 @@ class CheckpointCoordinator:
             self._is_shut_down = True
         if self._periodic is not None:
             self._periodic.stop()
-        self._parts.hooks.close()
+        self._components.hooks.close()
         self._abort_everything(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _abort_everything(self, reason: CheckpointFailureReason) -> None:
@@ -524,18 +528,18 @@ class CheckpointCoordinator:
             self._abort_all(error)
         except StaleAttemptError as stale:
             log.warning("What is pending is left to the coordinator that leads now: %s", stale)
-        self._look()
+        self._forget_ended_futures()
 
     def _abort_all(self, error: CheckpointException) -> None:
         with as_checkpoint_exception():
-            self._finalization.take_over()
-            with self._parts.transition() as tx:
+            self._finalizer.take_over()
+            with self._components.transition() as tx:
                 for request in tx.open_requests(ALIGNED_OPERATOR_ID):
                     if request.status is RequestStatus.QUEUED:
                         transitions.fail_request(tx, request, error)
                 pending = transitions.of_status(tx, CheckpointStatus.PENDING)
                 aborted = [transitions.abort(tx, c, error) for c in pending]
-        self._aborting.settle(aborted)
+        self._aborter.settle(aborted)
 
     def _ask(
         self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
@@ -544,11 +548,11 @@ class CheckpointCoordinator:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        return self._requesting.ask(key, properties, target, is_periodic)
+        return self._request_queue.ask(key, properties, target, is_periodic)
 
     def _ensure_base_locations(self) -> None:
         if not self._has_base_locations:
-            self._parts.storage.initialize_base_locations_for_checkpoint()
+            self._components.storage.initialize_base_locations_for_checkpoint()
             self._has_base_locations = True
 
     def _require_ready(self, request: SnapshotRequest) -> None:
@@ -568,22 +572,22 @@ class CheckpointCoordinator:
             self._periodic.rearm(delay)
 
     def _expire(self) -> None:
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             expired = [c for c in transitions.of_status(tx, CheckpointStatus.PENDING) if c.expires_at <= tx.now]
             error = CheckpointException(CheckpointFailureReason.CHECKPOINT_EXPIRED)
             aborted = [transitions.abort(tx, c, error) for c in expired]
-        self._aborting.settle(aborted)
+        self._aborter.settle(aborted)
 
-    def _go_on(self) -> None:
+    def _trigger_next(self) -> None:
         """Trigger what may be triggered now; whoever asked for it learns of failures by its future."""
         if not self._is_shut_down:
             try:
-                self._triggering.run()
+                self._trigger.run()
             except Exception:
                 log.exception("The queue of checkpoints could not be served; the next call tries again")
-        self._look()
+        self._forget_ended_futures()
 
-    def _look(self) -> None:
+    def _forget_ended_futures(self) -> None:
         with self._lock:
             futures = tuple(self._futures)
         try:
@@ -595,20 +599,20 @@ class CheckpointCoordinator:
             self._futures = [future for future in self._futures if future not in ended]
 
     def _future(self, request_key: str) -> CheckpointFuture:
-        return CheckpointFuture(self._parts.jobs, self._job_id, request_key, self._load, self._waiter)
+        return CheckpointFuture(self._components.jobs, self._job_id, request_key, self._load, self._waiter)
 
     def _load(self, record: CheckpointRecord) -> CompletedCheckpoint:
         metadata = metadata_of(record)
         try:
-            content = self._parts.storage.read(metadata)
+            content = self._components.storage.read(metadata)
         except CheckpointNotFoundError:
             # It was subsumed since; that it was complete is true all the same.
             content = SnapshotContent()
         return completed_of(record, content, metadata)
 
 
-def _is_owed_by(parts: Sequence[Any], attempt_id: str) -> bool:
-    own = transitions.part_of(parts, attempt_id)
+def _is_unacknowledged_by(acknowledgements: Sequence[Any], attempt_id: str) -> bool:
+    own = transitions.acknowledgement_of(acknowledgements, attempt_id)
     return own is not None and not own.is_acknowledged
 
 
@@ -618,7 +622,7 @@ def _refusal(error: Exception) -> CheckpointException:
     return failure_of(error)
 
 
-def _tell_of_savepoint(stop: StopWithSavepoint, future: CheckpointFuture) -> None:
+def _forward_savepoint(stop: StopWithSavepoint, future: CheckpointFuture) -> None:
     try:
         pointer = future.result(0).external_pointer
     except Exception as error:

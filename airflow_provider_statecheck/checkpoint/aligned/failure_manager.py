@@ -1,4 +1,4 @@
-"""Tolerated checkpoint failures: Flink's ``CheckpointFailureManager``."""
+"""Counting of checkpoint failures: Flink's ``CheckpointFailureManager``."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ UNKNOWN_CHECKPOINT_ID: Final = -1
 
 
 class FailJobCallback(Protocol):
-    """What is done when no more failures are borne; called without any lock, and it may raise."""
+    """Fails the job when the tolerable number of failures is exceeded; called without a lock, and may raise."""
 
     def fail_job(self, cause: Exception) -> None:
         """Fail the job."""
         ...
 
     def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
-        """Fail the job, unless the try of the task that caused it is over."""
+        """Fail the job, unless the attempt that caused the failure has ended."""
         ...
 
 
 class FailureStatistics(Protocol):
-    """Where failures are counted for people, whether or not they count towards the tolerable number."""
+    """Records all failures, including those that do not count towards the tolerable number."""
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Mark a pending checkpoint as failed."""
@@ -45,14 +45,14 @@ class FailureStatistics(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedFailure:
-    """A failed checkpoint that counted."""
+    """A failed checkpoint that counts towards the tolerable number."""
 
     checkpoint_id: int
-    """-1 if it failed before it had an id."""
+    """The id, -1 if the checkpoint failed before it had one."""
     reason: CheckpointFailureReason
     root_cause: str
     operator: str = ""
-    """Whose failure it was, empty for the coordinator's own."""
+    """The operator that failed it, empty for the coordinator."""
 
     def __str__(self) -> str:
         checkpoint = "one without id" if self.checkpoint_id == UNKNOWN_CHECKPOINT_ID else str(self.checkpoint_id)
@@ -62,14 +62,14 @@ class CountedFailure:
 
 class CheckpointFailureManager:
     """
-    Counts failed checkpoints without a completed one between them, and fails the job when they are too many.
+    Counts consecutive checkpoint failures and fails the job when there are too many.
 
-    It counts in memory: a new coordinator begins at nothing.
+    The count is kept in memory: a new coordinator starts at 0.
 
-    :param tolerable: How many may fail; ``UNLIMITED_TOLERABLE_FAILURES`` for any number.
-    :param callback: How the job is failed.
-    :param statistics: Where every failure is reported first.
-    :raises InvalidConfigurationError: for a negative number.
+    :param tolerable: The number of consecutive failures to tolerate, ``UNLIMITED_TOLERABLE_FAILURES`` for no limit.
+    :param callback: The callback that fails the job.
+    :param statistics: The statistics that record every failure.
+    :raises InvalidConfigurationError: if ``tolerable`` is negative.
     """
 
     def __init__(self, tolerable: int, callback: FailJobCallback, statistics: FailureStatistics | None = None) -> None:
@@ -92,17 +92,17 @@ class CheckpointFailureManager:
         operator: str = "",
     ) -> None:
         """
-        Take note of a checkpoint that failed, and fail the job if it is one too many.
+        Count a failed checkpoint and fail the job if the tolerable number is exceeded.
 
-        :param error: Why it failed.
-        :param properties: What kind of checkpoint it was.
-        :param checkpoint_id: Its id, ``UNKNOWN_CHECKPOINT_ID`` if it had none yet.
-        :param attempt_id: The try of the task that failed it, ``None`` for the coordinator itself.
-        :param operator: The operator that failed it, for people.
-        :raises ValueError: if the reason is none.
+        :param error: The cause of the failure.
+        :param properties: The properties of the checkpoint.
+        :param checkpoint_id: The id, ``UNKNOWN_CHECKPOINT_ID`` if it had none yet.
+        :param attempt_id: The attempt that failed the checkpoint, ``None`` for the coordinator.
+        :param operator: The name of the operator that failed it, for messages.
+        :raises ValueError: if the error has no valid reason.
         """
         self._report(checkpoint_id, error)
-        # Anything that is no reason would count as nothing and hide failures for ever.
+        # An unknown reason would not count, and failures would go unnoticed.
         reason = CheckpointFailureReason(error.reason)
         failure = CountedFailure(
             checkpoint_id=checkpoint_id, reason=reason, root_cause=root_cause(error), operator=operator
@@ -113,7 +113,7 @@ class CheckpointFailureManager:
             self._handle_task_level(failure, error, properties, attempt_id)
 
     def handle_checkpoint_success(self, checkpoint_id: int) -> None:
-        """Start counting anew, unless a later checkpoint was completed before."""
+        """Reset the count, unless a later checkpoint was completed before."""
         with self._lock:
             if checkpoint_id > self._last_succeeded_id:
                 self._last_succeeded_id = checkpoint_id
@@ -129,15 +129,13 @@ class CheckpointFailureManager:
             else:
                 self._statistics.report_failed_checkpoint(checkpoint_id, error)
         except StateCheckError:
-            # A failure counts whether it can be told or not.
-            log.warning(
-                "The failure of checkpoint %s could not be told to the statistics", checkpoint_id, exc_info=True
-            )
+            # Failing to record statistics must not change the count.
+            log.warning("The failure of checkpoint %s was not recorded in the statistics", checkpoint_id, exc_info=True)
 
     def _handle_coordinator_level(
         self, failure: CountedFailure, error: CheckpointException, properties: CheckpointProperties
     ) -> None:
-        # Whoever asked for a savepoint is told by its future; the job has no part in it.
+        # The future of a savepoint reports its failure; the job is not affected.
         if not properties.is_savepoint:
             self._count(failure, error, self._callback.fail_job)
 
@@ -145,7 +143,7 @@ class CheckpointFailureManager:
         self, failure: CountedFailure, error: CheckpointException, properties: CheckpointProperties, attempt_id: str
     ) -> None:
         if properties.is_savepoint and properties.is_synchronous:
-            # The task waits for the savepoint to be complete; nothing else ends its waiting.
+            # The task waits for the completion of the savepoint and would wait forever.
             self._callback.fail_job(error)
             return
         self._count(failure, error, lambda cause: self._callback.fail_job_due_to_task_failure(cause, attempt_id))
@@ -187,7 +185,7 @@ class CheckpointFailureManager:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return, with its kind, the innermost cause of an error that says what to do, else the innermost one."""
+    """Return the type and message of the innermost project error in the chain of causes, or of the innermost error."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)

@@ -13,17 +13,17 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConf
 
 class CheckpointIDCounter(Protocol):
     """
-    Gives out 1, 2, 3 and so on, each once, whoever asks and in however many processes.
+    Counter of checkpoint ids, starting at 1.
 
-    A failing counter raises a ``CoordinatorError``; whoever wanted to trigger a checkpoint has none then.
+    Each id is returned once, across all processes. If the counter raises, no checkpoint is triggered.
     """
 
     def start(self) -> None:
         """
-        Begin; beginning twice is beginning once.
+        Start the counter; a second call has no effect.
 
-        :raises CoordinatorError: after a shutdown.
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CoordinatorError: after the shutdown.
+        :raises CheckpointNotFoundError: if the job does not exist.
         """
         ...
 
@@ -37,7 +37,7 @@ class CheckpointIDCounter(Protocol):
 
     def get(self) -> int:
         """
-        Return the id that comes next.
+        Return the next id without drawing it.
 
         :raises CoordinatorError: before the start and after the shutdown.
         """
@@ -45,30 +45,31 @@ class CheckpointIDCounter(Protocol):
 
     def set_count(self, count: int) -> None:
         """
-        Go on at a number, as the restore of a savepoint does.
+        Set the next id, as the restore of a savepoint does.
 
-        A number below the next id is accepted before the first id was drawn here, and changes nothing then: an id that was
-        given out never comes again.
+        Before the first draw, a number below the next id has no effect: ids are never repeated.
 
-        :raises CoordinatorError: for a number below the next id afterwards; before the start and after the shutdown.
-        :raises InvalidConfigurationError: for a number below 1.
+        :param count: The next id, at least 1.
+        :raises CoordinatorError: if the number is below the next id after the first draw, before the start, or after the
+            shutdown.
+        :raises InvalidConfigurationError: if the number is below 1.
         """
         ...
 
     def shutdown(self, status: JobStatus) -> None:
         """
-        End; ending twice is ending once.
+        Stop the counter; a second call has no effect.
 
-        The count stays, however the job ended: an id that was given out never comes again.
+        The count remains with any status of the job: ids are never repeated.
         """
         ...
 
 
 class JobIDCounter(ABC):
     """
-    The count in the row of a job; a subclass knows how the row is changed.
+    Counter in the row of a job; subclasses raise the count.
 
-    :param jobs: The rows.
+    :param jobs: The store of the job's rows.
     :param job_id: The job.
     """
 
@@ -80,9 +81,9 @@ class JobIDCounter(ABC):
         self._has_drawn = False
 
     def start(self) -> None:
-        """Begin; beginning twice is beginning once."""
+        """Start the counter; a second call has no effect."""
         if self._is_shut_down:
-            raise _not_in_use("it was shut down; make a new one")
+            raise _not_in_use("it was shut down; create a new one")
         with self._jobs.transaction(self._job_id):
             self._is_started = True
 
@@ -93,7 +94,7 @@ class JobIDCounter(ABC):
 
     def draw(self, tx: JobTransaction) -> int:
         """
-        Return the next id as part of a transition of the job.
+        Return the next id within an open transaction of the job.
 
         :raises CoordinatorError: before the start and after the shutdown.
         """
@@ -102,13 +103,13 @@ class JobIDCounter(ABC):
         return tx.draw_checkpoint_id()
 
     def get(self) -> int:
-        """Return the id that comes next."""
+        """Return the next id without drawing it."""
         self._require_in_use()
         with self._jobs.transaction(self._job_id) as tx:
             return tx.job.next_checkpoint_id
 
     def set_count(self, count: int) -> None:
-        """Go on at a number unless it is too low."""
+        """Set the next id."""
         self._require_in_use()
         if count < 1:
             raise InvalidConfigurationError(f"Expected the next checkpoint id to be at least 1, found {count}.")
@@ -123,16 +124,16 @@ class JobIDCounter(ABC):
                 self._raise_to(tx, count)
 
     def shutdown(self, status: JobStatus) -> None:
-        """End; ending twice is ending once."""
+        """Stop the counter; a second call has no effect."""
         self._is_shut_down = True
 
     @abstractmethod
     def _raise_to(self, tx: JobTransaction, count: int) -> None:
-        """Make a higher number the next id."""
+        """Set the next id to a higher number."""
 
     def _require_in_use(self) -> None:
         if self._is_shut_down:
-            raise _not_in_use("it was shut down; make a new one")
+            raise _not_in_use("it was shut down; create a new one")
         if not self._is_started:
             raise _not_in_use("it was not started; call start() first")
 

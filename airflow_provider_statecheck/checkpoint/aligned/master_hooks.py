@@ -1,4 +1,4 @@
-"""State outside of all operators that is saved with a checkpoint: Flink's master hooks."""
+"""Hooks that save state outside of operators with a checkpoint: Flink's master hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Data = TypeVar("Data")
 
 
 class MasterStateSerializer(Protocol[Data]):
-    """How the data of a hook becomes bytes; a later version of it must read what an earlier one wrote."""
+    """Serializer for the data of a hook; it must read the data of its earlier versions."""
 
     @property
     def version(self) -> int:
@@ -31,51 +31,51 @@ class MasterStateSerializer(Protocol[Data]):
         ...
 
     def deserialize(self, version: int, data: bytes) -> Data:
-        """Return the data that some version wrote."""
+        """Return the data from the bytes of a version."""
         ...
 
 
 class MasterTriggerRestoreHook(Protocol[Data]):
     """
-    Something that takes part in every checkpoint beside the operators.
+    Hook that participates in every checkpoint in addition to the operators.
 
-    Calls arrive in this order: ``restore_checkpoint`` or ``reset`` at the start, ``trigger_checkpoint`` once per checkpoint
-    before any task is told, ``close`` once at the end.
+    Order of calls: ``restore_checkpoint`` or ``reset`` at the start, ``trigger_checkpoint`` once per checkpoint before the
+    tasks are triggered, ``close`` once at the end.
     """
 
     @property
     def identifier(self) -> str:
-        """Return the name under which its data is kept; it has to stay the same over restarts."""
+        """Return the name of the hook's data, which must be stable across restarts."""
         ...
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, executor: Executor) -> Future[Data] | None:
         """
-        Begin to save the data.
+        Start to save the data.
 
-        :param executor: Where work that takes time may be done.
-        :return: Its data in due course, or ``None`` for none.
+        :param executor: The executor for slow work.
+        :return: A future with the data, or ``None`` if the hook has no data.
         """
         ...
 
     def restore_checkpoint(self, checkpoint_id: int, data: Data | None) -> None:
-        """Go back to a checkpoint; without data if it had saved none."""
+        """Restore the data of a checkpoint, ``None`` if the hook had saved none."""
         ...
 
     def reset(self) -> None:
-        """Go back to the beginning, for there is no checkpoint."""
+        """Reset to the initial state, because there is no checkpoint to restore."""
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         ...
 
     def create_checkpoint_data_serializer(self) -> MasterStateSerializer[Data] | None:
-        """Return how its data becomes bytes, ``None`` if it never has any."""
+        """Return the serializer of the data, ``None`` if the hook never has data."""
         ...
 
 
 class MasterHooks:
-    """The hooks of one coordinator, by identifier; none is called while a lock is held."""
+    """The hooks of one coordinator by identifier; hooks are called without a lock."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -83,15 +83,15 @@ class MasterHooks:
 
     @property
     def identifiers(self) -> tuple[str, ...]:
-        """Return the names of the hooks, in the order of their arrival."""
+        """Return the names of the hooks in the order of registration."""
         return tuple(self._snapshot())
 
     def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:
         """
         Add a hook.
 
-        :return: Whether it was added; a second one of the same identifier is not.
-        :raises InvalidConfigurationError: if its identifier is empty or blank.
+        :return: Whether it was added; a second hook with the same identifier is ignored.
+        :raises InvalidConfigurationError: if the identifier is blank.
         """
         identifier: Any = hook.identifier
         require("identifier", identifier, lambda name: isinstance(name, str) and bool(name.strip()), "a name")
@@ -105,11 +105,11 @@ class MasterHooks:
         self, checkpoint_id: int, timestamp: datetime, executor: Executor, timeout: timedelta | None = None
     ) -> tuple[MasterState, ...]:
         """
-        Have every hook save its data, and wait for them.
+        Trigger every hook and wait for its data.
 
-        :param timeout: How long to wait for each.
-        :return: The data of those that have any.
-        :raises CoordinatorError: if one of them fails; its cause is that failure.
+        :param timeout: The longest wait for each hook, ``None`` for no limit.
+        :return: The saved data.
+        :raises CoordinatorError: if a hook fails, with its error as the cause.
         """
         hooks = self._snapshot()
         started: dict[str, Future[Any]] = {}
@@ -129,14 +129,14 @@ class MasterHooks:
         self, checkpoint_id: int, states: Sequence[MasterState], *, allow_non_restored_state: bool = False
     ) -> None:
         """
-        Give every hook the data that it saved in a checkpoint, or none.
+        Restore the data of every hook from a checkpoint.
 
-        :param allow_non_restored_state: Whether data may be left that no hook asks for.
-        :raises CoordinatorError: if data is left, cannot be read, or a hook fails.
+        :param allow_non_restored_state: Whether to drop data that has no hook.
+        :raises CoordinatorError: if data has no hook or cannot be read, or if a hook fails.
         """
         hooks = self._snapshot()
         _require_matched(hooks, states, allow_non_restored_state)
-        # All of it is read before anybody acts on any of it: a half restored job is worse than none.
+        # All data is deserialized before the first hook is restored, which avoids a partly restored job.
         data = {s.name: _deserialized(hooks[s.name], s) for s in states if s.name in hooks}
         for identifier, hook in hooks.items():
             try:
@@ -149,9 +149,9 @@ class MasterHooks:
 
     def reset(self) -> None:
         """
-        Tell every hook that there is no checkpoint.
+        Reset every hook.
 
-        :raises CoordinatorError: if one of them fails.
+        :raises CoordinatorError: if a hook fails.
         """
         for identifier, hook in self._snapshot().items():
             try:
@@ -162,7 +162,7 @@ class MasterHooks:
                 ) from error
 
     def close(self) -> None:
-        """Close every hook once; one that fails is logged and keeps none of the others open."""
+        """Close every hook once; a failure is logged, and the other hooks are closed."""
         with self._lock:
             closing, self._hooks = self._hooks, {}
         for identifier, hook in closing.items():
@@ -228,8 +228,8 @@ def _deserialized(hook: MasterTriggerRestoreHook[Any], state: MasterState) -> An
             f"serializer that reads that version."
         ) from error
     raise CoordinatorError(
-        f"Expected a serializer of master hook {state.name!r}, of which the checkpoint has data, found none; return one "
-        f"from create_checkpoint_data_serializer."
+        f"Expected a serializer of master hook {state.name!r} for its data in the checkpoint, found none; return one from "
+        f"create_checkpoint_data_serializer."
     )
 
 
@@ -237,9 +237,9 @@ def _require_matched(
     hooks: dict[str, MasterTriggerRestoreHook[Any]], states: Sequence[MasterState], allow_non_restored_state: bool
 ) -> None:
     names = [state.name for state in states]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise CoordinatorError(f"Expected data of each master hook once, found it twice for {', '.join(twice)}.")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise CoordinatorError(f"Expected data of each master hook once, found it twice for {', '.join(duplicates)}.")
     unmatched = sorted(set(names) - hooks.keys())
     if not unmatched:
         return
@@ -248,10 +248,10 @@ def _require_matched(
             f"Expected a master hook for all data of the checkpoint, found none for {', '.join(unmatched)}; add the hooks, "
             f"or set allow_non_restored_state."
         )
-    log.warning("Data of the checkpoint is dropped, for there is no master hook: %s", ", ".join(unmatched))
+    log.warning("Dropped data of the checkpoint without a master hook: %s", ", ".join(unmatched))
 
 
 def _trigger_failure(identifier: str, error: Exception) -> CoordinatorError:
     return CoordinatorError(
-        f"Expected master hook {identifier!r} to save its data, found {error!r}; the checkpoint is given up."
+        f"Expected master hook {identifier!r} to save its data, found {error!r}; the checkpoint is aborted."
     )

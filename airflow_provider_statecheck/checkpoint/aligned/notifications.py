@@ -1,4 +1,9 @@
-"""Messages to tasks about a checkpoint's end, and their replies."""
+"""
+Messages between the coordinator and tasks: notifications, acknowledgements and declines.
+
+Notifications are sent at most once and may be lost. Receivers treat a completion as the completion of all earlier
+checkpoints; :class:`CompletionTracker` implements this.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ REMEMBERED_CHECKPOINTS = 1000
 
 
 class NotificationKind(StrEnum):
-    """What a task is told of a checkpoint."""
+    """The kind of a notification."""
 
     COMPLETE = "complete"
     ABORTED = "aborted"
@@ -32,78 +37,79 @@ class NotificationKind(StrEnum):
 
 class CheckpointNotifier:
     """
-    Tells each task at most once of each end of a checkpoint.
+    Notifies tasks of the end of a checkpoint, each at most once.
 
-    A task that fails when it is told of an abort, or that nothing restores from a checkpoint any more, goes on; one that
-    fails when it is told of a completion has not committed what it should, and is failed. What was not delivered is not
-    told again, so receivers take a completion for that of the earlier checkpoints too.
+    An error on an abort or a subsumption is logged. An error on a completion fails the task, because it has not committed
+    its output.
 
-    :param executor: What calls the tasks; never the caller's own thread while it holds a lock.
-    :param fail_task: What is done with a task that failed when it was told of a completion.
+    :param executor: The executor that calls the tasks; it must not run calls in a thread that holds a lock.
+    :param fail_task: The callback that fails a task after an error on a completion.
     """
 
     def __init__(self, executor: Executor, fail_task: Callable[[ExecutionTask, Exception], None]) -> None:
         self._executor = executor
         self._fail_task = fail_task
         self._lock = Lock()
-        self._told: OrderedDict[int, set[tuple[NotificationKind, str, str]]] = OrderedDict()
+        self._notified: OrderedDict[int, set[tuple[NotificationKind, str, str]]] = OrderedDict()
 
     def notify_complete(
         self, tasks: Iterable[ExecutionTask], checkpoint_id: int, timestamp: datetime, last_subsumed_id: int = -1
     ) -> None:
-        """Tell tasks that a checkpoint is complete, and which one was discarded for it, -1 for none."""
-        for task in self._untold(NotificationKind.COMPLETE, checkpoint_id, tasks):
+        """Notify tasks of a completed checkpoint and the id of the one discarded for it, -1 for none."""
+        for task in self._not_yet_notified(NotificationKind.COMPLETE, checkpoint_id, tasks):
             call = partial(task.notify_checkpoint_complete, checkpoint_id, timestamp, last_subsumed_id)
             self._submit(partial(self._complete, task, checkpoint_id, call))
 
     def notify_aborted(
         self, tasks: Iterable[ExecutionTask], checkpoint_id: int, latest_completed_id: int, timestamp: datetime
     ) -> None:
-        """Tell tasks that a checkpoint will never be complete, and which one is the latest, -1 for none."""
-        for task in self._untold(NotificationKind.ABORTED, checkpoint_id, tasks):
+        """Notify tasks of an aborted checkpoint and the id of the latest completed one, -1 for none."""
+        for task in self._not_yet_notified(NotificationKind.ABORTED, checkpoint_id, tasks):
             call = partial(task.notify_checkpoint_aborted, checkpoint_id, latest_completed_id, timestamp)
             self._submit(partial(_tolerate, NotificationKind.ABORTED, task, checkpoint_id, call))
 
     def notify_subsumed(self, tasks: Iterable[ExecutionTask], checkpoint_id: int) -> None:
-        """Tell tasks that nothing restores from a checkpoint any more."""
-        for task in self._untold(NotificationKind.SUBSUMED, checkpoint_id, tasks):
+        """Notify tasks of a subsumed checkpoint, which no restore uses any more."""
+        for task in self._not_yet_notified(NotificationKind.SUBSUMED, checkpoint_id, tasks):
             call = partial(task.notify_checkpoint_subsumed, checkpoint_id)
             self._submit(partial(_tolerate, NotificationKind.SUBSUMED, task, checkpoint_id, call))
 
-    def _untold(
+    def _not_yet_notified(
         self, kind: NotificationKind, checkpoint_id: int, tasks: Iterable[ExecutionTask]
     ) -> list[ExecutionTask]:
-        untold = []
+        pending = []
         with self._lock:
-            told = self._told.setdefault(checkpoint_id, set())
+            notified = self._notified.setdefault(checkpoint_id, set())
             for task in tasks:
                 key = (kind, task.operator_id, task.attempt_id)
-                if key not in told:
-                    told.add(key)
-                    untold.append(task)
-            while len(self._told) > REMEMBERED_CHECKPOINTS:
-                self._told.popitem(last=False)
-        return untold
+                if key not in notified:
+                    notified.add(key)
+                    pending.append(task)
+            while len(self._notified) > REMEMBERED_CHECKPOINTS:
+                self._notified.popitem(last=False)
+        return pending
 
     def _submit(self, call: Callable[[], None]) -> None:
         try:
             self._executor.submit(call)
         except RuntimeError as error:
-            # An executor that was shut down takes nothing; receivers are made for notifications that are lost.
-            log.warning("Tasks are not told how a checkpoint ended: %s", error)
+            # The executor was shut down. Receivers tolerate lost notifications.
+            log.warning("A notification of the end of a checkpoint was not sent: %s", error)
 
     def _complete(self, task: ExecutionTask, checkpoint_id: int, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:
-            log.exception("Operator %s failed when it was told that checkpoint %s is complete", task.uid, checkpoint_id)
+            log.exception(
+                "Operator %s failed on the notification that checkpoint %s is complete", task.uid, checkpoint_id
+            )
             self._fail(task, error)
 
     def _fail(self, task: ExecutionTask, error: Exception) -> None:
         try:
             self._fail_task(task, error)
         except Exception:
-            # The executor would keep the error in a future that nobody reads.
+            # The executor would store the error in a future that is never read.
             log.exception("Operator %s could not be failed", task.uid)
 
 
@@ -112,7 +118,7 @@ def _tolerate(kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, c
         call()
     except Exception:
         log.warning(
-            "Operator %s failed when it was told that checkpoint %s is %s; it goes on",
+            "Operator %s failed on the notification that checkpoint %s is %s; it continues",
             task.uid,
             checkpoint_id,
             kind.value,
@@ -122,33 +128,33 @@ def _tolerate(kind: NotificationKind, task: ExecutionTask, checkpoint_id: int, c
 
 class CompletionTracker:
     """
-    Tells a receiver which of its snapshots an end of a checkpoint is about, each of them once.
+    Tracks the open snapshots of a receiver and reports the end of each once.
 
-    A completion stands for that of all earlier checkpoints, since theirs may have been lost. A receiver whose later
-    snapshots carry on what an aborted one had staged does not pass aborts on: the next completion covers it.
+    A completion includes all earlier checkpoints, because their notifications may have been lost. A receiver whose later
+    snapshots include the staged output of an aborted one must not report aborts; the next completion covers it.
 
-    :param latest_completed_id: The checkpoint that the receiver was restored from, 0 for none.
+    :param latest_completed_id: The id of the checkpoint that the receiver was restored from, 0 for none.
     """
 
     def __init__(self, latest_completed_id: int = 0) -> None:
         self.latest_completed_id = latest_completed_id
-        """The latest checkpoint known to be complete."""
+        """The id of the latest completed checkpoint."""
         self._open: set[int] = set()
 
     def took(self, checkpoint_id: int) -> None:
-        """Note that the receiver has saved its part of a checkpoint; one that is known to be over is not noted."""
+        """Record a snapshot of the receiver, unless a later checkpoint is already complete."""
         if checkpoint_id > self.latest_completed_id:
             self._open.add(checkpoint_id)
 
     def complete(self, checkpoint_id: int) -> tuple[int, ...]:
-        """Return the snapshots that are complete with this one and were not before, the oldest first."""
+        """Record a completed checkpoint and return the snapshots that it completes, oldest first."""
         self.latest_completed_id = max(self.latest_completed_id, checkpoint_id)
         completed = tuple(sorted(taken for taken in self._open if taken <= checkpoint_id))
         self._open.difference_update(completed)
         return completed
 
     def aborted(self, checkpoint_id: int) -> bool:
-        """Tell whether a snapshot is to be thrown away now; not if it was before, or was never taken, or is complete."""
+        """Record an aborted checkpoint and return whether it had an open snapshot, which must be discarded."""
         if checkpoint_id not in self._open:
             return False
         self._open.remove(checkpoint_id)
@@ -157,22 +163,22 @@ class CompletionTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeMessage:
-    """The part that one operator has in a checkpoint; its bytes are on storage before this is sent."""
+    """Acknowledgement of a checkpoint by one operator; its state must be on storage before it is sent."""
 
     job_id: JobId
     attempt_id: str
-    """Which try of the operator's task answers."""
+    """The attempt of the operator's task."""
     checkpoint_id: int
     metrics: dict[str, int] = field(default_factory=dict)
     state: OperatorState | None = None
-    """The state of all its subtasks, ``None`` for an operator without state."""
+    """The state of all subtasks, ``None`` for an operator without state."""
     finished_subtasks: frozenset[int] = frozenset()
-    """Subtasks that had ended before the checkpoint."""
+    """The indexes of subtasks that had ended before the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclineMessage:
-    """An operator will not take its part of a checkpoint."""
+    """Refusal of a checkpoint by one operator."""
 
     job_id: JobId
     attempt_id: str

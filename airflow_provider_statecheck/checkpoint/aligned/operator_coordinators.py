@@ -1,4 +1,4 @@
-"""State of operator coordinators, saved before their tasks are triggered."""
+"""Operator coordinators, whose state is saved before the tasks are triggered."""
 
 from __future__ import annotations
 
@@ -19,68 +19,68 @@ NO_CHECKPOINT = -1
 
 
 class OperatorCoordinatorRestoreMode(StrEnum):
-    """What a restore does with the coordinators of operators."""
+    """How a restore treats operator coordinators."""
 
     RESTORE_OR_RESET = "restore_or_reset"
-    """The whole job goes back: to the checkpoint, or to the beginning if there is none."""
+    """Restore the checkpoint, or reset to the initial state if there is none."""
     RESTORE_IF_CHECKPOINT_PRESENT = "restore_if_checkpoint_present"
-    """The job starts: there is nothing to go back from."""
+    """Restore the checkpoint; without one, do nothing."""
     SKIP = "skip"
-    """Only some tasks go back; their coordinators are told elsewhere."""
+    """Do nothing, because only some tasks are restored and their coordinators are reset separately."""
 
 
 class OperatorCoordinatorContext(Protocol):
     """
-    The coordinator of one operator, as the one of checkpoints sees it.
+    The coordinator of one operator, as seen by the checkpoint coordinator.
 
-    ``checkpoint`` is followed by ``notify_checkpoint_complete``, ``notify_checkpoint_aborted`` or, if not all could begin,
-    ``abort_current_triggering``.
+    ``checkpoint`` is followed by ``notify_checkpoint_complete``, ``notify_checkpoint_aborted`` or, if the checkpoint could
+    not be triggered, ``abort_current_triggering``.
     """
 
     @property
     def operator_id(self) -> OperatorId:
-        """Return whose coordinator it is."""
+        """Return the operator."""
         ...
 
     def checkpoint(self, checkpoint_id: int, result: Future[bytes | None]) -> None:
-        """Save its state: set the result to it, to ``None`` for none, or to an error; now or later."""
+        """Complete the future, now or later, with the state, ``None`` for no state, or an error."""
         ...
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Take note that a checkpoint, and with it every earlier one, is complete."""
+        """Handle the completion of a checkpoint, which includes all earlier ones."""
         ...
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Take note that a checkpoint will never be complete."""
+        """Handle the abort of a checkpoint."""
         ...
 
     def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        """Go back to a checkpoint, or to the beginning for ``NO_CHECKPOINT``."""
+        """Restore the state of a checkpoint, or the initial state for ``NO_CHECKPOINT``."""
         ...
 
     def abort_current_triggering(self) -> None:
-        """Give up what ``checkpoint`` began, for the tasks will not be told of it."""
+        """Cancel the last ``checkpoint``, because its tasks are not triggered."""
         ...
 
 
 class OperatorCoordinators:
-    """The coordinators of all operators that have one."""
+    """The operator coordinators of a job."""
 
     def __init__(self, contexts: Sequence[OperatorCoordinatorContext] = ()) -> None:
         self._contexts = tuple(contexts)
 
     @property
     def operator_ids(self) -> tuple[OperatorId, ...]:
-        """Return the operators that have one."""
+        """Return the operators that have a coordinator."""
         return tuple(context.operator_id for context in self._contexts)
 
     def checkpoint(self, checkpoint_id: int, timeout: timedelta | None = None) -> dict[OperatorId, bytes | None]:
         """
-        Have each of them save its state, and wait for them.
+        Save the state of every coordinator and wait for the results.
 
-        :param timeout: How long to wait for each.
-        :return: The state by operator, ``None`` for none.
-        :raises CoordinatorError: if one of them fails; its cause is that failure, and all have given up.
+        :param timeout: The longest wait for each coordinator, ``None`` for no limit.
+        :return: The state by operator, ``None`` for an operator without state.
+        :raises CoordinatorError: if a coordinator fails, with its error as the cause; all of them are canceled.
         """
         try:
             return self._saved(checkpoint_id, timeout)
@@ -89,15 +89,15 @@ class OperatorCoordinators:
             raise
 
     def abort_current_triggering(self) -> None:
-        """Have each of them give up what it began; one that fails is logged."""
+        """Cancel the current checkpoint of every coordinator; failures are logged."""
         for context in self._contexts:
-            _tolerate(context, "give up a checkpoint", context.abort_current_triggering)
+            _tolerate(context, "cancel a checkpoint", context.abort_current_triggering)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """
-        Tell all of them that a checkpoint is complete.
+        Notify every coordinator of a completed checkpoint.
 
-        :raises CoordinatorError: if one of them failed, when all have been told; its job has to be failed.
+        :raises CoordinatorError: if a coordinator failed, after all have been called; the job must be failed.
         """
         failures = []
         for context in self._contexts:
@@ -106,13 +106,13 @@ class OperatorCoordinators:
             except Exception as error:
                 failures.append((context.operator_id, error))
         if failures:
-            raise _failure(*failures[0], f"take note that checkpoint {checkpoint_id} is complete") from failures[0][1]
+            raise _failure(*failures[0], f"handle that checkpoint {checkpoint_id} is complete") from failures[0][1]
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Tell all of them that a checkpoint will never be complete; one that fails is logged."""
+        """Notify every coordinator of an aborted checkpoint; failures are logged."""
         for context in self._contexts:
             call = partial(context.notify_checkpoint_aborted, checkpoint_id)
-            _tolerate(context, "take note of an abort", call)
+            _tolerate(context, "handle an abort", call)
 
     def restore(
         self,
@@ -121,11 +121,11 @@ class OperatorCoordinators:
         states: Mapping[OperatorId, bytes] | None = None,
     ) -> None:
         """
-        Take them back to a checkpoint, or to the beginning if there is none and the mode says so.
+        Restore every coordinator to a checkpoint, or to its initial state, according to the mode.
 
         :param checkpoint_id: The restored checkpoint, ``NO_CHECKPOINT`` for none.
-        :param states: What they saved in it, by operator.
-        :raises CoordinatorError: if one of them fails.
+        :param states: The saved states by operator.
+        :raises CoordinatorError: if a coordinator fails.
         """
         only_with_checkpoint = mode is OperatorCoordinatorRestoreMode.RESTORE_IF_CHECKPOINT_PRESENT
         if mode is OperatorCoordinatorRestoreMode.SKIP or (only_with_checkpoint and checkpoint_id == NO_CHECKPOINT):
@@ -134,7 +134,7 @@ class OperatorCoordinators:
             try:
                 context.reset_to_checkpoint(checkpoint_id, (states or {}).get(context.operator_id))
             except Exception as error:
-                raise _failure(context.operator_id, error, "go back to a checkpoint") from error
+                raise _failure(context.operator_id, error, "restore a checkpoint") from error
 
     def _saved(self, checkpoint_id: int, timeout: timedelta | None) -> dict[OperatorId, bytes | None]:
         started: dict[OperatorId, Future[bytes | None]] = {}

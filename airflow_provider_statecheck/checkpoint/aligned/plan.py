@@ -1,4 +1,4 @@
-"""Participants of an aligned checkpoint: Flink's ``CheckpointPlan``."""
+"""Plan of the tasks in an aligned checkpoint: Flink's ``CheckpointPlan``."""
 
 from __future__ import annotations
 
@@ -17,105 +17,105 @@ if TYPE_CHECKING:
 
 
 class ExecutionStatus(StrEnum):
-    """Where the task of an operator stands."""
+    """The status of an operator's task."""
 
     NOT_STARTED = "not_started"
-    """Its turn has not come: something upstream still runs."""
+    """The task waits for an upstream task."""
     STARTING = "starting"
-    """It was started and has not restored its state yet."""
+    """The task was started and has not restored its state yet."""
     RUNNING = "running"
     FINISHED = "finished"
-    """It came to its end."""
+    """The task ended successfully."""
     CANCELED = "canceled"
     FAILED = "failed"
 
 
 class ExecutionTask(Protocol):
     """
-    The task that runs one operator, as the coordinator sees it.
+    The task of one operator, as seen by the coordinator.
 
-    What ``trigger_checkpoint`` asks for is answered by an acknowledgement or a decline; each notification may be lost, so
-    a later one stands for it.
+    A task answers ``trigger_checkpoint`` with an acknowledgement or a decline. Notifications may be lost; a later
+    completion includes the earlier ones.
     """
 
     @property
     def operator_id(self) -> OperatorId:
-        """Return which operator it runs."""
+        """Return the id of the operator."""
         ...
 
     @property
     def uid(self) -> str:
-        """Return the operator's uid."""
+        """Return the uid of the operator."""
         ...
 
     @property
     def name(self) -> str:
-        """Return the operator's name, for people."""
+        """Return the display name of the operator."""
         ...
 
     @property
     def parallelism(self) -> int:
-        """Return how many subtasks it has."""
+        """Return the number of subtasks."""
         ...
 
     @property
     def max_parallelism(self) -> int:
-        """Return how many key groups its state has."""
+        """Return the number of key groups."""
         ...
 
     @property
     def attempt_id(self) -> str:
-        """Return which try it is; no other has the same."""
+        """Return the unique id of the task's attempt."""
         ...
 
     @property
     def status(self) -> ExecutionStatus:
-        """Return where it stands now."""
+        """Return the current status."""
         ...
 
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
-        """Ask it to take its part of a checkpoint; being asked twice is being asked once."""
+        """Request a snapshot; a repeated call has no effect."""
         ...
 
     def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
-        """Say that a checkpoint is complete, and which one was discarded for it, -1 for none."""
+        """Handle a completed checkpoint and the id of the one discarded for it, -1 for none."""
         ...
 
     def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
-        """Say that a checkpoint will never be complete, and which one is the latest, -1 for none."""
+        """Handle an aborted checkpoint and the id of the latest completed one, -1 for none."""
         ...
 
     def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        """Say that nothing restores from a checkpoint any more."""
+        """Handle a subsumed checkpoint, which no restore uses any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """Who takes part in one checkpoint, as things stood when it was triggered."""
+    """The tasks of one checkpoint by role, at the time it was triggered."""
 
     tasks_to_trigger: tuple[ExecutionTask, ...]
-    """Those that are told to begin."""
+    """The tasks to trigger."""
     tasks_to_wait_for: tuple[ExecutionTask, ...]
-    """Those that have to acknowledge; never empty."""
+    """The tasks that must acknowledge; never empty."""
     tasks_to_commit_to: tuple[ExecutionTask, ...]
-    """Those that are told how it ended."""
+    """The tasks to notify of the end of the checkpoint."""
     finished_tasks: tuple[ExecutionTask, ...] = ()
-    """Those that ended before and count as acknowledged."""
+    """The tasks that had finished and count as acknowledged."""
     fully_finished_operators: frozenset[OperatorId] = frozenset()
-    """Operators of which every task has ended; the checkpoint says so."""
+    """The operators whose tasks have all finished; the checkpoint records them."""
     not_started: tuple[ExecutionTask, ...] = ()
-    """Those whose turn has not come; they keep the state they were restored with."""
+    """The tasks that have not started; the checkpoint contains the state they would be restored with."""
 
 
 class CheckpointPlanCalculator:
     """
-    Makes the plan of each checkpoint from where the tasks stand.
+    Calculates the plan of each checkpoint from the statuses of the tasks.
 
-    :param tasks_to_trigger: Tasks that are told to begin, as long as they run.
-    :param tasks_to_wait_for: Tasks without which there is no checkpoint.
-    :param tasks_to_commit_to: Tasks that are told how it ended.
-    :param allow_after_tasks_finished: Whether a checkpoint may be taken when some tasks have come to their end.
+    :param tasks_to_trigger: The tasks to trigger while they run.
+    :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
+    :param tasks_to_commit_to: The tasks to notify of the end of a checkpoint.
+    :param allow_after_tasks_finished: Whether checkpoints may be taken after some tasks have finished.
     """
 
     def __init__(
@@ -132,48 +132,47 @@ class CheckpointPlanCalculator:
 
     def calculate(self) -> CheckpointPlan:
         """
-        Return who takes part in a checkpoint that is triggered now.
+        Return the plan of a checkpoint that is triggered now.
 
-        :raises CheckpointException: ``NOT_ALL_REQUIRED_TASKS_RUNNING`` if a task is in no state to take part, or none runs.
+        :raises CheckpointException: ``NOT_ALL_REQUIRED_TASKS_RUNNING`` if the status of a task does not allow a checkpoint,
+            or no task is running.
         """
-        # Each task is asked once: one that ends in between must not be in two parts of the plan.
-        stand = {_key(task): task.status for task in (*self._to_trigger, *self._to_wait_for, *self._to_commit_to)}
-        self._require_ready(stand)
+        # Each status is read once: a task that ends meanwhile must not have two roles in the plan.
+        statuses = {_key(task): task.status for task in (*self._to_trigger, *self._to_wait_for, *self._to_commit_to)}
+        self._require_ready(statuses)
         plan = CheckpointPlan(
-            tasks_to_trigger=self._triggered(stand),
-            tasks_to_wait_for=_of(self._to_wait_for, stand, ExecutionStatus.RUNNING),
-            tasks_to_commit_to=_of(self._to_commit_to, stand, ExecutionStatus.RUNNING),
-            finished_tasks=_of(self._to_wait_for, stand, ExecutionStatus.FINISHED),
-            fully_finished_operators=self._fully_finished(stand),
-            not_started=_of(self._to_wait_for, stand, ExecutionStatus.NOT_STARTED),
+            tasks_to_trigger=self._tasks_to_trigger(statuses),
+            tasks_to_wait_for=_with_status(self._to_wait_for, statuses, ExecutionStatus.RUNNING),
+            tasks_to_commit_to=_with_status(self._to_commit_to, statuses, ExecutionStatus.RUNNING),
+            finished_tasks=_with_status(self._to_wait_for, statuses, ExecutionStatus.FINISHED),
+            fully_finished_operators=self._fully_finished(statuses),
+            not_started=_with_status(self._to_wait_for, statuses, ExecutionStatus.NOT_STARTED),
         )
         if not plan.tasks_to_wait_for:
-            _refuse(
-                "Expected a running task that takes part in the checkpoint, found none; there is nothing to checkpoint."
-            )
+            _refuse("Expected a running task in the checkpoint, found none; there is nothing to checkpoint.")
         return plan
 
-    def _require_ready(self, stand: dict[_Key, ExecutionStatus]) -> None:
+    def _require_ready(self, statuses: dict[_Key, ExecutionStatus]) -> None:
         allowed = {ExecutionStatus.RUNNING, ExecutionStatus.NOT_STARTED}
         if self._allow_after_tasks_finished:
             allowed.add(ExecutionStatus.FINISHED)
         for task in (*self._to_trigger, *self._to_wait_for):
-            status = stand[_key(task)]
+            status = statuses[_key(task)]
             if status not in allowed:
                 _refuse(
                     f"Expected the task of operator {task.uid!r} to be {' or '.join(sorted(allowed))}, found attempt "
                     f"{task.attempt_id!r} {status.value}; try again when it runs."
                 )
 
-    def _triggered(self, stand: dict[_Key, ExecutionStatus]) -> tuple[ExecutionTask, ...]:
-        running = _of(self._to_trigger, stand, ExecutionStatus.RUNNING)
+    def _tasks_to_trigger(self, statuses: dict[_Key, ExecutionStatus]) -> tuple[ExecutionTask, ...]:
+        running = _with_status(self._to_trigger, statuses, ExecutionStatus.RUNNING)
         if len(running) == len(_distinct(self._to_trigger)):
             return running
-        # A task that is not there passes nothing on, so those behind it are told as well.
-        return _distinct((*running, *_of(self._to_wait_for, stand, ExecutionStatus.RUNNING)))
+        # A source task that does not run forwards no barrier, so its downstream tasks are triggered directly.
+        return _distinct((*running, *_with_status(self._to_wait_for, statuses, ExecutionStatus.RUNNING)))
 
-    def _fully_finished(self, stand: dict[_Key, ExecutionStatus]) -> frozenset[OperatorId]:
-        unfinished = {t.operator_id for t in self._to_wait_for if stand[_key(t)] is not ExecutionStatus.FINISHED}
+    def _fully_finished(self, statuses: dict[_Key, ExecutionStatus]) -> frozenset[OperatorId]:
+        unfinished = {t.operator_id for t in self._to_wait_for if statuses[_key(t)] is not ExecutionStatus.FINISHED}
         return frozenset(task.operator_id for task in self._to_wait_for) - unfinished
 
 
@@ -188,10 +187,10 @@ def _distinct(tasks: Iterable[ExecutionTask]) -> tuple[ExecutionTask, ...]:
     return tuple({_key(task): task for task in tasks}.values())
 
 
-def _of(
-    tasks: Iterable[ExecutionTask], stand: dict[_Key, ExecutionStatus], status: ExecutionStatus
+def _with_status(
+    tasks: Iterable[ExecutionTask], statuses: dict[_Key, ExecutionStatus], status: ExecutionStatus
 ) -> tuple[ExecutionTask, ...]:
-    return _distinct(task for task in tasks if stand[_key(task)] is status)
+    return _distinct(task for task in tasks if statuses[_key(task)] is status)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Decides which requested checkpoint is triggered next: Flink's ``CheckpointRequestDecider``."""
+"""Queue policy for requested checkpoints: Flink's ``CheckpointRequestDecider``."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ MAX_QUEUED_REQUESTS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What happens to a request on its arrival."""
+    """The decision on a new request."""
 
     accepted: bool
-    """Whether it may join the queue; if not, it fails with ``TOO_MANY_CHECKPOINT_REQUESTS``."""
+    """Whether the request may join the queue; otherwise it fails with ``TOO_MANY_CHECKPOINT_REQUESTS``."""
     dropped: tuple[SnapshotRequest, ...] = ()
-    """Queued ones that give way to it and fail with the same reason."""
+    """The queued requests that it replaces, which fail with the same reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is done with the queue now; if nothing is said, everybody waits for the next event."""
+    """The decision on the queue; an empty choice waits for the next event."""
 
     run: SnapshotRequest | None = None
-    """Its checkpoint is to be triggered."""
+    """The request to trigger now."""
     dropped: tuple[SnapshotRequest, ...] = ()
-    """Those that come too early and fail with ``MINIMUM_TIME_BETWEEN_CHECKPOINTS``."""
+    """The requests that are too early and fail with ``MINIMUM_TIME_BETWEEN_CHECKPOINTS``."""
     retry_in: timedelta | None = None
-    """After which time the periodic trigger is to fire again."""
+    """The delay after which the periodic trigger must fire again."""
 
 
 class CheckpointRequestDecider:
     """
-    Decides by the queue and by what is in progress.
+    Decides on requests from the queue and the work in progress.
 
-    ``admit`` is asked on each arrival; ``choose`` after each arrival and whenever a trigger, a checkpoint or a cleaning
-    has come to its end.
+    Call ``admit`` for each new request. Call ``choose`` after it, and after a trigger, a checkpoint or a cleaning has
+    ended.
 
-    :param max_concurrent: How many checkpoints may be pending at once, 1 or more; a forced one takes no heed of it.
-    :param min_pause: What lies between the end of a checkpoint and the start of a periodic one at least.
-    :param max_queued: How many requests may wait, 1 or more.
-    :raises InvalidConfigurationError: for a number out of its range.
+    :param max_concurrent: The largest number of pending checkpoints, at least 1; forced checkpoints ignore it.
+    :param min_pause: The shortest time between the end of a checkpoint and the start of a periodic one.
+    :param max_queued: The largest number of queued requests, at least 1.
+    :raises InvalidConfigurationError: if a value is out of range.
     """
 
     def __init__(self, max_concurrent: int, min_pause: timedelta, max_queued: int = MAX_QUEUED_REQUESTS) -> None:
@@ -57,10 +57,10 @@ class CheckpointRequestDecider:
 
     def admit(self, queue: Sequence[SnapshotRequest], new: SnapshotRequest) -> Admission:
         """
-        Tell whether a request may join the queue, and who has to leave it.
+        Return whether a request may join the queue, and the requests that it replaces.
 
-        :param queue: The open requests; those whose checkpoint was triggered take no place.
-        :param new: The request; with the key of a queued one it is that one, asked for again.
+        :param queue: The open requests; requests that are already running do not count.
+        :param new: The new request; a request with a queued key is a repetition and is accepted.
         """
         queued = in_order(queue)
         if any(request.request_key == new.request_key for request in queued):
@@ -81,14 +81,14 @@ class CheckpointRequestDecider:
         now: datetime,
     ) -> Choice:
         """
-        Choose the request whose checkpoint is triggered now.
+        Choose the request to trigger now.
 
-        :param queue: The open requests; those whose checkpoint was triggered are left alone.
-        :param is_triggering: Whether another one is being triggered.
-        :param pending_count: How many checkpoints are pending.
-        :param cleanings: How many checkpoints are being deleted.
-        :param last_completed_at: When the last checkpoint was completed, if any was.
-        :param now: The time by the clock that dated ``last_completed_at``.
+        :param queue: The open requests; requests that are already running are ignored.
+        :param is_triggering: Whether another checkpoint is being triggered.
+        :param pending_count: The number of pending checkpoints.
+        :param cleanings: The number of checkpoints that are being deleted.
+        :param last_completed_at: The completion time of the last checkpoint, ``None`` if there is none.
+        :param now: The current time of the clock that set ``last_completed_at``.
         """
         queued = in_order(queue)
         if is_triggering or not queued or cleanings > self._max_concurrent:
@@ -97,7 +97,7 @@ class CheckpointRequestDecider:
         if pending_count >= self._max_concurrent and not head.properties.force:
             return Choice()
         remaining = self._remaining_pause(last_completed_at, now)
-        if _keeps_the_pause(head) and remaining > timedelta(0):
+        if _respects_min_pause(head) and remaining > timedelta(0):
             return Choice(dropped=(head,), retry_in=remaining)
         return Choice(run=head)
 
@@ -106,13 +106,13 @@ class CheckpointRequestDecider:
 
 
 def in_order(queue: Sequence[SnapshotRequest]) -> list[SnapshotRequest]:
-    """Return the queued requests: savepoints, then forced ones, then what a user asked for, each the oldest first."""
+    """Return the queued requests: savepoints, forced, requested by users, then periodic ones, each oldest first."""
     return sorted((request for request in queue if request.status is RequestStatus.QUEUED), key=_rank)
 
 
 def _rank(request: SnapshotRequest) -> tuple[bool, bool, bool, datetime, str]:
     properties = request.properties
-    # The key settles which of two equally old ones is first, so that every coordinator chooses the same.
+    # The key orders requests of equal age, and every coordinator makes the same choice.
     return (
         not properties.is_savepoint,
         not properties.force,
@@ -122,5 +122,5 @@ def _rank(request: SnapshotRequest) -> tuple[bool, bool, bool, datetime, str]:
     )
 
 
-def _keeps_the_pause(request: SnapshotRequest) -> bool:
+def _respects_min_pause(request: SnapshotRequest) -> bool:
     return request.is_periodic and not request.properties.force and not request.properties.is_savepoint

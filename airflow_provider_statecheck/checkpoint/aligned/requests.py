@@ -30,15 +30,15 @@ from airflow_provider_statecheck.exceptions import (
 )
 
 
-class Requesting:
+class RequestQueue:
     """
     Takes requests for checkpoints.
 
-    :param parts: What the coordinator is made of.
+    :param components: The components of the coordinator.
     """
 
-    def __init__(self, parts: CoordinatorComponents) -> None:
-        self._parts = parts
+    def __init__(self, components: CoordinatorComponents) -> None:
+        self._components = components
 
     def ask(
         self, request_key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
@@ -49,12 +49,12 @@ class Requesting:
         Where the queue is full, it or the least important one fails at once.
         """
         error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             known = tx.request(request_key)
             if known is not None:
                 return known
             request = SnapshotRequest(
-                job_id=self._parts.leader.job_id,
+                job_id=self._components.leader.job_id,
                 request_key=request_key,
                 operator_id=ALIGNED_OPERATOR_ID,
                 properties=properties,
@@ -62,14 +62,14 @@ class Requesting:
                 is_periodic=is_periodic,
                 requested_at=tx.now,
             )
-            admission = self._parts.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), request)
+            admission = self._components.decider.admit(tx.open_requests(ALIGNED_OPERATOR_ID), request)
             refused = admission.dropped if admission.accepted else (*admission.dropped, request)
             if admission.accepted:
                 tx.save_request(request)
             for each in refused:
                 transitions.fail_request(tx, each, error)
         for each in refused:
-            self._parts.count_failure(error, properties=each.properties)
+            self._components.count_failure(error, properties=each.properties)
         return request
 
 
@@ -199,7 +199,7 @@ class CheckpointFuture:
         """
         if self._ended is None:
             with as_checkpoint_exception():
-                found = self._look()
+                found = self._find_outcome()
             if found is not None:
                 self._end(found)
         return self._ended is not None
@@ -237,7 +237,7 @@ class CheckpointFuture:
             if self._ended is None:
                 self._callbacks.append(callback)
                 return
-        _tell(callback, self)
+        _run_callback(callback, self)
 
     def _wait(self, timeout: float | None) -> CheckpointRecord | CheckpointException:
         deadline = None if timeout is None else self._waiter.monotonic() + timeout
@@ -248,7 +248,7 @@ class CheckpointFuture:
             self._waiter.wait(remaining)
         return self._ended
 
-    def _look(self) -> CheckpointRecord | CheckpointException | None:
+    def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
         request = self._jobs.request(self._job_id, self.request_key)
         if request is None:
             return _forgotten(f"There is no request {self.request_key}; it was never made, or its row was pruned.")
@@ -267,14 +267,14 @@ class CheckpointFuture:
             self._ended = ended
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            _tell(callback, self)
+            _run_callback(callback, self)
 
 
 def failure_of(request: SnapshotRequest) -> CheckpointException:
     """Return why a request failed."""
     reason = CheckpointFailureReason(request.failure_reason or CheckpointFailureReason.UNSPECIFIED)
-    said = request.failure_message
-    cause = RuntimeError(said) if said and said != reason.message else None
+    message = request.failure_message
+    cause = RuntimeError(message) if message and message != reason.message else None
     return CheckpointException(reason, cause, checkpoint_id=request.checkpoint_id)
 
 
@@ -282,7 +282,7 @@ def _forgotten(why: str) -> CheckpointException:
     return CheckpointException(CheckpointFailureReason.UNSPECIFIED, CheckpointNotFoundError(why))
 
 
-def _tell(callback: Callable[[CheckpointFuture], object], future: CheckpointFuture) -> None:
+def _run_callback(callback: Callable[[CheckpointFuture], object], future: CheckpointFuture) -> None:
     try:
         callback(future)
     except Exception:
@@ -330,7 +330,7 @@ class StopWithSavepoint:
         :param pointer: Where it is.
         :param error: Why there is none.
         :raises InvalidConfigurationError: unless exactly one of them is given.
-        :raises CoordinatorError: if that was said before.
+        :raises CoordinatorError: if that was message before.
         """
         if (pointer is None) == (error is None):
             raise InvalidConfigurationError("Expected either a savepoint or an error, found both or neither.")
@@ -347,7 +347,7 @@ class StopWithSavepoint:
         Say how the tasks ended.
 
         :param statuses: Of all tasks.
-        :raises CoordinatorError: if there is no savepoint yet, or that was said before.
+        :raises CoordinatorError: if there is no savepoint yet, or that was message before.
         """
         with self._changed:
             if self._is_ended or self._pointer is None:

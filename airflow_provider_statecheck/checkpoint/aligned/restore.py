@@ -9,9 +9,9 @@ from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint import statistics
 from airflow_provider_statecheck.checkpoint.aligned import retained_checkpoints, transitions
-from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting
+from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
-from airflow_provider_statecheck.checkpoint.aligned.completion import Finalization
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import OperatorCoordinatorRestoreMode
 from airflow_provider_statecheck.checkpoint.aligned.retained_checkpoints import (
@@ -67,15 +67,15 @@ class RestorableTask(Protocol):
         ...
 
 
-class Restoring:
+class StateRestorer:
     """
     Gives tasks their state.
 
-    :param parts: What the coordinator is made of.
+    :param components: The components of the coordinator.
     """
 
-    def __init__(self, parts: CoordinatorComponents) -> None:
-        self._parts = parts
+    def __init__(self, components: CoordinatorComponents) -> None:
+        self._components = components
 
     def restore_latest(
         self,
@@ -94,14 +94,14 @@ class Restoring:
         :raises CoordinatorError: if there is none and there has to be one, or a hook or coordinator fails.
         :raises IncompatibleCheckpointError: if its state does not fit; then no task was given any.
         """
-        retained_checkpoints.refresh(self._parts)
-        latest = self._parts.completed_store.get_latest_checkpoint()
+        retained_checkpoints.refresh(self._components)
+        latest = self._components.completed_store.get_latest_checkpoint()
         if latest is None:
-            return self._begin_anew(error_if_no_checkpoint, mode)
+            return self._start_without_checkpoint(error_if_no_checkpoint, mode)
         assignment = _assign(tasks, latest, renamed_uids, allow_non_restored_state, all_or_nothing_state)
-        self._restore_others(latest, assignment, mode, allow_non_restored_state)
-        _give(tasks, latest, assignment)
-        self._note(latest)
+        self._restore_hooks_and_coordinators(latest, assignment, mode, allow_non_restored_state)
+        _set_initial_states(tasks, latest, assignment)
+        self._record_restore(latest)
         return True
 
     def adopt(
@@ -122,35 +122,35 @@ class Restoring:
         :raises CoordinatorError: if the job has newer checkpoints.
         :raises SnapshotClaimedError: if it is to be claimed and belongs to another.
         """
-        found = self._parts.storage.resolve_checkpoint(pointer)
-        retained_checkpoints.refresh(self._parts)
-        newest = self._parts.completed_store.get_latest_checkpoint_id()
+        found = self._components.storage.resolve_checkpoint(pointer)
+        retained_checkpoints.refresh(self._components)
+        newest = self._components.completed_store.get_latest_checkpoint_id()
         if newest > found.checkpoint_id:
             raise CoordinatorError(
                 f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint {newest}; restore "
                 f"that, or start a new job."
             )
         _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
-        self._parts.id_counter.set_count(found.checkpoint_id + 1)
-        claimed = self._owned(found, mode)
-        self._parts.registry.register_all_after_restored(claimed, mode)
-        self._parts.completed_store.add_checkpoint_and_subsume_oldest(claimed, self._parts.cleaner)
+        self._components.id_counter.set_count(found.checkpoint_id + 1)
+        claimed = self._adopted(found, mode)
+        self._components.registry.register_all_after_restored(claimed, mode)
+        self._components.completed_store.add_checkpoint_and_subsume_oldest(claimed, self._components.cleaner)
         return claimed
 
-    def _owned(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
+    def _adopted(self, found: CompletedCheckpoint, mode: RestoreMode) -> CompletedCheckpoint:
         is_claimed = mode is RestoreMode.CLAIM
-        policy = self._parts.config.retention_policy
+        policy = self._components.config.retention_policy
         properties = CheckpointProperties.for_checkpoint(policy) if is_claimed else _UNCLAIMED
         own = replace(
-            found, job_id=self._parts.leader.job_id, restored_properties=found.properties, properties=properties
+            found, job_id=self._components.leader.job_id, restored_properties=found.properties, properties=properties
         )
-        with self._parts.transition() as tx:
-            self._require_free(tx, found.external_pointer, is_claimed=is_claimed)
-            transitions.adopt(tx, self._parts.leader, own)
+        with self._components.transition() as tx:
+            self._require_unclaimed(tx, found.external_pointer, is_claimed=is_claimed)
+            transitions.adopt(tx, self._components.leader, own)
         return own
 
-    def _require_free(self, tx: JobTransaction, pointer: str, *, is_claimed: bool) -> None:
-        leader = self._parts.leader
+    def _require_unclaimed(self, tx: JobTransaction, pointer: str, *, is_claimed: bool) -> None:
+        leader = self._components.leader
         claim = tx.claim(pointer)
         if claim is not None and (claim.job_id, claim.operator_id) != (leader.job_id, leader.operator_id):
             raise already_claimed(pointer)
@@ -159,31 +159,31 @@ class Restoring:
                 ClaimRecord(pointer=pointer, job_id=leader.job_id, operator_id=leader.operator_id, claimed_at=tx.now)
             )
 
-    def _begin_anew(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
+    def _start_without_checkpoint(self, error_if_no_checkpoint: bool, mode: OperatorCoordinatorRestoreMode) -> bool:
         if error_if_no_checkpoint:
             raise CoordinatorError(
-                f"Expected a completed checkpoint of job {self._parts.leader.job_id} to restore, found none; start the job "
+                f"Expected a completed checkpoint of job {self._components.leader.job_id} to restore, found none; start the job "
                 f"without one, or name a savepoint."
             )
-        self._parts.hooks.reset()
-        self._parts.operator_coordinators.restore(mode)
+        self._components.hooks.reset()
+        self._components.operator_coordinators.restore(mode)
         return False
 
-    def _restore_others(
+    def _restore_hooks_and_coordinators(
         self,
         latest: CompletedCheckpoint,
         assignment: StateAssignment,
         mode: OperatorCoordinatorRestoreMode,
         allow_non_restored_state: bool,
     ) -> None:
-        self._parts.hooks.restore(
+        self._components.hooks.restore(
             latest.checkpoint_id, latest.master_states, allow_non_restored_state=allow_non_restored_state
         )
-        self._parts.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
+        self._components.operator_coordinators.restore(mode, latest.checkpoint_id, _coordinator_bytes(assignment))
 
-    def _note(self, latest: CompletedCheckpoint) -> None:
-        leader = self._parts.leader
-        with self._parts.transition() as tx:
+    def _record_restore(self, latest: CompletedCheckpoint) -> None:
+        leader = self._components.leader
+        with self._components.transition() as tx:
             attempt = tx.attempt(leader.operator_id, leader.epoch)
             if attempt is None:
                 return
@@ -215,65 +215,67 @@ def _coordinator_bytes(assignment: StateAssignment) -> dict[OperatorId, bytes]:
     return {operator_id: h.data for operator_id, h in handles if isinstance(h, ByteStreamStateHandle)}
 
 
-def _give(tasks: Sequence[RestorableTask], latest: CompletedCheckpoint, assignment: StateAssignment) -> None:
+def _set_initial_states(
+    tasks: Sequence[RestorableTask], latest: CompletedCheckpoint, assignment: StateAssignment
+) -> None:
     for task in tasks:
         operator_id = task.restore_target.operator_id
         mine = {index: state for (owner, index), state in assignment.subtask_states.items() if owner == operator_id}
         task.set_initial_state(latest.checkpoint_id, mine, is_finished=operator_id in assignment.finished)
 
 
-def resume(parts: CoordinatorComponents, aborting: Aborting, finalization: Finalization) -> None:
+def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer) -> None:
     """
     Go on with the checkpoints of earlier leaders that can still become complete, and end the others.
 
     :raises StateCheckError: if rows or storage do not answer; nothing is lost then, and it may be tried again.
     """
-    for record, reason in _lost(parts):
+    for record, reason in _unrecoverable(components):
         error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
-        aborting.abort_one(record.checkpoint_id, error)
-    refresh(parts)
-    finalization.take_over()
-    mark_subsumed(parts)
-    _clean(parts, aborting)
+        aborter.abort_one(record.checkpoint_id, error)
+    refresh(components)
+    finalizer.take_over()
+    mark_subsumed(components)
+    _resume_cleaning(components, aborter)
 
 
-def _lost(parts: CoordinatorComponents) -> list[tuple[CheckpointRecord, str]]:
-    with parts.transition() as tx:
+def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRecord, str]]:
+    with components.transition() as tx:
         rows = transitions.of_status(tx, CheckpointStatus.PENDING)
-        earlier = [c for c in rows if c.epoch < parts.leader.epoch]
+        earlier = [c for c in rows if c.epoch < components.leader.epoch]
         facts = [
             (c, transitions.is_triggered(tx, c.checkpoint_id), tx.acknowledgements(c.checkpoint_id)) for c in earlier
         ]
-    lost = []
+    unrecoverable = []
     for record, is_triggered, acknowledged in facts:
         if not is_triggered:
-            lost.append((record, "the coordinator ended before it had told all tasks"))
+            unrecoverable.append((record, "the coordinator ended before it had told all tasks"))
             continue
         try:
-            merged(contents(parts.storage, acknowledged))
+            merged(contents(components.storage, acknowledged))
         except (CheckpointNotFoundError, CorruptStateError) as error:
-            lost.append((record, f"what was acknowledged is gone: {error}"))
-    return lost
+            unrecoverable.append((record, f"what was acknowledged is gone: {error}"))
+    return unrecoverable
 
 
-def _clean(parts: CoordinatorComponents, aborting: Aborting) -> None:
+def _resume_cleaning(components: CoordinatorComponents, aborter: CheckpointAborter) -> None:
     """Delete what was to be deleted when nobody was there; what is subsumed waits until no file of it is used."""
-    with parts.transition() as tx:
+    with components.transition() as tx:
         rows = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.awaits_discard]
         facts = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
     for record, acknowledged in facts:
-        if not parts.storage.exists(record.location):
-            confirm_discarded(parts, record.checkpoint_id)
+        if not components.storage.exists(record.location):
+            confirm_discarded(components, record.checkpoint_id)
         elif record.status is CheckpointStatus.SUBSUMED:
-            parts.cleaner.add_subsumed(_subsumed(parts, record))
+            components.cleaner.add_subsumed(_subsumed(components, record))
         else:
-            aborting.clean(record, acknowledged)
+            aborter.clean(record, acknowledged)
 
 
-def _subsumed(parts: CoordinatorComponents, record: CheckpointRecord) -> CompletedCheckpoint:
+def _subsumed(components: CoordinatorComponents, record: CheckpointRecord) -> CompletedCheckpoint:
     metadata = metadata_of(record)
     try:
-        return completed_of(record, parts.storage.read(metadata), metadata)
+        return completed_of(record, components.storage.read(metadata), metadata)
     except (CheckpointNotFoundError, CorruptStateError):
         # Half of it was deleted before; the rest goes with the directory.
         return completed_of(record, SnapshotContent(), metadata)

@@ -110,70 +110,70 @@ def _origin(uri: str, directories: Mapping[str, int]) -> int | None:
 log = logging.getLogger(__name__)
 
 
-def refresh(parts: CoordinatorComponents) -> dict[str, int]:
+def refresh(components: CoordinatorComponents) -> dict[str, int]:
     """
     Learn what other processes completed and acknowledged, so that nothing of it is deleted here.
 
     :return: Which checkpoint lies where.
     :raises StateCheckError: if that cannot be learnt; then nothing may be dropped.
     """
-    with parts.transition() as tx:
+    with components.transition() as tx:
         rows = [c for c in transitions.in_progress(tx) if not c.properties.is_savepoint]
         pending = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
         directories = {c.location: c.checkpoint_id for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID)}
-    parts.completed_store.recover()
-    for checkpoint in parts.completed_store.get_all_checkpoints():
+    components.completed_store.recover()
+    for checkpoint in components.completed_store.get_all_checkpoints():
         directories[checkpoint.external_pointer] = checkpoint.checkpoint_id
-        register_carried(parts.registry, checkpoint, directories)
+        register_carried(components.registry, checkpoint, directories)
     for record, acknowledged in pending:
-        content = merged(contents(parts.storage, acknowledged))
-        parts.registry.register_all(content.operator_states, record.checkpoint_id)
+        content = merged(contents(components.storage, acknowledged))
+        components.registry.register_all(content.operator_states, record.checkpoint_id)
     return directories
 
 
-def must_be_full(parts: CoordinatorComponents) -> bool:
+def must_be_full(components: CoordinatorComponents) -> bool:
     """
     Tell whether the next checkpoint may name no file of an earlier one, because the job began from somebody else's.
 
     :raises StateCheckError: if the store cannot be read.
     """
-    parts.completed_store.recover()
-    kept = parts.completed_store.get_all_checkpoints()
+    components.completed_store.recover()
+    kept = components.completed_store.get_all_checkpoints()
     foreign = max((c.checkpoint_id for c in kept if c.properties.unclaimed), default=0)
     full = (c.checkpoint_id for c in kept if c.properties.snapshot_type is CheckpointType.FULL_CHECKPOINT)
     return foreign > max(full, default=0)
 
 
-def latest(parts: CoordinatorComponents) -> CompletedCheckpoint | None:
+def latest(components: CoordinatorComponents) -> CompletedCheckpoint | None:
     """
     Return the newest completed checkpoint, whichever process completed it.
 
     :raises StateCheckError: if the store cannot be read.
     """
-    parts.completed_store.recover()
-    return parts.completed_store.get_latest_checkpoint()
+    components.completed_store.recover()
+    return components.completed_store.get_latest_checkpoint()
 
 
-def latest_id(parts: CoordinatorComponents) -> int:
+def latest_id(components: CoordinatorComponents) -> int:
     """Return the id of the newest completed checkpoint as far as it is known here, -1 for none."""
-    return parts.completed_store.get_latest_checkpoint_id() or -1
+    return components.completed_store.get_latest_checkpoint_id() or -1
 
 
-def mark_subsumed(parts: CoordinatorComponents) -> list[CheckpointRecord]:
+def mark_subsumed(components: CoordinatorComponents) -> list[CheckpointRecord]:
     """
     Say in the rows which completed checkpoints the store has dropped.
 
     :return: Those that were marked now.
     :raises StateCheckError: if the store or the rows cannot be read.
     """
-    with parts.transition() as tx:
+    with components.transition() as tx:
         # The store is looked at after the rows: what is completed in a row was added to it before.
         completed = [c for c in transitions.of_status(tx, CheckpointStatus.COMPLETED) if c.is_restorable]
-    parts.completed_store.recover()
-    kept = {c.checkpoint_id for c in parts.completed_store.get_all_checkpoints()}
+    components.completed_store.recover()
+    kept = {c.checkpoint_id for c in components.completed_store.get_all_checkpoints()}
     oldest = min(kept, default=0)
     marked = []
-    with parts.transition() as tx:
+    with components.transition() as tx:
         for record in completed:
             found = tx.checkpoint(record.checkpoint_id)
             if found is None or found.status is not CheckpointStatus.COMPLETED:
@@ -186,12 +186,12 @@ def mark_subsumed(parts: CoordinatorComponents) -> list[CheckpointRecord]:
             marked.append(subsumed)
     for record in marked:
         # It may have been deleted before its row said that it is to be.
-        if not parts.storage.exists(record.location):
-            confirm_discarded(parts, record.checkpoint_id)
+        if not components.storage.exists(record.location):
+            confirm_discarded(components, record.checkpoint_id)
     return marked
 
 
-def end_with_job(parts: CoordinatorComponents, status: JobStatus) -> None:
+def end_with_job(components: CoordinatorComponents, status: JobStatus) -> None:
     """
     End the completed store with the job: the rows say first which checkpoints go.
 
@@ -200,11 +200,11 @@ def end_with_job(parts: CoordinatorComponents, status: JobStatus) -> None:
     :raises StateCheckError: if rows or store do not answer; it may be repeated.
     """
     if status.is_globally_terminal:
-        with parts.transition() as tx:
+        with components.transition() as tx:
             for record in transitions.of_status(tx, CheckpointStatus.COMPLETED):
                 if record.is_restorable:
                     tx.update_checkpoint(_ended_with(record, status, tx), expected=CheckpointStatus.COMPLETED)
-    parts.completed_store.shutdown(status, parts.cleaner)
+    components.completed_store.shutdown(status, components.cleaner)
 
 
 def _ended_with(record: CheckpointRecord, status: JobStatus, tx: JobTransaction) -> CheckpointRecord:
@@ -213,10 +213,10 @@ def _ended_with(record: CheckpointRecord, status: JobStatus, tx: JobTransaction)
     return replace(record, properties=replace(record.properties, discard_on_subsumed=False))
 
 
-def confirm_discarded(parts: CoordinatorComponents, checkpoint_id: int) -> None:
+def confirm_discarded(components: CoordinatorComponents, checkpoint_id: int) -> None:
     """Say in the row of a checkpoint that its bytes are gone; what fails here is found out by maintenance."""
     try:
-        with parts.transition() as tx:
+        with components.transition() as tx:
             found = tx.checkpoint(checkpoint_id)
             if found is not None and found.awaits_discard:
                 tx.update_checkpoint(replace(found, discarded_at=tx.now), expected=found.status)

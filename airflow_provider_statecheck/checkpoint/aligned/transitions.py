@@ -51,12 +51,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Assessment:
     """A checkpoint as an acknowledgement finds it."""
 
     verdict: Verdict
     checkpoint: CheckpointRecord | None = None
-    parts: tuple[AcknowledgementRecord, ...] = ()
+    acknowledgements: tuple[AcknowledgementRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Aborted:
     """A checkpoint that has just been aborted, and what had been acknowledged of it."""
 
     checkpoint: CheckpointRecord
-    parts: tuple[AcknowledgementRecord, ...]
+    acknowledgements: tuple[AcknowledgementRecord, ...]
     error: CheckpointException
     attempt_id: str | None = None
     operator: str = ""
@@ -106,7 +106,7 @@ def begin(
     location: str,
     timeout: timedelta,
 ) -> CheckpointRecord:
-    """Add a pending checkpoint with the parts that are waited for, and say so in the request."""
+    """Add a pending checkpoint with the acknowledgements that are waited for, and say so in the request."""
     operator = tx.operator(ALIGNED_OPERATOR_ID)
     checkpoint = CheckpointRecord(
         job_id=leader.job_id,
@@ -123,21 +123,21 @@ def begin(
         is_periodic=request.is_periodic,
     )
     tx.add_checkpoint(checkpoint)
-    for part in _parts(checkpoint, plan):
+    for part in _awaited_acknowledgements(checkpoint, plan):
         tx.save_acknowledgement(part)
     tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id))
     return checkpoint
 
 
-def _parts(checkpoint: CheckpointRecord, plan: CheckpointPlan) -> Iterable[AcknowledgementRecord]:
-    yield _part(checkpoint, ALIGNED_OPERATOR_ID, COORDINATOR, is_finished=False)
+def _awaited_acknowledgements(checkpoint: CheckpointRecord, plan: CheckpointPlan) -> Iterable[AcknowledgementRecord]:
+    yield _awaited_acknowledgement(checkpoint, ALIGNED_OPERATOR_ID, COORDINATOR, is_finished=False)
     for task in plan.finished_tasks:
-        yield _part(checkpoint, task.operator_id, task.attempt_id, is_finished=True)
+        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=True)
     for task in plan.tasks_to_wait_for:
-        yield _part(checkpoint, task.operator_id, task.attempt_id, is_finished=False)
+        yield _awaited_acknowledgement(checkpoint, task.operator_id, task.attempt_id, is_finished=False)
 
 
-def _part(
+def _awaited_acknowledgement(
     checkpoint: CheckpointRecord, operator_id: OperatorId, attempt_id: str, *, is_finished: bool
 ) -> AcknowledgementRecord:
     return AcknowledgementRecord(
@@ -149,19 +149,26 @@ def _part(
     )
 
 
-def standing(tx: JobTransaction, checkpoint_id: int, attempt_id: str) -> Standing:
+def assess(tx: JobTransaction, checkpoint_id: int, attempt_id: str) -> Assessment:
     """Tell what an acknowledgement of a task is worth."""
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
-        return Standing(verdict=Verdict.FORGOTTEN)
-    parts = tuple(tx.acknowledgements(checkpoint_id))
-    return Standing(verdict=_verdict(tx, checkpoint, parts, attempt_id), checkpoint=checkpoint, parts=parts)
+        return Assessment(verdict=Verdict.FORGOTTEN)
+    acknowledgements = tuple(tx.acknowledgements(checkpoint_id))
+    return Assessment(
+        verdict=_verdict(tx, checkpoint, acknowledgements, attempt_id),
+        checkpoint=checkpoint,
+        acknowledgements=acknowledgements,
+    )
 
 
 def _verdict(
-    tx: JobTransaction, checkpoint: CheckpointRecord, parts: tuple[AcknowledgementRecord, ...], attempt_id: str
+    tx: JobTransaction,
+    checkpoint: CheckpointRecord,
+    acknowledgements: tuple[AcknowledgementRecord, ...],
+    attempt_id: str,
 ) -> Verdict:
-    own = part_of(parts, attempt_id)
+    own = acknowledgement_of(acknowledgements, attempt_id)
     if checkpoint.status in _ENDED:
         # The answer to an acknowledgement may be lost: what is sent again then is part of what was completed.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
@@ -172,9 +179,11 @@ def _verdict(
     return Verdict.DUPLICATE if own.is_acknowledged else Verdict.SUCCESS
 
 
-def part_of(parts: Iterable[AcknowledgementRecord], attempt_id: str) -> AcknowledgementRecord | None:
+def acknowledgement_of(
+    acknowledgements: Iterable[AcknowledgementRecord], attempt_id: str
+) -> AcknowledgementRecord | None:
     """Return the part that a try of a task has in a checkpoint."""
-    tasks = (part for part in parts if part.operator_id != ALIGNED_OPERATOR_ID)
+    tasks = (part for part in acknowledgements if part.operator_id != ALIGNED_OPERATOR_ID)
     return next((part for part in tasks if part.attempt_id == attempt_id), None)
 
 
@@ -184,7 +193,7 @@ def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
     return checkpoint_id in {c.checkpoint_id for c in latest[-REMEMBERED_CHECKPOINTS:]}
 
 
-def note_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
+def record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
     """Remember how late an aborted checkpoint was acknowledged; it stays a failed one."""
     known = statistics.load(tx, ALIGNED_OPERATOR_ID)
     if checkpoint.status is not CheckpointStatus.ABORTED or known.is_late(checkpoint.checkpoint_id):
@@ -272,15 +281,15 @@ def abort(
         ended_at=tx.now,
         discarded_at=tx.now if keeps_bytes else None,
         failure_reason=error.reason.value,
-        failure_message=_said(error),
+        failure_message=_failure_message(error),
     )
     tx.update_checkpoint(aborted, expected=checkpoint.status)
     statistics.ended(tx, aborted)
     request = tx.request(checkpoint.request_key)
     if request is not None:
         fail_request(tx, request, error)
-    parts = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
-    return Aborted(checkpoint=aborted, parts=parts, error=error, attempt_id=attempt_id)
+    acknowledgements = tuple(tx.acknowledgements(checkpoint.checkpoint_id))
+    return Aborted(checkpoint=aborted, acknowledgements=acknowledgements, error=error, attempt_id=attempt_id)
 
 
 def adopt(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> None:
@@ -334,7 +343,7 @@ def fail_request(tx: JobTransaction, request: SnapshotRequest, error: Checkpoint
             status=RequestStatus.FAILED,
             ended_at=tx.now,
             failure_reason=error.reason.value,
-            failure_message=_said(error),
+            failure_message=_failure_message(error),
         )
     )
 
@@ -351,5 +360,5 @@ def require_finalizing(checkpoint: CheckpointRecord | None, checkpoint_id: int) 
     return checkpoint
 
 
-def _said(error: CheckpointException) -> str:
+def _failure_message(error: CheckpointException) -> str:
     return str(error.__cause__) if error.__cause__ is not None else error.reason.message

@@ -11,8 +11,8 @@ from threading import Event, Lock, Thread
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.aligned import transitions
-from airflow_provider_statecheck.checkpoint.aligned.abort import Aborting
-from airflow_provider_statecheck.checkpoint.aligned.completion import Finalization
+from airflow_provider_statecheck.checkpoint.aligned.abort import CheckpointAborter
+from airflow_provider_statecheck.checkpoint.aligned.completion import CheckpointFinalizer
 from airflow_provider_statecheck.checkpoint.aligned.components import CoordinatorComponents
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlan
 from airflow_provider_statecheck.checkpoint.aligned.request_decider import Choice
@@ -37,26 +37,26 @@ from airflow_provider_statecheck.exceptions import StaleAttemptError, StorageErr
 log = logging.getLogger(__name__)
 
 
-class Triggering:
+class CheckpointTrigger:
     """
     Takes requests from the queue and starts their checkpoints.
 
-    :param parts: What the coordinator is made of.
+    :param components: The components of the coordinator.
     :param require_ready: Raises a ``CheckpointException`` if a request may not be served now.
     :param rearm: Is given the time after which periodic checkpoints may go on.
     """
 
     def __init__(
         self,
-        parts: CoordinatorComponents,
-        aborting: Aborting,
-        finalization: Finalization,
+        components: CoordinatorComponents,
+        aborter: CheckpointAborter,
+        finalizer: CheckpointFinalizer,
         require_ready: Callable[[SnapshotRequest], None],
         rearm: Callable[[timedelta], None],
     ) -> None:
-        self._parts = parts
-        self._aborting = aborting
-        self._finalization = finalization
+        self._components = components
+        self._aborter = aborter
+        self._finalizer = finalizer
         self._require_ready = require_ready
         self._rearm = rearm
 
@@ -70,25 +70,25 @@ class Triggering:
             pass
 
     def _next(self) -> bool:
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             choice = self._choose(tx)
             self._drop(tx, choice)
         if choice.retry_in is not None:
             self._rearm(choice.retry_in)
         for dropped in choice.dropped:
             early = CheckpointException(CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS)
-            self._parts.count_failure(early, properties=dropped.properties)
+            self._components.count_failure(early, properties=dropped.properties)
         if choice.run is None:
             return bool(choice.dropped)
         self._serve(choice.run)
         return True
 
     def _choose(self, tx: JobTransaction) -> Choice:
-        return self._parts.decider.choose(
+        return self._components.decider.choose(
             tx.open_requests(ALIGNED_OPERATOR_ID),
             is_triggering=transitions.is_triggering(tx),
             pending_count=len(transitions.in_progress(tx)),
-            cleanings=self._parts.cleaner.cleanings,
+            cleanings=self._components.cleaner.cleanings,
             last_completed_at=transitions.last_completed_at(tx),
             now=tx.now,
         )
@@ -101,7 +101,7 @@ class Triggering:
     def _serve(self, request: SnapshotRequest) -> None:
         try:
             self._require_ready(request)
-            plan = self._parts.plan_calculator.calculate()
+            plan = self._components.plan_calculator.calculate()
             begun = self._begin(request, plan)
         except StaleAttemptError:
             raise
@@ -112,92 +112,92 @@ class Triggering:
             self._trigger(begun, plan)
 
     def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
-        request = self._with_obligations(request)
+        request = self._with_snapshot_type(request)
         savepoint = None
         if request.properties.is_savepoint:
-            savepoint = self._parts.storage.new_savepoint_location(request.target)
-        with self._parts.transition() as tx:
+            savepoint = self._components.storage.new_savepoint_location(request.target)
+        with self._components.transition() as tx:
             chosen = self._choose(tx).run
             if chosen is None or chosen.request_key != request.request_key:
                 return None
-            checkpoint_id = self._parts.id_counter.draw(tx)
+            checkpoint_id = self._components.id_counter.draw(tx)
             self._require_ready(request)
-            location = savepoint or self._parts.storage.checkpoint_location(checkpoint_id)
-            timeout = self._parts.config.timeout
-            return transitions.begin(tx, self._parts.leader, request, plan, checkpoint_id, location, timeout)
+            location = savepoint or self._components.storage.checkpoint_location(checkpoint_id)
+            timeout = self._components.config.timeout
+            return transitions.begin(tx, self._components.leader, request, plan, checkpoint_id, location, timeout)
 
-    def _with_obligations(self, request: SnapshotRequest) -> SnapshotRequest:
-        if request.properties.is_savepoint or not must_be_full(self._parts):
+    def _with_snapshot_type(self, request: SnapshotRequest) -> SnapshotRequest:
+        if request.properties.is_savepoint or not must_be_full(self._components):
             return request
         full = replace(request.properties, snapshot_type=CheckpointType.FULL_CHECKPOINT)
         return replace(request, properties=full)
 
     def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             found = tx.request(request.request_key)
             begun = found.checkpoint_id if found is not None else None
             if begun is None:
                 transitions.fail_request(tx, request, error)
         if begun is None:
-            self._parts.count_failure(error, properties=request.properties)
+            self._components.count_failure(error, properties=request.properties)
         else:
             # The transition that seemed to fail had its effect.
-            self._aborting.abort_one(begun, error)
+            self._aborter.abort_one(begun, error)
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:
-            manifest = self._save_own_part(checkpoint, plan)
-            self._tell(checkpoint, plan)
+            manifest = self._write_coordinator_part(checkpoint, plan)
+            self._trigger_tasks(checkpoint, plan)
             finalizing = self._acknowledge(checkpoint, manifest)
         except StaleAttemptError:
             raise
         except Exception as error:
             log.warning("Checkpoint %s could not be triggered", checkpoint.checkpoint_id, exc_info=True)
-            self._aborting.abort_one(checkpoint.checkpoint_id, failure_of(error))
+            self._aborter.abort_one(checkpoint.checkpoint_id, failure_of(error))
             return
         if finalizing is not None:
-            self._finalization.try_finalize(finalizing)
+            self._finalizer.try_finalize(finalizing)
 
-    def _save_own_part(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
-        parts, number, timeout = self._parts, checkpoint.checkpoint_id, self._parts.config.timeout
-        parts.storage.initialize_location(checkpoint.location)
-        coordinators = parts.operator_coordinators.checkpoint(number, timeout)
+    def _write_coordinator_part(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
+        components, number, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
+        components.storage.initialize_location(checkpoint.location)
+        coordinators = components.operator_coordinators.checkpoint(number, timeout)
         try:
-            masters = parts.hooks.trigger(number, checkpoint.triggered_at, parts.executor, timeout)
+            masters = components.hooks.trigger(number, checkpoint.triggered_at, components.executor, timeout)
             restored = self._restored(checkpoint, plan)
             content = coordinator_content(checkpoint, plan, restored, coordinators, masters)
-            return None if content == SnapshotContent() else parts.storage.write_manifest(checkpoint, content)
+            return None if content == SnapshotContent() else components.storage.write_manifest(checkpoint, content)
         except Exception:
-            parts.operator_coordinators.abort_current_triggering()
+            components.operator_coordinators.abort_current_triggering()
             raise
 
     def _restored(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> dict[OperatorId, OperatorState]:
         """Return the state of operators that have not begun; one that may name no foreign file gets copies."""
-        found = latest(self._parts) if plan.not_started else None
+        found = latest(self._components) if plan.not_started else None
         waiting = {task.operator_id for task in plan.not_started}
         states = [] if found is None else [s for i, s in found.operator_states.items() if i in waiting]
         is_self_contained = checkpoint.properties.snapshot_type is not CheckpointType.CHECKPOINT
-        kept = self._parts.storage.copy_state(checkpoint, states) if is_self_contained and states else states
+        kept = self._components.storage.copy_state(checkpoint, states) if is_self_contained and states else states
         return {state.operator_id: state for state in kept}
 
-    def _tell(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
+    def _trigger_tasks(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         options = options_of(checkpoint)
         for task in plan.tasks_to_trigger:
             task.trigger_checkpoint(checkpoint.checkpoint_id, checkpoint.triggered_at, options)
 
     def _acknowledge(self, checkpoint: CheckpointRecord, manifest: StoredFile | None) -> CheckpointRecord | None:
-        with self._parts.transition() as tx:
+        with self._components.transition() as tx:
             found = tx.checkpoint(checkpoint.checkpoint_id)
             if found is None or found.status is not CheckpointStatus.PENDING:
                 return None
-            parts = tx.acknowledgements(checkpoint.checkpoint_id)
-            own = next(part for part in parts if part.operator_id == ALIGNED_OPERATOR_ID)
+            acknowledgements = tx.acknowledgements(checkpoint.checkpoint_id)
+            own = next(part for part in acknowledgements if part.operator_id == ALIGNED_OPERATOR_ID)
             if manifest is not None:
                 own = replace(
                     own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256
                 )
             tx.save_acknowledgement(replace(own, acknowledged_at=tx.now))
-            name, lease = self._parts.name, self._parts.lease
+            name, lease = self._components.name, self._components.lease
             return transitions.finalize_if_complete(tx, checkpoint.checkpoint_id, name, lease)
 
 

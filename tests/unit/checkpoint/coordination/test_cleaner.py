@@ -65,7 +65,7 @@ def test_one_that_is_kept_loses_nothing_and_the_log_says_where_it_is(cleaner, di
         cleaner.clean_checkpoint(whole(1), False, lambda: followed.append(1))
     assert discarder.calls == []
     assert followed == [1]
-    assert "Checkpoint 1 is kept at memory://base/chk-1" in caplog.text
+    assert "Checkpoint 1 is retained at memory://base/chk-1" in caplog.text
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])

@@ -110,7 +110,7 @@ def failing_add(coordinator: CheckpointCoordinator, error: Exception, monkeypatc
     def add(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", add)
+    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", add)
 
 
 # Construction
@@ -204,7 +204,7 @@ def test_acknowledgements_before_all_tasks_were_told_complete_at_the_end_of_trig
 
 def test_full_queue_refuses_the_least_important(job: AlignedJob) -> None:
     coordinator = job.coordinator()
-    coordinator._parts.decider._max_queued = 1
+    coordinator._components.decider._max_queued = 1
     coordinator.trigger_checkpoint(CHECKPOINT)
     queued = coordinator.trigger_checkpoint(CHECKPOINT)
     assert reason_of(coordinator.trigger_checkpoint(CHECKPOINT)) is Reason.TOO_MANY_CHECKPOINT_REQUESTS
@@ -334,7 +334,7 @@ def test_savepoint_neither_subsumes_nor_notifies(job: AlignedJob, coordinator: C
     assert savepoint.result(0).checkpoint_id == 3
     assert not pending.done()
     assert job.tasks[0].heard("complete") == [1]
-    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 1
+    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 1
 
 
 def test_last_subsumed_id_is_told(job: AlignedJob, coordinator: CheckpointCoordinator) -> None:
@@ -370,7 +370,7 @@ def test_store_that_refuses_a_checkpoint_discards_it_and_keeps_the_latest(
     assert reason_of(future) is Reason.FINALIZE_CHECKPOINT_FAILURE
     assert not job.storage.exists(job.location(2))
     assert job.storage.exists(job.location(1))
-    assert job.coordinator()._parts.completed_store.get_latest_checkpoint_id() == 1
+    assert job.coordinator()._components.completed_store.get_latest_checkpoint_id() == 1
 
 
 def test_unknown_outcome_of_the_store_deletes_nothing(

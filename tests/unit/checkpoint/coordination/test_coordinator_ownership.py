@@ -127,7 +127,7 @@ def test_a_snapshot_that_another_claimed_is_refused(job: AlignedJob, mode: Resto
     with pytest.raises(SnapshotClaimedError):
         coordinator.restore_savepoint(pointer, job.tasks, restore_mode=mode)
     assert job.tasks[0].restored is None
-    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 0
+    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
 
 
 def test_a_savepoint_whose_state_does_not_fit_is_left_to_its_owner(job: AlignedJob) -> None:
@@ -136,7 +136,7 @@ def test_a_savepoint_whose_state_does_not_fit_is_left_to_its_owner(job: AlignedJ
     with pytest.raises(IncompatibleCheckpointError):
         coordinator.restore_savepoint(pointer, job.tasks[:1], restore_mode=RestoreMode.CLAIM)
     assert job.jobs.claim(pointer) is None
-    assert coordinator._parts.completed_store.get_latest_checkpoint_id() == 0
+    assert coordinator._components.completed_store.get_latest_checkpoint_id() == 0
     assert not coordinator.restore_latest_checkpointed_state(job.tasks)
 
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_in_the_store_is_completed_although_its_takeover_fails(
 ) -> None:
     coordinator = job.coordinator()
     future = coordinator.trigger_checkpoint(CHECKPOINT)
-    monkeypatch.setattr(coordinator._finalization, "_complete", lambda _: 1 / 0)
+    monkeypatch.setattr(coordinator._finalizer, "_complete", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         job.acknowledge_all(coordinator, 1)
     assert job.status(1) == "finalizing"
@@ -195,7 +195,7 @@ def test_a_checkpoint_in_the_store_is_completed_although_its_takeover_fails(
     def broken(*_: Any) -> Any:
         raise StorageError("injected")
 
-    monkeypatch.setattr(second._parts.storage, "write_metadata", broken)
+    monkeypatch.setattr(second._components.storage, "write_metadata", broken)
     job.pass_time(600)
     second.tick()
     assert job.status(1) == "completed"
@@ -206,13 +206,13 @@ def test_an_addition_that_had_its_effect_completes_the_checkpoint(
     job: AlignedJob, coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future = coordinator.trigger_checkpoint(CHECKPOINT)
-    add = coordinator._parts.completed_store.add_checkpoint_and_subsume_oldest
+    add = coordinator._components.completed_store.add_checkpoint_and_subsume_oldest
 
     def unknown(*args: Any) -> None:
         add(*args)
         raise CommitStateUnknownError("injected")
 
-    monkeypatch.setattr(coordinator._parts.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
+    monkeypatch.setattr(coordinator._components.completed_store, "add_checkpoint_and_subsume_oldest", unknown)
     job.acknowledge_all(coordinator, 1)
     assert future.result(0).checkpoint_id == 1
     assert job.tasks[0].heard("complete") == [1]

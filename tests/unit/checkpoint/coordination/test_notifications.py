@@ -76,7 +76,7 @@ def test_a_task_that_fails_when_it_is_told_of_anything_else_goes_on_and_the_othe
             job.notifier.notify_subsumed(tasks, 3)
     assert job.failed == []
     assert len(tasks[1].told) == 1
-    assert f"Operator a failed when it was told that checkpoint 3 is {kind}; it goes on" in caplog.text
+    assert f"Operator a failed on the notification that checkpoint 3 is {kind}; it continues" in caplog.text
 
 
 def test_a_task_that_cannot_be_failed_keeps_none_of_the_others_from_being_told(caplog):
@@ -106,7 +106,7 @@ def test_a_notification_that_the_executor_no_longer_takes_is_lost_with_a_warning
     with caplog.at_level(logging.WARNING):
         job.notifier.notify_complete([task], 3, START)
     assert (task.told, job.failed) == ([], [])
-    assert "Tasks are not told how a checkpoint ended" in caplog.text
+    assert "A notification of the end of a checkpoint was not sent" in caplog.text
 
 
 def test_old_checkpoints_are_forgotten():

@@ -97,7 +97,7 @@ def test_one_that_cannot_give_up_keeps_none_of_the_others_from_it(caplog):
     first, second = RecordingCoordinator("a", fails_at="give up"), RecordingCoordinator("b")
     OperatorCoordinators([first, second]).abort_current_triggering()
     assert told(first, second) == [[("give up",)]] * 2
-    assert "could not give up a checkpoint" in caplog.text
+    assert "could not cancel a checkpoint" in caplog.text
 
 
 def test_all_are_told_of_a_completion_and_one_that_fails_is_an_error():
@@ -113,7 +113,7 @@ def test_one_that_fails_when_it_is_told_of_an_abort_is_tolerated(caplog):
     first, second = RecordingCoordinator("a", fails_at="aborted"), RecordingCoordinator("b")
     OperatorCoordinators([first, second]).notify_checkpoint_aborted(7)
     assert told(first, second) == [[("aborted", 7)]] * 2
-    assert "could not take note of an abort" in caplog.text
+    assert "could not handle an abort" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_the_restore_of_some_tasks_leaves_the_coordinators_alone():
 
 def test_one_that_cannot_go_back_is_an_error():
     coordinator = RecordingCoordinator("a", fails_at="reset")
-    with pytest.raises(CoordinatorError, match="to go back to a checkpoint"):
+    with pytest.raises(CoordinatorError, match="to restore a checkpoint"):
         OperatorCoordinators([coordinator]).restore(OperatorCoordinatorRestoreMode.RESTORE_OR_RESET, 7)
