@@ -1,1 +1,1 @@
-"""User functions of stateful stages, and the contexts that they are given."""
+"""User functions of stateful stages, and their contexts."""

@@ -1,4 +1,8 @@
-"""Contexts that user functions receive."""
+"""
+Contexts passed to user functions.
+
+A context is valid only during the call that receives it.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +45,9 @@ _NONE = object()
 
 class KeyedContext(Generic[K]):
     """
-    The key and the time of the element at hand; one object serves all elements of a subtask.
+    Key and timestamp of the current element. One object is reused for all elements of a subtask.
 
-    It is of no use outside of the call that it is given to, nor to a generator that is read later.
+    It is valid only during the call that receives it. A generator that is consumed later must not use it.
     """
 
     __slots__ = ("_is_open", "_key", "_timestamp")
@@ -56,47 +60,47 @@ class KeyedContext(Generic[K]):
     @property
     def current_key(self) -> K:
         """
-        Return the key of the element.
+        Return the key of the current element.
 
-        :raises CoordinatorError: outside of a call, or where there are elements of many keys.
+        :raises CoordinatorError: outside of a call, or while a batch is processed.
         """
         if self._key is _NONE:
             raise CoordinatorError(
-                "Expected to be asked for the current key while one element is processed, found no key; "
-                "in process_batch take it from the columns of the table."
+                "Expected one element in progress for the current key, found none; in process_batch, read the keys "
+                "from the columns of the table."
             )
         return cast(K, self._key)
 
     def timestamp(self) -> int | None:
         """
-        Return the time of the element in milliseconds since 1970, ``None`` if it has none.
+        Return the timestamp of the element in milliseconds since the epoch, or ``None`` if it has none.
 
         :raises CoordinatorError: outside of a call.
         """
         if not self._is_open:
             raise CoordinatorError(
-                "Expected to be asked for the timestamp while an element is processed, found none at hand."
+                "Expected an element in progress for the timestamp, found none; call timestamp() while one is processed."
             )
         return self._timestamp
 
     def begin(self, key: K, timestamp: int | None = None) -> None:
-        """Go to an element; what runs the function calls it."""
+        """Set the current element. Called by the operator."""
         self._is_open, self._key, self._timestamp = True, key, timestamp
 
     def begin_batch(self) -> None:
-        """Go to elements of many keys."""
+        """Start a batch with elements of many keys. Called by the operator."""
         self._is_open, self._key, self._timestamp = True, _NONE, None
 
     def end(self) -> None:
-        """Leave the element or the batch."""
+        """Unset the current element or batch. Called by the operator."""
         self._is_open, self._key, self._timestamp = False, _NONE, None
 
 
 class KeyedBatchContext(KeyedContext[Any]):
     """
-    The keys of a table, each once, and their state.
+    Distinct keys of a batch, and their state.
 
-    :param state_of: Gives the state of a descriptor for many keys.
+    :param state_of: Returns the batch state of a descriptor.
     """
 
     __slots__ = ("_state_of", "keys")
@@ -109,19 +113,19 @@ class KeyedBatchContext(KeyedContext[Any]):
 
     def state(self, descriptor: StateDescriptor[Any]) -> BatchState:
         """
-        Return a state of single values, to be read and written for many keys at once.
+        Return the state of a descriptor for reads and writes of many keys at once.
 
-        :raises InvalidConfigurationError: for lists, maps and folded values.
+        :raises InvalidConfigurationError: for a list, map or folding state.
         """
         return self._state_of(descriptor)
 
 
 class OpenSpan:
     """
-    Begins open and is closed once.
+    Validity of a context, which ends once.
 
-    :param what: Names the context in errors.
-    :param when: Says when it is of use.
+    :param what: Name of the context in errors.
+    :param when: Span in which it may be used, for errors.
     """
 
     __slots__ = ("_is_open", "_what", "_when")
@@ -132,27 +136,27 @@ class OpenSpan:
         self._is_open = True
 
     def close(self) -> None:
-        """End the use."""
+        """End the validity."""
         self._is_open = False
 
     def require(self) -> None:
         """
-        Go on while the span is open.
+        Require that the span is open.
 
-        :raises CoordinatorError: after it was closed.
+        :raises CoordinatorError: if it is closed.
         """
         if not self._is_open:
             raise CoordinatorError(
-                f"Expected {self._what} to be used {self._when}, found a later use; keep the state that it gave, not it."
+                f"Expected {self._what} to be used {self._when}, found a later call; keep a reference to the state, not to the context."
             )
 
 
 class FunctionSnapshotContext:
     """
-    The checkpoint at hand; of use during ``snapshot_state``.
+    Current checkpoint, valid during ``snapshot_state``.
 
-    :param checkpoint_id: Of the checkpoint.
-    :param checkpoint_timestamp: When it was triggered, in milliseconds since 1970.
+    :param checkpoint_id: Id of the checkpoint.
+    :param checkpoint_timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
     """
 
     def __init__(self, checkpoint_id: int, checkpoint_timestamp: int) -> None:
@@ -171,7 +175,7 @@ class FunctionSnapshotContext:
 
     def get_checkpoint_timestamp(self) -> int:
         """
-        Return when the checkpoint was triggered, in milliseconds since 1970.
+        Return the trigger time of the checkpoint in milliseconds since the epoch.
 
         :raises CoordinatorError: after ``snapshot_state``.
         """
@@ -179,15 +183,15 @@ class FunctionSnapshotContext:
         return self._checkpoint_timestamp
 
     def end(self) -> None:
-        """End the use; what takes the checkpoint calls it."""
+        """End the validity of the context. Called by the operator."""
         self._span.close()
 
 
 class StateSnapshotContext(FunctionSnapshotContext):
     """
-    The checkpoint at hand, and its streams.
+    Current checkpoint and its streams, valid during ``snapshot_state``.
 
-    :param streams: What opens streams of this checkpoint, if there is such.
+    :param streams: Stream factory of the checkpoint, or ``None`` if it takes no raw state.
     """
 
     def __init__(
@@ -199,20 +203,22 @@ class StateSnapshotContext(FunctionSnapshotContext):
 
     def get_checkpoint_stream_factory(self) -> CheckpointStreamFactory:
         """
-        Return what opens streams of this checkpoint.
+        Return the stream factory of the checkpoint.
 
-        :raises CoordinatorError: after ``snapshot_state``, or where the checkpoint has none.
+        :raises CoordinatorError: after ``snapshot_state``, or if the checkpoint takes no raw state.
         """
         self._span.require()
         if self._streams is None:
-            raise CoordinatorError("Expected a checkpoint with streams of its own, found one that takes no raw state.")
+            raise CoordinatorError(
+                "Expected a checkpoint with streams for raw state, found one that takes no raw state."
+            )
         return self._streams
 
     def get_raw_operator_state_output(self) -> RawOperatorStateOutput:
         """
-        Return the stream of the function's raw operator state, the same one each time.
+        Return the output of the function's raw operator state. Each call returns the same output.
 
-        :raises CoordinatorError: after ``snapshot_state``, or where the checkpoint has no streams.
+        :raises CoordinatorError: after ``snapshot_state``, or if the checkpoint takes no raw state.
         """
         streams = self.get_checkpoint_stream_factory()
         if self._raw is None:
@@ -222,7 +228,7 @@ class StateSnapshotContext(FunctionSnapshotContext):
 
     def close_raw_state(self) -> tuple[OperatorStateHandle, ...]:
         """
-        Make the raw state durable and return where it is; what takes the checkpoint calls it.
+        Close the raw state and return its handle, if any was written. Called by the operator.
 
         :raises StorageError: if the storage fails.
         """
@@ -230,7 +236,7 @@ class StateSnapshotContext(FunctionSnapshotContext):
         return () if handle is None else (handle,)
 
     def end(self) -> None:
-        """End the use, and give up raw state that was not made durable."""
+        """End the validity of the context, and discard raw state that was not closed."""
         super().end()
         if self._raw is not None:
             self._raw.close()
@@ -240,11 +246,11 @@ def require_keyed(store: KeyedStateStore | None) -> KeyedStateStore:
     """
     Return the keyed state store.
 
-    :raises CoordinatorError: for an operator that has no keys.
+    :raises CoordinatorError: if the operator has no keys.
     """
     if store is None:
         raise CoordinatorError(
-            "Expected an operator with keys, found one without; put key_by before it, or use operator state."
+            "Expected an operator with keys, found one without keys; put key_by before it, or use operator state."
         )
     return store
 
@@ -255,26 +261,26 @@ Acc = TypeVar("Acc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
-    """Which subtask of which operator a function runs in."""
+    """Operator, subtask and attempt in which a function runs."""
 
     task_name: str
-    """The uid of the operator."""
+    """Uid of the operator."""
     index_of_this_subtask: int
     number_of_parallel_subtasks: int
     max_number_of_parallel_subtasks: int
-    """The number of key groups."""
+    """Number of key groups."""
     attempt_number: int = 0
-    """How many tries of the task came before."""
+    """Number of earlier attempts of the task."""
     logical_date: datetime | None = None
-    """Of the Dag run; it is the same in each try."""
+    """Logical date of the Dag run, equal in all attempts."""
 
 
 class RuntimeContext:
     """
-    Where a function runs, and its keyed state; of use from ``open`` to ``close``.
+    Task information and keyed state, valid from ``open`` to ``close``.
 
-    :param task_info: Which subtask it is.
-    :param keyed_state_store: Keyed state, where the operator has keys.
+    :param task_info: Subtask in which the function runs.
+    :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
     """
 
     def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
@@ -284,44 +290,44 @@ class RuntimeContext:
 
     @property
     def task_info(self) -> TaskInfo:
-        """Return which subtask it is."""
+        """Return the subtask in which the function runs."""
         return self._task_info
 
     @property
     def logical_date(self) -> datetime | None:
-        """Return the logical date of the Dag run, ``None`` outside of one."""
+        """Return the logical date of the Dag run, or ``None`` outside of one."""
         return self._task_info.logical_date
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """
-        Return keyed state of one value.
+        Return keyed state with one value per key.
 
-        :raises CoordinatorError: on an operator without keys, or after ``close``.
+        :raises CoordinatorError: if the operator has no keys, or after ``close``.
         """
         return self._store().get_state(descriptor)
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return keyed state of many values; raises as ``get_state``."""
+        """Return keyed state with one list per key. Raises the same errors as :meth:`get_state`."""
         return self._store().get_list_state(descriptor)
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return keyed state that joins each value to those before; raises as ``get_state``."""
+        """Return keyed state that reduces added values. Raises the same errors as :meth:`get_state`."""
         return self._store().get_reducing_state(descriptor)
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return keyed state of an accumulator; raises as ``get_state``."""
+        """Return keyed state that aggregates added values. Raises the same errors as :meth:`get_state`."""
         return self._store().get_aggregating_state(descriptor)
 
     def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return keyed state into which values are folded; raises as ``get_state``."""
+        """Return keyed state that folds added values. Raises the same errors as :meth:`get_state`."""
         return self._store().get_folding_state(descriptor)
 
     def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return keyed state of entries; raises as ``get_state``."""
+        """Return keyed state with one map per key. Raises the same errors as :meth:`get_state`."""
         return self._store().get_map_state(descriptor)
 
     def end(self) -> None:
-        """End the use; what runs the function calls it after ``close``."""
+        """End the validity of the context. Called by the operator after ``close``."""
         self._span.close()
 
     def _store(self) -> KeyedStateStore:
@@ -331,12 +337,12 @@ class RuntimeContext:
 
 class ManagedInitializationContext:
     """
-    The stores of state, and what they were restored from; of use during ``initialize_state``.
+    State stores and restored checkpoint, valid during ``initialize_state``.
 
-    :param is_restored: Whether the run restores and this operator is in what it restores, with state or without.
+    :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
     :param operator_state_store: State of the subtask.
-    :param keyed_state_store: State of its keys, where the operator has keys.
-    :param restored_checkpoint_id: Of the checkpoint that was restored.
+    :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
+    :param restored_checkpoint_id: Id of the restored checkpoint.
     """
 
     def __init__(
@@ -355,7 +361,7 @@ class ManagedInitializationContext:
 
     def is_restored(self) -> bool:
         """
-        Tell whether the run restores and this operator is in what it restores, with state or without.
+        Return whether the restored checkpoint contains the operator, with or without state.
 
         :raises CoordinatorError: after ``initialize_state``.
         """
@@ -364,7 +370,7 @@ class ManagedInitializationContext:
 
     def get_restored_checkpoint_id(self) -> int | None:
         """
-        Return the id of the checkpoint that was restored, ``None`` if nothing was.
+        Return the id of the restored checkpoint, or ``None`` without a restore.
 
         :raises CoordinatorError: after ``initialize_state``.
         """
@@ -373,7 +379,7 @@ class ManagedInitializationContext:
 
     def get_operator_state_store(self) -> OperatorStateStore:
         """
-        Return the store of what belongs to the subtask.
+        Return the store of operator state.
 
         :raises CoordinatorError: after ``initialize_state``.
         """
@@ -382,24 +388,24 @@ class ManagedInitializationContext:
 
     def get_keyed_state_store(self) -> KeyedStateStore:
         """
-        Return the store of what belongs to keys.
+        Return the store of keyed state.
 
-        :raises CoordinatorError: on an operator without keys, or after ``initialize_state``.
+        :raises CoordinatorError: if the operator has no keys, or after ``initialize_state``.
         """
         self._span.require()
         return require_keyed(self._keyed_state_store)
 
     def end(self) -> None:
-        """End the use; what runs the function calls it."""
+        """End the validity of the context. Called by the operator."""
         self._span.close()
 
 
 class FunctionInitializationContext(ManagedInitializationContext):
-    """What a function is given to ask for its state; of use during ``initialize_state``."""
+    """Initialization context of a function, valid during ``initialize_state``."""
 
     def get_managed_initialization_context(self) -> ManagedInitializationContext:
         """
-        Return the part that is about state that a backend manages.
+        Return the context of managed state.
 
         :raises CoordinatorError: after ``initialize_state``.
         """
@@ -409,9 +415,9 @@ class FunctionInitializationContext(ManagedInitializationContext):
 
 class StateInitializationContext(FunctionInitializationContext):
     """
-    The stores of state, and what the function wrote by itself into streams of its own.
+    Initialization context with restored raw operator state.
 
-    :param raw_operator_state: That, piece by piece.
+    :param raw_operator_state: Partitions of the raw operator state.
     """
 
     def __init__(
@@ -433,7 +439,7 @@ class StateInitializationContext(FunctionInitializationContext):
 
     def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
         """
-        Return the partitions that the function wrote into its raw operator state.
+        Return the restored partitions of the raw operator state.
 
         :raises CoordinatorError: after ``initialize_state``.
         """

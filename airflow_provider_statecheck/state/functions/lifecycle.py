@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 class FunctionLifecycle:
     """
-    Calls what a function has of ``initialize_state``, ``open``, ``snapshot_state`` and ``close``; other objects are left alone.
+    Lifecycle calls of one user function: ``initialize_state``, ``open``, ``snapshot_state`` and ``close``.
 
-    :param function: The user's.
-    :param task_info: Where it runs.
+    Methods that the function does not have are skipped.
+
+    :param function: User function.
+    :param task_info: Subtask in which it runs.
     """
 
     def __init__(self, function: object, task_info: TaskInfo) -> None:
@@ -51,13 +53,13 @@ class FunctionLifecycle:
         raw_operator_state: Iterable[StatePartitionStreamProvider] = (),
     ) -> None:
         """
-        Let the function ask for its state, and open it.
+        Initialize the state of the function, then open it.
 
-        :param is_restored: Whether the run restores and this operator is in what it restores, with state or without.
+        :param is_restored: Whether the restored checkpoint contains the operator, with or without state.
         :param operator_state_store: State of the subtask.
-        :param keyed_state_store: State of its keys, where the operator has keys.
-        :param restored_checkpoint_id: Of the checkpoint that was restored.
-        :param raw_operator_state: What the function wrote by itself.
+        :param keyed_state_store: State of the keys, or ``None`` for an operator without keys.
+        :param restored_checkpoint_id: Id of the restored checkpoint.
+        :param raw_operator_state: Partitions of the raw operator state.
         """
         context = StateInitializationContext(
             is_restored=is_restored,
@@ -73,12 +75,12 @@ class FunctionLifecycle:
         self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory | None = None
     ) -> tuple[OperatorStateHandle, ...]:
         """
-        Let the function bring its state up to date, and return the raw state that it wrote; backends are asked after this.
+        Call ``snapshot_state`` and return the handles of raw state. The state backends take their snapshots afterwards.
 
-        :param checkpoint_id: Of the checkpoint.
-        :param timestamp: When it was triggered, in milliseconds since 1970.
-        :param streams: What opens streams of the checkpoint.
-        :raises CheckpointException: for whatever the function raised; the task fails.
+        :param checkpoint_id: Id of the checkpoint.
+        :param timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
+        :param streams: Stream factory of the checkpoint.
+        :raises CheckpointException: if the function raises; the task fails.
         """
         if not isinstance(self._function, CheckpointedFunction):
             return ()
@@ -92,7 +94,7 @@ class FunctionLifecycle:
             context.end()
 
     def close(self) -> None:
-        """Close the function, once; also one that could not be opened."""
+        """Close the function once, even if it was never opened."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -117,34 +119,36 @@ class FunctionLifecycle:
 
 
 def overrides(function: object, base: type, method: str) -> bool:
-    """Tell whether an object has a method of its own in place of its base's, by its class or by itself."""
-    own = getattr(function, method, None)
-    return own is not None and getattr(own, "__func__", own) is not getattr(base, method)
+    """Return whether an object overrides a method of its base, in its class or on the instance."""
+    found = getattr(function, method, None)
+    return found is not None and getattr(found, "__func__", found) is not getattr(base, method)
 
 
 def processes_batches(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
-    """Tell whether a function takes tables."""
+    """Return whether the function defines ``process_batch``."""
     return overrides(function, KeyedProcessFunction, "process_batch")
 
 
 def processes_elements(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
-    """Tell whether a function takes single elements."""
+    """Return whether the function defines ``process_element``."""
     return overrides(function, KeyedProcessFunction, "process_element")
 
 
 def wants_end_of_input(function: KeyedProcessFunction[Any, Any, Any]) -> bool:
-    """Tell whether a function is asked for each key at the end of the input."""
+    """Return whether the function defines ``on_end_of_input``."""
     return overrides(function, KeyedProcessFunction, "on_end_of_input")
 
 
 def require_keyed_process_function(function: object) -> None:
     """
-    Refuse what cannot be given elements of a key.
+    Require a function that processes elements or batches.
 
-    :raises InvalidConfigurationError: for another object, a class, or a function that takes neither elements nor tables.
+    :raises InvalidConfigurationError: for another object, a class, or a function without a process method.
     """
     if not isinstance(function, KeyedProcessFunction):
-        raise InvalidConfigurationError(f"Expected an object of a KeyedProcessFunction, found {function!r}.")
+        raise InvalidConfigurationError(
+            f"Expected an object of a KeyedProcessFunction, found {function!r}; pass an instance."
+        )
     if not (processes_elements(function) or processes_batches(function)):
         raise InvalidConfigurationError(
             f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them."

@@ -17,37 +17,37 @@ from airflow_provider_statecheck.state.functions.contexts import (
 
 
 class CheckpointedFunction(ABC):
-    """Gets its state before it is opened, and a last word on it before each checkpoint."""
+    """Function with managed state and a hook before each checkpoint."""
 
     @abstractmethod
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         """
-        Ask for state; called once, before ``open``.
+        Register the state of the function. Called once, before ``open``.
 
-        :param context: The stores of state, and whether they were restored; of no use after the call.
+        :param context: State stores and restored checkpoint, valid during the call.
         """
 
     @abstractmethod
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
         """
-        Bring the state up to date; whatever is in it after the call is in the checkpoint.
+        Update the state before a checkpoint. The checkpoint contains the state as it is after the call.
 
-        :param context: Which checkpoint it is; of no use after the call.
+        :param context: Current checkpoint, valid during the call.
         """
 
 
 class RichFunction:
-    """Opened before the first element and closed after the last; both do nothing unless they are overridden."""
+    """Function with hooks before the first and after the last element. Both do nothing by default."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         """
-        Prepare the work; called once, after the state was initialized.
+        Prepare the function. Called once, after the state is initialized.
 
-        :param runtime_context: Which subtask this is, and its keyed state.
+        :param runtime_context: Task information and keyed state.
         """
 
     def close(self) -> None:
-        """Give up what ``open`` took; called once, after a failure too."""
+        """Release the resources of ``open``. Called once, also after a failure."""
 
 
 In = TypeVar("In")
@@ -55,19 +55,82 @@ Out = TypeVar("Out")
 
 
 class MapFunction(ABC, Generic[In, Out]):
-    """Turns each element into one other."""
+    """Function that maps each element to one element."""
 
     @abstractmethod
     def map(self, value: In) -> Out:
-        """Return what an element becomes."""
+        """Return the element for an input element."""
 
 
 class RichMapFunction(MapFunction[In, Out], RichFunction):
-    """A map function that is opened and closed."""
+    """Map function with ``open`` and ``close``."""
 
 
-class _CalledMapFunction(MapFunction[In, Out]):
-    """A plain function in the place of an object."""
+class FlatMapFunction(ABC, Generic[In, Out]):
+    """Function that maps each element to zero or more elements."""
+
+    @abstractmethod
+    def flat_map(self, value: In) -> Iterable[Out]:
+        """Return the elements for an input element; may be a generator."""
+
+
+class RichFlatMapFunction(FlatMapFunction[In, Out], RichFunction):
+    """Flat map function with ``open`` and ``close``."""
+
+
+K = TypeVar("K")
+
+
+class KeyedProcessFunction(RichFunction, Generic[K, In, Out]):
+    """
+    Function that processes elements with the state of their key.
+
+    A subclass defines ``process_element`` or ``process_batch``. If it defines both, ``process_batch`` is called.
+    """
+
+    def process_element(self, value: In, context: KeyedContext[K]) -> Iterable[Out] | None:
+        """
+        Process one element and return the output elements; may be a generator.
+
+        :param context: Key and timestamp of the element, valid during the call.
+        """
+        raise NotImplementedError
+
+    def process_batch(self, table: Any, context: KeyedBatchContext) -> Any:
+        """
+        Process an Arrow table with elements of many keys.
+
+        :param context: Distinct keys of the table and their state as columns, valid during the call.
+        :return: Arrow table of output elements, or ``None``.
+        """
+        raise NotImplementedError
+
+    def on_end_of_input(self, context: KeyedContext[K]) -> Iterable[Out] | None:
+        """
+        Return the output of a key at the end of a bounded input. Called once for each key with state.
+
+        :param context: Current key, valid during the call.
+        """
+        return None
+
+
+def as_map_function(function: MapFunction[In, Out] | Callable[[In], Out]) -> MapFunction[In, Out]:
+    """
+    Return a map function, wrapping a plain function.
+
+    :raises InvalidConfigurationError: for another object, or for a class instead of an instance.
+    """
+    if isinstance(function, MapFunction):
+        return function
+    if isinstance(function, type) or not callable(function):
+        raise InvalidConfigurationError(
+            f"Expected a function of one element or an object of a MapFunction, found {function!r}; pass one of them."
+        )
+    return _PlainMapFunction(function)
+
+
+class _PlainMapFunction(MapFunction[In, Out]):
+    """Adapter of a plain function."""
 
     def __init__(self, function: Callable[[In], Out]) -> None:
         self._function = function
@@ -76,90 +139,28 @@ class _CalledMapFunction(MapFunction[In, Out]):
         return self._function(value)
 
 
-def as_map_function(function: MapFunction[In, Out] | Callable[[In], Out]) -> MapFunction[In, Out]:
+def as_flat_map_function(
+    function: FlatMapFunction[In, Out] | Callable[[In], Iterable[Out]],
+) -> FlatMapFunction[In, Out]:
     """
-    Return a map function, made of a plain function if need be.
+    Return a flat map function, wrapping a plain function.
 
-    :raises InvalidConfigurationError: for what is neither, such as the class in place of an object of it.
+    :raises InvalidConfigurationError: for another object, or for a class instead of an instance.
     """
-    if isinstance(function, MapFunction):
+    if isinstance(function, FlatMapFunction):
         return function
     if isinstance(function, type) or not callable(function):
         raise InvalidConfigurationError(
-            f"Expected a function of one element, or an object of a MapFunction, found {function!r}."
+            f"Expected a function of one element or an object of a FlatMapFunction, found {function!r}; pass one of them."
         )
-    return _CalledMapFunction(function)
+    return _PlainFlatMapFunction(function)
 
 
-class FlatMapFunction(ABC, Generic[In, Out]):
-    """Turns each element into none, one or more others."""
-
-    @abstractmethod
-    def flat_map(self, value: In) -> Iterable[Out]:
-        """Return what an element becomes; it may be a generator."""
-
-
-class RichFlatMapFunction(FlatMapFunction[In, Out], RichFunction):
-    """A flat map function that is opened and closed."""
-
-
-class _CalledFlatMapFunction(FlatMapFunction[In, Out]):
-    """A plain function in the place of an object."""
+class _PlainFlatMapFunction(FlatMapFunction[In, Out]):
+    """Adapter of a plain function."""
 
     def __init__(self, function: Callable[[In], Iterable[Out]]) -> None:
         self._function = function
 
     def flat_map(self, value: In) -> Iterable[Out]:
         return self._function(value)
-
-
-def as_flat_map_function(
-    function: FlatMapFunction[In, Out] | Callable[[In], Iterable[Out]],
-) -> FlatMapFunction[In, Out]:
-    """
-    Return a flat map function, made of a plain function if need be.
-
-    :raises InvalidConfigurationError: for what is neither, such as the class in place of an object of it.
-    """
-    if isinstance(function, FlatMapFunction):
-        return function
-    if isinstance(function, type) or not callable(function):
-        raise InvalidConfigurationError(
-            f"Expected a function of one element, or an object of a FlatMapFunction, found {function!r}."
-        )
-    return _CalledFlatMapFunction(function)
-
-
-K = TypeVar("K")
-
-
-class KeyedProcessFunction(RichFunction, Generic[K, In, Out]):
-    """
-    Gets elements in the scope of their key.
-
-    A subclass has ``process_element`` or ``process_batch``; where it has both, batches are taken.
-    """
-
-    def process_element(self, value: In, context: KeyedContext[K]) -> Iterable[Out] | None:
-        """
-        Take one element and return what to emit; it may be a generator.
-
-        :param context: The key, and the time of the element; of no use after the call.
-        """
-        raise NotImplementedError
-
-    def process_batch(self, table: Any, context: KeyedBatchContext) -> Any:
-        """
-        Take elements of many keys as an Arrow table, and return one of what to emit, or ``None``.
-
-        :param context: The distinct keys of the table, and their state as columns; of no use after the call.
-        """
-        raise NotImplementedError
-
-    def on_end_of_input(self, context: KeyedContext[K]) -> Iterable[Out] | None:
-        """
-        Say what to emit for a key at the end of a bounded input; called once for each key that has state.
-
-        :param context: The key; of no use after the call.
-        """
-        return None

@@ -1,4 +1,4 @@
-"""Base of keyed state backends: the current key, registered states, and namespaces."""
+"""Base class of keyed state backends: current key, registered states and namespaces."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def create_state(
     operator: str,
 ) -> State:
     """
-    Return a state over its table, with all that the descriptor wants of it.
+    Return the state of a descriptor over its table.
 
-    :param operator: What users call the operator, for errors.
+    :param operator: Operator name for errors.
     """
     values = StateValues(registered, operator)
     ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
@@ -118,9 +118,9 @@ def _single_state(
 
 def require_mergeable(state: State) -> MergeableState:
     """
-    Return a state whose namespaces can be merged.
+    Require a state whose namespaces can be merged.
 
-    :raises InvalidConfigurationError: for one of another kind.
+    :raises InvalidConfigurationError: for a state of another kind.
     """
     if not isinstance(state, ListState | ReducingState | AggregatingState):
         raise InvalidConfigurationError(
@@ -134,26 +134,27 @@ _SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZ
 
 def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
     """
-    Refuse a descriptor that means another state than the one of its name.
+    Require a descriptor that is equal to the first one of its name.
 
-    :raises InvalidConfigurationError: for another kind, other types, or a time to live where there was none.
+    :raises InvalidConfigurationError: for another kind, other types or another time to live.
     """
-    differs = _difference(known, wanted)
-    if differs:
+    difference = _difference(known, wanted)
+    if difference:
         raise InvalidConfigurationError(
-            f"Expected the state {wanted.name} to be what it was at first, found {differs}; use another name for another state."
+            f"Expected the descriptor of state {wanted.name} to be equal to its first one, found {difference}; use another name "
+            f"for another state."
         )
 
 
 def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
     """
-    Return a state with the serializers that its restored data asks for.
+    Return a state with serializers reconfigured for its restored data.
 
-    :raises StateMigrationError: for another kind, or if the restored data cannot go on with the serializers.
+    :raises StateMigrationError: for another kind or incompatible types.
     """
     if restored.kind is not wanted.kind:
         raise StateMigrationError(
-            f"Expected {wanted.name} to be the {restored.kind} state that was restored, found a {wanted.kind} state; use another "
+            f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "
             f"name for another state."
         )
     verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
@@ -166,31 +167,31 @@ def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredSt
 
 def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
     """
-    Return how restored data goes on with a serializer.
+    Return the compatibility of restored data with a serializer.
 
-    :raises StateMigrationError: if it cannot.
+    :raises StateMigrationError: if they are incompatible.
     """
-    return _possible(name, serializer.resolve_compatibility(old), serializer, old)
+    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
 
 
 def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
     """
-    Return how restored keys of a map go on with a serializer.
+    Return the compatibility of restored user keys with a serializer.
 
-    :raises StateMigrationError: if they cannot, or if two of them could become one.
+    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
     """
     verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
-    return _possible(name, verdict, serializer, old)
+    return _require_compatible(name, verdict, serializer, old)
 
 
-def _possible(
+def _require_compatible(
     name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
 ) -> Compatibility:
     if verdict.outcome is Outcome.INCOMPATIBLE:
         raise StateMigrationError(
-            f"Expected the state {name} to be of a type that can go on with {describe(old)}, found "
-            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name for a "
-            f"new state.",
+            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
+            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
+            f"for a new state.",
             state=name,
         )
     return verdict
@@ -199,29 +200,33 @@ def _possible(
 def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
     if wanted.kind is not known.kind:
         return f"a {wanted.kind} state in place of a {known.kind} state"
-    if not _goes_on(wanted.serializer, known.serializer):
+    if not _is_same_type(wanted.serializer, known.serializer):
         return f"{describe(wanted.serializer.snapshot())} in place of {describe(known.serializer.snapshot())}"
-    if known.key_serializer and wanted.key_serializer and not _goes_on(wanted.key_serializer, known.key_serializer):
+    if (
+        known.key_serializer
+        and wanted.key_serializer
+        and not _is_same_type(wanted.key_serializer, known.key_serializer)
+    ):
         return f"keys of {describe(wanted.key_serializer.snapshot())} in place of {describe(known.key_serializer.snapshot())}"
     return "another time to live" if wanted.ttl != known.ttl else None
 
 
-def _goes_on(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
+def _is_same_type(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
     return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME
 
 
 class AbstractKeyedStateBackend(ABC):
     """
-    The keyed state of one subtask.
+    Keyed state of one subtask.
 
-    It is used by one thread; only what ``snapshot`` returns may run in another.
+    A backend belongs to one thread. Only the snapshots that it returns may run in another one.
 
-    :param key_serializer: What keys are.
-    :param number_of_key_groups: The maximum parallelism of the operator.
-    :param key_group_range: The key groups of this subtask.
-    :param now_ms: Gives the time by which state expires, in milliseconds.
-    :param operator_name: What users call the operator, for errors.
-    :raises InvalidConfigurationError: for a range that is not within the key groups.
+    :param key_serializer: Serializer of the keys.
+    :param number_of_key_groups: Maximum parallelism of the operator.
+    :param key_group_range: Key groups of the subtask.
+    :param now_ms: Returns the time for expiry in milliseconds.
+    :param operator_name: Operator name for errors.
+    :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
     def __init__(
@@ -240,22 +245,22 @@ class AbstractKeyedStateBackend(ABC):
         self.operator_name = operator_name
         self.store: KeyedStateStore = DefaultKeyedStateStore(self)
         self._now_ms = now_ms
-        # Looked at for each element.
+        # Cached, because set_current_key reads them for each element.
         self._first, self._last = key_group_range.start, key_group_range.end
-        self._has_parts = len(key_serializer.fields) > 1
+        self._is_composite = len(key_serializer.fields) > 1
         self._context = KeyContext()
         self._registered: dict[str, RegisteredState] = {}
         self._tables: dict[str, StateTable | MapTable] = {}
         self._states: dict[str, tuple[StateDescriptor[Any], State]] = {}
         self._unclaimed: dict[str, StateSchema] = {}
-        """Restored states that no descriptor asked for yet; a subclass fills it, and finds a name in it in ``_create_table``."""
+        """Restored states without a descriptor. A subclass adds them on restore and reads them in ``_create_table``."""
 
     @property
     def current_key(self) -> Any:
         """
-        Return the key that was set.
+        Return the current key.
 
-        :raises CoordinatorError: if there is none.
+        :raises CoordinatorError: without a current key.
         """
         self._context.require()
         return self._context.key
@@ -263,62 +268,62 @@ class AbstractKeyedStateBackend(ABC):
     @property
     def current_key_group(self) -> int:
         """
-        Return the key group of the key that was set.
+        Return the key group of the current key.
 
-        :raises CoordinatorError: if there is none.
+        :raises CoordinatorError: without a current key.
         """
         self._context.require()
         return self._context.key_group
 
     def set_current_key(self, key: Any, key_group: int | None = None) -> None:
         """
-        Let all states speak of a key.
+        Set the current key of all states.
 
-        :param key_group: Its key group, if the caller knows it; then the key has to be in its normalized form.
-        :raises InvalidConfigurationError: for a key that is or has a null, and for a key group of another subtask.
-        :raises UnsupportedStateError: for a key of another type.
+        :param key_group: Key group of the key, if known; the key must then be normalized.
+        :raises InvalidConfigurationError: if the key is null or contains null, or belongs to another subtask.
+        :raises UnsupportedStateError: if the key has another type.
         """
-        if key is None or self._has_parts:
+        if key is None or self._is_composite:
             self.key_serializer.require(key)
         if key_group is None:
             key = self.key_serializer.normalized(key)
             key_group = self.key_serializer.key_group_of(key, self.number_of_key_groups)
         if not self._first <= key_group <= self._last:
-            raise _foreign(key, key_group, self.key_group_range)
+            raise _foreign_key_error(key, key_group, self.key_group_range)
         context = self._context
         context.key = key
         context.key_group = key_group
 
     def unset_current_key(self) -> None:
-        """Let no state be used until there is a key again."""
+        """Unset the current key. State cannot be accessed until a key is set."""
         self._context.key = None
         self._context.key_group = NO_KEY_GROUP
 
     def get_partitioned_state(self, descriptor: StateDescriptor[Any], namespace: str = VOID_NAMESPACE) -> State:
         """
-        Return the state of a descriptor, which is registered at the first time; it always speaks of the current key.
+        Return the state of a descriptor for the current key. The first call registers it.
 
-        :raises InvalidConfigurationError: for a null namespace, or a name that is taken by another kind of state.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        :raises InvalidConfigurationError: if the namespace is ``None``, or the name belongs to another kind of state.
+        :raises StateMigrationError: if the descriptor is incompatible with restored state.
         """
         known = self._states.get(descriptor.name)
         if known is not None and known[0] is descriptor and namespace == VOID_NAMESPACE:
             return known[1]
         _require_namespace(namespace)
         state = self._register(descriptor)
-        made = create_state(
+        created = create_state(
             descriptor, state, self._tables[state.name], self._context, namespace, self._now_ms, self.operator_name
         )
         if namespace == VOID_NAMESPACE:
-            self._states[state.name] = (descriptor, made)
-        return made
+            self._states[state.name] = (descriptor, created)
+        return created
 
     def merge_namespaces(self, descriptor: StateDescriptor[Any], target: str, sources: Sequence[str]) -> None:
         """
-        Move what the current key has in some namespaces into another one.
+        Merge the state of the current key in the source namespaces into the target namespace.
 
-        :raises InvalidConfigurationError: for a null namespace, or a state of a kind that cannot be merged.
-        :raises CoordinatorError: if there is no current key.
+        :raises InvalidConfigurationError: if a namespace is ``None``, or the state cannot be merged.
+        :raises CoordinatorError: without a current key.
         """
         for namespace in (target, *sources):
             _require_namespace(namespace)
@@ -329,9 +334,9 @@ class AbstractKeyedStateBackend(ABC):
 
     def get_keys(self, name: str, namespace: str = VOID_NAMESPACE) -> Iterator[Any]:
         """
-        Return the keys that have a value of a state, each once, as they are now.
+        Return the distinct keys that have state under a name.
 
-        :raises InvalidConfigurationError: for a null namespace.
+        :raises InvalidConfigurationError: if the namespace is ``None``.
         """
         _require_namespace(namespace)
         table = self._tables.get(name)
@@ -341,9 +346,9 @@ class AbstractKeyedStateBackend(ABC):
         self, namespace: str, descriptor: StateDescriptor[Any], function: Callable[[Any, State], None]
     ) -> None:
         """
-        Call a function with each key that has a value of a state, while that key is the current one.
+        Call a function for each key of a state, with that key as the current key.
 
-        :raises InvalidConfigurationError: for a null namespace.
+        :raises InvalidConfigurationError: if the namespace is ``None``.
         """
         state = self.get_partitioned_state(descriptor, namespace)
         before = self._context.key, self._context.key_group
@@ -356,9 +361,9 @@ class AbstractKeyedStateBackend(ABC):
 
     def batch_state(self, descriptor: StateDescriptor[Any]) -> BatchState:
         """
-        Return a state of single values for many keys at once, without namespace.
+        Return the state of a descriptor for reads and writes of many keys at once, without a namespace.
 
-        :raises InvalidConfigurationError: for lists, maps and folded values.
+        :raises InvalidConfigurationError: for a list, map or folding state.
         """
         self.get_partitioned_state(descriptor)
         state = self._registered[descriptor.name]
@@ -367,48 +372,48 @@ class AbstractKeyedStateBackend(ABC):
         )
 
     def registered_states(self) -> tuple[RegisteredState, ...]:
-        """Return the states that descriptors asked for, in the order of their first time."""
+        """Return the states with a descriptor, in the order of registration."""
         return tuple(self._registered.values())
 
     def schemas(self) -> tuple[StateSchema, ...]:
-        """Return what the metadata says about each state, those included that were restored and not asked for."""
+        """Return the schemas of all states, including restored states without a descriptor."""
         return (*(state.schema() for state in self._registered.values()), *self._unclaimed.values())
 
     def advance_to(self, key_group: int) -> None:  # noqa: B027
-        """Take note that keys of lower groups are not touched before the next snapshot."""
+        """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027
-        """Take note that a checkpoint is complete, so that later snapshots may name its files."""
+        """Notify the backend of a completed checkpoint, whose files later snapshots may reference."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # noqa: B027
-        """Take note that the files of a checkpoint may be gone, so that later snapshots must not name them."""
+        """Notify the backend of an aborted checkpoint, whose files later snapshots must not reference."""
 
     @abstractmethod
     def num_entries(self) -> int:
-        """Return for how many keys and namespaces there is state, summed over all states."""
+        """Return the number of pairs of key and namespace with state, summed over all states."""
 
     @abstractmethod
     def snapshot(
         self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory
     ) -> StateSnapshot[KeyedStateHandle]:
         """
-        Capture the state as it is now; what is returned writes it, and later changes are not in it.
+        Capture the current state. The returned snapshot writes it without later changes.
 
-        :param checkpoint_id: Of the checkpoint.
-        :param timestamp: When it was triggered, in milliseconds.
-        :param streams: Where it is written.
+        :param checkpoint_id: Id of the checkpoint.
+        :param timestamp: Trigger time of the checkpoint in milliseconds since the epoch.
+        :param streams: Stream factory of the checkpoint.
         """
 
     @abstractmethod
     def _create_table(self, state: RegisteredState) -> StateTable | MapTable:
         """
-        Make the table of a state, with what was restored under its name.
+        Return the table of a state, filled with the restored state of its name.
 
-        :raises StateMigrationError: if that cannot go on with the serializers of the state.
+        :raises StateMigrationError: if the restored state is incompatible.
         """
 
     def dispose(self) -> None:
-        """Give up the state and end the snapshots that still run; without effect the second time."""
+        """Release the state and cancel running snapshots; idempotent."""
         self.unset_current_key()
         self._states.clear()
         self._tables.clear()
@@ -438,11 +443,13 @@ def _require_range(owned: KeyGroupRange, number_of_key_groups: int) -> None:
 
 def _require_namespace(namespace: str | None) -> None:
     if namespace is None:
-        raise InvalidConfigurationError("Expected a namespace, found None; state without one is in VOID_NAMESPACE.")
+        raise InvalidConfigurationError(
+            "Expected a namespace, found None; use VOID_NAMESPACE for state without a namespace."
+        )
 
 
-def _foreign(key: Any, key_group: int, owned: KeyGroupRange) -> InvalidConfigurationError:
+def _foreign_key_error(key: Any, key_group: int, owned: KeyGroupRange) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected a key of the key groups {owned.start} to {owned.end}, found {key!r} of key group {key_group}; keys must be "
-        f"partitioned as the state is."
+        f"Expected a key of the key groups {owned.start} to {owned.end}, found {key!r} of key group {key_group}; partition "
+        f"the keys by key group."
     )

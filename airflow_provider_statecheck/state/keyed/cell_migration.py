@@ -1,4 +1,4 @@
-"""How the cells of a restored state become those of the state that a descriptor asks for."""
+"""Migration of restored cells to the current types and time to live of a state."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _Migrate = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class MigratedCells:
-    """Arrow arrays after a migration, with the rows that expired."""
+    """Migrated Arrow arrays, with a mask of expired rows."""
 
     user_keys: Any
-    """Of a map's entries, ``None`` for other states."""
+    """User keys of map entries; ``None`` for other states."""
     cells: Any
     expired: Any = None
-    """An Arrow array that tells which of the rows nobody may see any more; ``None`` for none of them."""
+    """Boolean Arrow array that marks expired rows; ``None`` if no row is expired."""
 
     def living(self, column: Any) -> Any:
-        """Return what a column of the same rows has in those that are not expired."""
+        """Return a column of the same rows without the expired ones."""
         import pyarrow.compute as pc
 
         return column if self.expired is None else column.filter(pc.invert(self.expired))
@@ -34,9 +34,10 @@ class MigratedCells:
 @dataclass(frozen=True, slots=True)
 class CellMigration:
     """
-    Changes types where they evolved, and adds or takes away the times of values that expire.
+    Migration of the types and timestamps of cells.
 
-    Values that get a time to live were last used now; of those that lose it, the expired ones are dropped.
+    Values that gain a time to live get the current time as their last use. Expired values of a state that loses it are
+    dropped.
     """
 
     is_list: bool
@@ -45,20 +46,20 @@ class CellMigration:
     had_times: bool
     has_times: bool
     lifetime_ms: int | None
-    """Of the restored values, where that is known."""
+    """Time to live of the restored values in milliseconds, if known."""
     now_ms: int
 
     @property
     def lets_expire(self) -> bool:
-        """Tell whether some rows may be expired."""
+        """Return whether the migration may find expired rows."""
         return self.had_times and not self.has_times and self.lifetime_ms is not None
 
     @classmethod
     def of(cls, old: StateSchema, new: RegisteredState, now_ms: int) -> CellMigration | None:
         """
-        Return what is to be done with restored cells, ``None`` if they go on as they are.
+        Return the migration of restored cells, or ``None`` if they need none.
 
-        :raises StateMigrationError: if they cannot.
+        :raises StateMigrationError: if the types are incompatible.
         """
         migration = cls(
             is_list=new.kind is StateKind.LIST,
@@ -73,7 +74,7 @@ class CellMigration:
         return migration if changes else None
 
     def migrated(self, cells: Any, user_keys: Any = None) -> MigratedCells:
-        """Return the new form of cells, and of the user keys if it is a map."""
+        """Migrate cells, and the user keys of a map."""
         new, expired = self._lists(cells) if self.is_list else self._elements(cells)
         return MigratedCells(user_keys if self.migrate_keys is None else self.migrate_keys(user_keys), new, expired)
 
@@ -84,7 +85,7 @@ class CellMigration:
         new = values if self.migrate is None else self.migrate(values)
         if self.had_times is self.has_times and not self.had_times:
             return new, None
-        times = pc.struct_field(elements, "last_access_ms") if self.had_times else self._now(len(elements))
+        times = pc.struct_field(elements, "last_access_ms") if self.had_times else self._repeated_now(len(elements))
         return (_with_times(new, times), None) if self.has_times else (new, self._expired(times))
 
     def _lists(self, cells: Any) -> tuple[Any, Any]:
@@ -96,7 +97,7 @@ class CellMigration:
         lists = lists_of(elements.living(new), elements.living(pc.list_parent_indices(cells)), len(cells))
         return lists, None if expired is None else pc.equal(pc.list_value_length(lists), pa.scalar(0, pa.int32()))
 
-    def _now(self, length: int) -> Any:
+    def _repeated_now(self, length: int) -> Any:
         import pyarrow as pa
 
         return pa.repeat(pa.scalar(self.now_ms, pa.int64()), length)
@@ -106,7 +107,7 @@ class CellMigration:
 
         if self.lifetime_ms is None:
             return None
-        # Where there is no time there is no value either.
+        # A null timestamp belongs to a null value.
         return pc.fill_null(pc.less_equal(times, self.now_ms - self.lifetime_ms), True)
 
 

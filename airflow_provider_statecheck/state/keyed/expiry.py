@@ -1,4 +1,4 @@
-"""Expiry of values by time to live."""
+"""Expiry of keyed state by time to live."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 class TimeToLive:
     """
-    Tells what is expired, and renews what is read.
+    Expiry and renewal of values.
 
-    :param config: How long values live, and what renews them.
-    :param now_ms: The time, in milliseconds.
+    :param config: Time to live of the state.
+    :param now_ms: Returns the current time in milliseconds.
     """
 
     __slots__ = ("_lifetime", "_now_ms", "renews_on_read", "shows_expired")
@@ -32,26 +32,26 @@ class TimeToLive:
         self.shows_expired = config.state_visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
 
     def stamped(self, value: Any) -> TtlValue:
-        """Return a value as it is stored now."""
+        """Return a value with the current time as its last use."""
         return TtlValue(value, self._now_ms())
 
     def is_expired(self, stored: TtlValue) -> bool:
-        """Tell whether a value has lived as long as it may."""
+        """Return whether a stored value is expired."""
         return stored.last_access_ms + self._lifetime <= self._now_ms()
 
     def renewed(self, stored: TtlValue) -> TtlValue:
-        """Return a live value as it is stored after reading; the same one if reading does not renew."""
+        """Return the stored form of a live value after a read; the same object if reads do not renew."""
         return self.stamped(stored.value) if self.renews_on_read else stored
 
     def after_read(self, stored: list[TtlValue]) -> list[TtlValue]:
-        """Return what stays of values that were read; the same list if nothing changes."""
+        """Return the live values after a read; the same list if nothing changes."""
         live = [value for value in stored if not self.is_expired(value)]
         if self.renews_on_read:
             return [self.stamped(value.value) for value in live]
         return stored if len(live) == len(stored) else live
 
     def stamped_column(self, values: Any) -> Any:
-        """Return an Arrow array of values as it is stored now, null where there is none."""
+        """Return an Arrow array of values with the current time as their last use; null stays null."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -59,23 +59,23 @@ class TimeToLive:
         return pa.StructArray.from_arrays([values, times], names=["value", "last_access_ms"], mask=pc.is_null(values))
 
     def expired_column(self, stored: Any) -> Any:
-        """Tell for each stored value whether it has lived as long as it may; not where there is none."""
+        """Return a boolean Arrow array that marks expired values; ``False`` for null."""
         import pyarrow.compute as pc
 
         oldest = self._now_ms() - self._lifetime
         return pc.fill_null(pc.less_equal(pc.struct_field(stored, "last_access_ms"), oldest), False)
 
     def unexpired_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values of those that are not expired, null in place of the others."""
+        """Return the values with null for expired ones."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        # A null index is a null value, of any type.
+        # take() returns null for a null index, whatever the type.
         rows = pc.if_else(expired, pa.scalar(None, pa.int64()), pa.array(range(len(stored)), pa.int64()))
         return pc.struct_field(stored, "value").take(rows)
 
     def visible_column(self, stored: Any, expired: Any) -> Any:
-        """Return the values that can be seen, null in place of the others."""
+        """Return the values with null for those that reads may not return."""
         import pyarrow.compute as pc
 
         return pc.struct_field(stored, "value") if self.shows_expired else self.unexpired_column(stored, expired)
@@ -83,10 +83,10 @@ class TimeToLive:
 
 class TtlCells:
     """
-    Shows the values that are not expired; what is found expired is removed.
+    State table that hides expired values and removes those that it reads.
 
-    :param table: Holds a ``TtlValue`` for each value.
-    :param time_to_live: What expires when.
+    :param table: Table of ``TtlValue``.
+    :param time_to_live: Expiry of the values.
     """
 
     def __init__(self, table: StateTable, time_to_live: TimeToLive) -> None:
@@ -94,7 +94,7 @@ class TtlCells:
         self._ttl = time_to_live
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        """Return the value, or ``None`` where there is none that can be seen."""
+        """Return the value, or ``None`` if there is none or it is expired."""
         stored = self._table.get(key, key_group, namespace)
         if stored is None:
             return None
@@ -107,7 +107,7 @@ class TtlCells:
         return stored.value
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value, which lives from now on."""
+        """Set the value with the current time."""
         self._table.put(key, key_group, namespace, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
@@ -115,18 +115,18 @@ class TtlCells:
         self._table.remove(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have a value, expired ones that nobody read included."""
+        """Return the keys that have a value, including expired values that were not removed yet."""
         return self._table.keys(namespace)
 
     def get_batch(self, keys: KeyBatch) -> Any:
-        """Return an Arrow array of the values of distinct keys, null where there is none that can be seen."""
+        """Return an Arrow array of the values of distinct keys; null for a key without a visible value."""
         stored = self._table.get_batch(keys)
         expired = self._ttl.expired_column(stored)
         self._after_read(keys, stored, expired)
         return self._ttl.visible_column(stored, expired)
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys, which live from now on; null removes."""
+        """Set the values of distinct keys with the current time; null removes."""
         self._table.put_batch(keys, self._ttl.stamped_column(values))
 
     def _after_read(self, keys: KeyBatch, stored: Any, expired: Any) -> None:
@@ -138,16 +138,16 @@ class TtlCells:
             self._table.put_batch(keys, self._ttl.stamped_column(live))
         elif expired.true_count:
             columns = tuple(pc.filter(column, expired) for column in keys.columns)
-            gone = KeyBatch(pc.filter(keys.key_groups, expired), columns)
-            self._table.put_batch(gone, pa.nulls(len(gone), stored.type))
+            expired_keys = KeyBatch(pc.filter(keys.key_groups, expired), columns)
+            self._table.put_batch(expired_keys, pa.nulls(len(expired_keys), stored.type))
 
 
 class TtlEntries:
     """
-    Shows the entries that are not expired; what is found expired is removed.
+    Map table that hides expired entries and removes those that it reads.
 
-    :param table: Holds a ``TtlValue`` for each value.
-    :param time_to_live: What expires when.
+    :param table: Table of ``TtlValue``.
+    :param time_to_live: Expiry of the entries.
     """
 
     def __init__(self, table: MapTable, time_to_live: TimeToLive) -> None:
@@ -155,19 +155,19 @@ class TtlEntries:
         self._ttl = time_to_live
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``None`` where there is none that can be seen."""
+        """Return the value of an entry, or ``None`` if there is none or it is expired."""
         stored = self._table.get(key, key_group, namespace, user_key)
-        if stored is None or not self._is_seen(key, key_group, namespace, user_key, stored):
+        if stored is None or not self._is_visible(key, key_group, namespace, user_key, stored):
             return None
         return stored.value
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
-        """Tell whether there is an entry that can be seen."""
+        """Return whether there is a visible entry."""
         stored = self._table.get(key, key_group, namespace, user_key)
-        return stored is not None and self._is_seen(key, key_group, namespace, user_key, stored)
+        return stored is not None and self._is_visible(key, key_group, namespace, user_key, stored)
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
-        """Set an entry, which lives from now on."""
+        """Set an entry with the current time."""
         self._table.put(key, key_group, namespace, user_key, self._ttl.stamped(value))
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
@@ -175,27 +175,27 @@ class TtlEntries:
         self._table.remove(key, key_group, namespace, user_key)
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
-        """Return the entries that can be seen; each is read when the iterator comes to it."""
-        found = self._table.entries(key, key_group, namespace)
+        """Return the visible entries. Each is read when the iterator reaches it."""
+        entries = self._table.entries(key, key_group, namespace)
         return (
             (user_key, stored.value)
-            for user_key, stored in found
-            if self._is_seen(key, key_group, namespace, user_key, stored)
+            for user_key, stored in entries
+            if self._is_visible(key, key_group, namespace, user_key, stored)
         )
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
-        """Tell whether a key has no entry that can be seen."""
+        """Return whether the key has no visible entry."""
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of a key."""
+        """Remove all entries of the key."""
         self._table.clear(key, key_group, namespace)
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have an entry, expired ones that nobody read included."""
+        """Return the keys that have an entry, including expired entries that were not removed yet."""
         return self._table.keys(namespace)
 
-    def _is_seen(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
+    def _is_visible(self, key: Any, key_group: int, namespace: str, user_key: Any, stored: TtlValue) -> bool:
         if self._ttl.is_expired(stored):
             self._table.remove(key, key_group, namespace, user_key)
             return self._ttl.shows_expired
@@ -207,11 +207,11 @@ class TtlEntries:
 
 def unexpired(state: RegisteredState, cells: Any, now_ms: int) -> tuple[Any, Any]:
     """
-    Return the cells of a state with a time to live without their expired elements, and which of the cells are kept.
+    Remove expired elements from the cells of a state with a time to live.
 
-    :param cells: An Arrow array.
-    :param now_ms: The time.
-    :return: An Arrow array of the same length, and one of truth values.
+    :param cells: Arrow array of cells.
+    :param now_ms: Current time in milliseconds.
+    :return: Arrow array of equal length, and a boolean array that marks the live cells.
     """
     import pyarrow.compute as pc
 

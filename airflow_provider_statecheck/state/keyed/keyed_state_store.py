@@ -1,4 +1,4 @@
-"""The store of keyed state that functions use, for single keys and for batches."""
+"""Keyed state stores of user functions, and batch access to keyed state."""
 
 from __future__ import annotations
 
@@ -45,92 +45,95 @@ Acc = TypeVar("Acc")
 
 class KeyedStateStore(Protocol):
     """
-    Gives the states of a function.
+    Registry of the keyed states of a function.
 
-    Each method registers a state at the first time and gives the same one afterwards. It raises ``InvalidConfigurationError``
-    for a descriptor of another kind and for a name that another kind of state has, and ``StateMigrationError`` if restored
-    state cannot go on with the descriptor.
+    The first call with a descriptor registers its state, and later calls return the same state. Each method raises
+    ``InvalidConfigurationError`` for a descriptor of another kind or a name that belongs to another kind of state, and
+    ``StateMigrationError`` if the descriptor is incompatible with restored state.
     """
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return a state of one value."""
+        """Return a state with one value per key."""
         ...
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a state of a list."""
+        """Return a state with one list per key."""
         ...
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return a state into which values are reduced."""
+        """Return a state that reduces added values."""
         ...
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return a state into which values are aggregated."""
+        """Return a state that aggregates added values."""
         ...
 
     def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return a state into which values are folded."""
+        """Return a state that folds added values."""
         ...
 
     def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return a state of a map."""
+        """Return a state with one map per key."""
         ...
 
 
 class DefaultKeyedStateStore:
     """
-    Gives the states of a backend.
+    Store of the states of a backend.
 
-    :param backend: Where they are.
+    :param backend: Keyed state backend.
     """
 
     def __init__(self, backend: AbstractKeyedStateBackend) -> None:
         self._backend = backend
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """Return a state of one value."""
+        """Return a state with one value per key."""
         return cast("ValueState[T]", self._state(descriptor, StateKind.VALUE))
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return a state of a list."""
+        """Return a state with one list per key."""
         return cast("ListState[T]", self._state(descriptor, StateKind.LIST))
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return a state into which values are reduced."""
+        """Return a state that reduces added values."""
         return cast("ReducingState[T]", self._state(descriptor, StateKind.REDUCING))
 
     def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return a state into which values are aggregated."""
+        """Return a state that aggregates added values."""
         return cast("AggregatingState[Any, Any]", self._state(descriptor, StateKind.AGGREGATING))
 
     def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return a state into which values are folded."""
+        """Return a state that folds added values."""
         return cast("FoldingState[Any, Acc]", self._state(descriptor, StateKind.FOLDING))
 
     def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return a state of a map."""
+        """Return a state with one map per key."""
         return cast("MapState[Any, T]", self._state(descriptor, StateKind.MAP))
 
     def _state(self, descriptor: StateDescriptor[Any], kind: StateKind) -> State:
         if descriptor.kind is not kind:
             raise InvalidConfigurationError(
-                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}."
+                f"Expected the descriptor of a {kind} state, found the {descriptor.kind} state {descriptor.name}; call the method "
+                f"of its kind."
             )
         return self._backend.get_partitioned_state(descriptor)
 
 
-_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
+_BATCH_KINDS = (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
 
 
 class BatchState:
     """
-    Values, reductions or accumulators as Arrow arrays; the same state as the one that is used key by key.
+    Value, reducing or aggregating state of many keys, as Arrow arrays.
 
-    :param table: Where the state is.
-    :param arrow_type: What the values are.
-    :param key_group_range: The key groups of the subtask.
-    :param refused: Makes the error of values that do not fit, naming the state.
-    :param default: An Arrow array of the default, or ``None`` if there is none.
+    It shares its cells with the state of single keys.
+
+    :param table: Table of the state.
+    :param arrow_type: Arrow type of the values.
+    :param key_group_range: Key groups of the subtask.
+    :param misfit_error: Returns the error of values that do not fit the state.
+    :param default: Arrow array with the default as its only value, or ``None``.
     """
 
     def __init__(
@@ -138,13 +141,13 @@ class BatchState:
         table: StateTable,
         arrow_type: Any,
         key_group_range: KeyGroupRange,
-        refused: Callable[[Exception], UnsupportedStateError],
+        misfit_error: Callable[[Exception], UnsupportedStateError],
         default: Any = None,
     ) -> None:
         self._table = table
         self._arrow_type = arrow_type
         self._key_group_range = key_group_range
-        self._refused = refused
+        self._misfit_error = misfit_error
         self._default = default
 
     @classmethod
@@ -158,52 +161,55 @@ class BatchState:
         operator: str,
     ) -> BatchState:
         """
-        Return the state of a descriptor.
+        Return the batch state of a descriptor.
 
-        :param operator: What users call the operator, for errors.
-        :raises InvalidConfigurationError: for lists, maps and folded values.
+        :param operator: Operator name for errors.
+        :raises InvalidConfigurationError: for a list, map or folding state.
         """
-        if state.kind not in _KINDS:
+        if state.kind not in _BATCH_KINDS:
             raise InvalidConfigurationError(
-                f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; use it key by key."
+                f"Expected a value, reducing or aggregating state, found the {state.kind} state {state.name}; access it key by "
+                f"key."
             )
         cells = cast("StateTable", table)
         cells = cells if state.ttl is None else TtlCells(cells, TimeToLive(state.ttl, now_ms))
         default = getattr(descriptor, "default", None)
-        filling = None if default is None else state.serializer.to_arrow([default])
-        refused = partial(misfit, state.title, operator)
-        return cls(cells, state.serializer.arrow_type, key_group_range, refused, filling)
+        default_column = None if default is None else state.serializer.to_arrow([default])
+        misfit_error = partial(misfit, state.title, operator)
+        return cls(cells, state.serializer.arrow_type, key_group_range, misfit_error, default_column)
 
     def get(self, keys: KeyBatch) -> Any:
         """
-        Return an Arrow array of what the keys have, null where that is nothing.
+        Return an Arrow array of the values of keys, in the order of the keys; null for a key without a value.
 
         :raises InvalidConfigurationError: for a key of another subtask.
         """
         self._require_owned(keys)
         values = self._table.get_batch(keys)
-        return values if self._default is None else _filled(values, self._default)
+        return values if self._default is None else _with_default(values, self._default)
 
     def put(self, keys: KeyBatch, values: Any) -> None:
         """
-        Set what the keys have from an Arrow array; null clears.
+        Set the values of keys from an Arrow array; null clears.
 
-        :raises InvalidConfigurationError: for a key of another subtask, or another number of values than keys.
-        :raises UnsupportedStateError: for values that the type of the state does not hold exactly.
+        :raises InvalidConfigurationError: for a key of another subtask, or if the numbers of keys and values differ.
+        :raises UnsupportedStateError: if the type of the state cannot represent the values exactly.
         """
         self._require_owned(keys)
         if len(values) != len(keys):
-            raise InvalidConfigurationError(f"Expected one value for each of {len(keys)} keys, found {len(values)}.")
-        self._table.put_batch(keys, self._of_type(values))
+            raise InvalidConfigurationError(
+                f"Expected one value for each of {len(keys)} keys, found {len(values)} values."
+            )
+        self._table.put_batch(keys, self._cast(values))
 
-    def _of_type(self, values: Any) -> Any:
+    def _cast(self, values: Any) -> Any:
         import pyarrow as pa
 
         whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         try:
             return whole if whole.type == self._arrow_type else whole.cast(self._arrow_type)
         except pa.ArrowException as error:
-            raise self._refused(
+            raise self._misfit_error(
                 UnsupportedStateError(f"Expected values of {self._arrow_type}, found {whole.type}: {error}; cast them.")
             ) from error
 
@@ -214,23 +220,23 @@ class BatchState:
         if foreign:
             owned = self._key_group_range
             raise InvalidConfigurationError(
-                f"Expected keys of the key groups {owned.start} to {owned.end}, found one of {foreign[0]}; keys must be "
-                f"partitioned as the state is."
+                f"Expected keys of the key groups {owned.start} to {owned.end}, found a key of key group {foreign[0]}; "
+                f"partition the keys by key group."
             )
 
 
 def _require_ordered(key_groups: Any) -> None:
     import pyarrow.compute as pc
 
-    # Backends look keys up by it, and would not find what is out of order.
-    follows = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
-    if pc.any(follows).as_py():
+    # Backends search key groups by bisection.
+    is_descending = pc.less(key_groups.slice(1), key_groups.slice(0, max(len(key_groups) - 1, 0)))
+    if pc.any(is_descending).as_py():
         raise InvalidConfigurationError(
-            "Expected keys in the order of their key groups, found another order; sort them by key group first."
+            "Expected keys in the order of their key groups, found another order; sort them by key group."
         )
 
 
-def _filled(values: Any, default: Any) -> Any:
+def _with_default(values: Any, default: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -15,9 +15,9 @@ V = TypeVar("V")
 
 class MapEntry(Generic[K, V]):
     """
-    A user key and its value, which can be replaced; unpacks into both.
+    Entry of a map state. Unpacks into the user key and the value.
 
-    :param put: Writes a value through to the state.
+    :param put: Writes a value to the state.
     """
 
     __slots__ = ("_put", "key", "value")
@@ -28,11 +28,11 @@ class MapEntry(Generic[K, V]):
         self._put = put
 
     def __iter__(self) -> Iterator[Any]:
-        """Return the key and the value."""
+        """Return the user key and the value."""
         return iter((self.key, self.value))
 
     def set_value(self, value: V) -> V:
-        """Replace the value here and in the state, and return the one before."""
+        """Replace the value in the entry and in the state, and return the old value."""
         before = self.value
         self._put(self.key, value)
         self.value = value
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 class MapIterator(Generic[T]):
     """
-    Goes through the entries as they were when it was made; the key at that time stays its own.
+    Iterator over a snapshot of the entries. It stays bound to the key that was current when it was created.
 
-    :param entries: What it goes through.
-    :param view: What is shown of an entry.
+    :param entries: Entries to iterate over.
+    :param view: Returns the item for an entry.
     :param remove: Removes a user key from the state.
     """
 
@@ -63,20 +63,20 @@ class MapIterator(Generic[T]):
         self._last: MapEntry[Any, Any] | None = None
 
     def __iter__(self) -> MapIterator[T]:
-        """Return itself."""
+        """Return the iterator."""
         return self
 
     def __next__(self) -> T:
-        """Return the next one."""
+        """Return the next item."""
         self._last = None
         self._last = next(self._entries)
         return self._view(self._last)
 
     def remove(self) -> None:
         """
-        Remove from the state what was returned last.
+        Remove the entry of the last item from the state.
 
-        :raises CoordinatorError: if nothing was returned yet, or it was removed already.
+        :raises CoordinatorError: if ``next()`` was not called since the start or the last removal.
         """
         if self._last is None:
             raise CoordinatorError("Expected an entry to remove, found none; call next() before each remove().")
@@ -89,13 +89,13 @@ View = TypeVar("View")
 
 class MapState(Generic[K, V]):
     """
-    Entries by user key; a value may be ``None``, and without entries nothing is kept.
+    Keyed state with one map per key. Values may be ``None``; an empty map is equal to no map.
 
-    :param table: Where the state is.
-    :param context: The current key.
-    :param namespace: In which this state is.
-    :param values: How values become cells and come back.
-    :param check_null_key: Refuses ``None`` as a user key if the serializer of the keys cannot write it.
+    :param table: Table of the state.
+    :param context: Current key.
+    :param namespace: Namespace of the state.
+    :param values: Conversion between values and cells.
+    :param check_null_key: Raises if the serializer of the user keys cannot encode ``None``.
     """
 
     __slots__ = ("_check_null_key", "_context", "_get", "_namespace", "_put", "_table", "_thaw", "_values")
@@ -119,9 +119,9 @@ class MapState(Generic[K, V]):
 
     def get(self, user_key: K) -> V | None:
         """
-        Return the value of a user key, or ``None``; to change it in place changes nothing in the state.
+        Return the value of a user key, or ``None``. Modifying it does not change the state.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
@@ -132,83 +132,85 @@ class MapState(Generic[K, V]):
 
     def contains(self, user_key: K) -> bool:
         """
-        Tell whether there is an entry, even one of ``None``.
+        Return whether there is an entry, also with the value ``None``.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
-        return self._table.contains(*self._place(), user_key)
+        return self._table.contains(*self._scope(), user_key)
 
     def put(self, user_key: K, value: V | None) -> None:
         """
-        Set an entry, as its value is now.
+        Set an entry.
 
-        :raises UnsupportedStateError: for a user key or a value of another type than the state's.
-        :raises CoordinatorError: if there is no current key.
+        :raises UnsupportedStateError: if the user key or the value does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
             raise no_key()
-        self._put(context.key, context.key_group, self._namespace, *self._kept(context.key, user_key, value))
+        self._put(context.key, context.key_group, self._namespace, *self._frozen(context.key, user_key, value))
 
     def put_all(self, entries: Mapping[K, V | None]) -> None:
         """
-        Set several entries, as their values are now.
+        Set several entries. After an error the map is unchanged.
 
-        :raises InvalidConfigurationError: for ``None`` in place of a mapping.
-        :raises UnsupportedStateError: for a user key or a value of another type than the state's; nothing is changed then.
-        :raises CoordinatorError: if there is no current key.
+        :raises InvalidConfigurationError: if ``entries`` is ``None``.
+        :raises UnsupportedStateError: if a user key or a value does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
-        place = self._place()
+        scope = self._scope()
         if entries is None:
-            raise InvalidConfigurationError("Expected a mapping of entries, found None; use clear() for no entries.")
-        for kept in [self._kept(place[0], user_key, value) for user_key, value in entries.items()]:
-            self._put(*place, *kept)
+            raise InvalidConfigurationError(
+                "Expected a mapping of entries, found None; call clear() to remove all entries."
+            )
+        for frozen in [self._frozen(scope[0], user_key, value) for user_key, value in entries.items()]:
+            self._put(*scope, *frozen)
 
     def remove(self, user_key: K) -> None:
         """
-        Remove an entry; where there is none nothing happens.
+        Remove an entry, if there is one.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
-        self._table.remove(*self._place(), user_key)
+        self._table.remove(*self._scope(), user_key)
 
     def clear(self) -> None:
         """
-        Remove what the current key has; other keys keep theirs.
+        Remove the state of the current key.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
-        self._table.clear(*self._place())
+        self._table.clear(*self._scope())
 
     def is_empty(self) -> bool:
         """
-        Tell whether there is no entry.
+        Return whether the map has no entries.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
-        return self._table.is_empty(*self._place())
+        return self._table.is_empty(*self._scope())
 
     def entries(self) -> MapIterator[MapEntry[K, V]]:
         """
-        Return the entries, none if there is nothing; each can be replaced or removed.
+        Return the entries; each can be replaced or removed.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         return self._iterator(lambda entry: entry)
 
     def keys(self) -> MapIterator[K]:
         """
-        Return the user keys, none if there is nothing.
+        Return the user keys.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         return self._iterator(lambda entry: entry.key)
 
     def values(self) -> MapIterator[V]:
         """
-        Return the values, none if there is nothing.
+        Return the values.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         return self._iterator(lambda entry: entry.value)
 
@@ -217,17 +219,17 @@ class MapState(Generic[K, V]):
         return self.entries()
 
     def _iterator(self, view: Callable[[MapEntry[K, V]], View]) -> MapIterator[View]:
-        place = self._place()
+        scope = self._scope()
         table = self._table
 
         def put(user_key: K, value: V) -> None:
-            table.put(*place, *self._kept(place[0], user_key, value))
+            table.put(*scope, *self._frozen(scope[0], user_key, value))
 
-        found: Iterator[tuple[Any, Any]] = table.entries(*place)
-        entries = (MapEntry(user_key, self._values.thawed(kept), put) for user_key, kept in found)
-        return MapIterator(entries, view, lambda user_key: table.remove(*place, user_key))
+        cells: Iterator[tuple[Any, Any]] = table.entries(*scope)
+        entries = (MapEntry(user_key, self._values.thawed(cell), put) for user_key, cell in cells)
+        return MapIterator(entries, view, lambda user_key: table.remove(*scope, user_key))
 
-    def _kept(self, key: Any, user_key: Any, value: Any) -> tuple[Any, Any]:
+    def _frozen(self, key: Any, user_key: Any, value: Any) -> tuple[Any, Any]:
         values = self._values
         try:
             if user_key is None:
@@ -238,7 +240,7 @@ class MapState(Generic[K, V]):
         except UnsupportedStateError as error:
             raise values.misfit(key, error) from error
 
-    def _place(self) -> tuple[Any, int, str]:
+    def _scope(self) -> tuple[Any, int, str]:
         context = self._context
         if context.key_group < 0:
             raise no_key()

@@ -1,4 +1,4 @@
-"""A registered keyed state: key context, values and serializers."""
+"""Registered keyed states: types, cells and current key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 class ListCellSerializer:
     """
-    Lists of elements of one type; snapshots are those of the element, so that a list state evolves as its elements do.
+    Serializer of the lists of a list state.
 
-    :param element: The serializer of an element.
+    Its snapshots are those of the element type, because a list state evolves with its elements.
+
+    :param element: Serializer of an element.
     """
 
     def __init__(self, element: TypeSerializer[Any]) -> None:
@@ -31,43 +33,43 @@ class ListCellSerializer:
 
     @property
     def arrow_type(self) -> Any:
-        """Return the Arrow type of the column."""
+        """Return the Arrow type of a list."""
         import pyarrow as pa
 
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[list[Any] | None]) -> Any:
         """
-        Return an Arrow array of lists, null where there is ``None``.
+        Encode lists as an Arrow array; ``None`` becomes null.
 
-        :raises UnsupportedStateError: for an element of another type.
+        :raises UnsupportedStateError: if an element does not fit the type.
         """
         return self._lists_of(values, self.element.to_arrow)
 
     def from_arrow(self, array: Any) -> list[list[Any] | None]:
-        """Return the lists of an array; each is new and may be changed."""
+        """Decode an Arrow array into new lists."""
         return _lists_from(array, self.element.from_arrow)
 
     def freezing(self) -> Freezing:
-        """Return how lists are kept: as lists, which the state alone has, of elements that nobody can change."""
+        """Return the frozen form of lists: mutable lists, owned by the state, of frozen elements."""
         element = freezing_of(self.element)
         return Freezing(
             lambda value: list(map(element.freeze, value)),
-            lambda kept: list(map(element.thawed, kept)),
+            lambda frozen: list(map(element.thawed, frozen)),
             lambda array: _lists_from(array, element.read),
-            lambda kept: self._lists_of(kept, element.write),
+            lambda frozen: self._lists_of(frozen, element.write),
         )
 
     def copy(self, value: list[Any]) -> list[Any]:
-        """Return a list that shares nothing with another that could be changed."""
+        """Return a deep copy of a list."""
         return [self.element.copy(element) for element in value]
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return that of the element."""
+        """Return the snapshot of the element type."""
         return self.element.snapshot()
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether the elements can go on with this serializer; a migration is one of elements."""
+        """Return the compatibility of the element type; a migration applies to elements."""
         return self.element.resolve_compatibility(old)
 
     def _lists_of(self, values: Sequence[list[Any] | None], write: Callable[[list[Any]], Any]) -> Any:
@@ -93,19 +95,19 @@ def _lists_from(array: Any, read: Callable[[Any], list[Any]]) -> list[list[Any] 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredState:
-    """A keyed state that a descriptor asked for: all that is needed to make, read and write its table."""
+    """Name, kind, serializers and time to live of a keyed state with a descriptor."""
 
     name: str
     kind: StateKind
     serializer: TypeSerializer[Any]
-    """Of a value, of an element of a list, or of a value of a map; without what its time to live adds."""
+    """Serializer of a value, a list element or a map value, without the timestamp that a time to live adds."""
     key_serializer: TypeSerializer[Any] | None = None
-    """Of the keys of a map."""
+    """Serializer of the user keys; ``None`` unless the state is a map."""
     ttl: StateTtlConfig | None = None
 
     @classmethod
     def of(cls, descriptor: StateDescriptor[Any]) -> RegisteredState:
-        """Return what a descriptor says."""
+        """Return the state of a descriptor."""
         return cls(
             name=descriptor.name,
             kind=descriptor.kind,
@@ -116,31 +118,31 @@ class RegisteredState:
 
     @property
     def title(self) -> str:
-        """Return what it is called in errors."""
+        """Return the kind and the name for error messages."""
         return f"the {self.kind} state {self.name!r}"
 
     @property
     def is_map(self) -> bool:
-        """Tell whether its table is a ``MapTable``."""
+        """Return whether the table of the state is a ``MapTable``."""
         return self.kind is StateKind.MAP
 
     @property
     def cell_serializer(self) -> TypeSerializer[Any]:
         """
-        Return the serializer of what a table holds.
+        Return the serializer of the cells of a table.
 
-        That is a value, a list of elements or a map's value; with a time to live, values and elements are ``TtlValue``.
+        A cell is a value, a list or a map value. With a time to live, values and elements are ``TtlValue``.
         """
         element = self.serializer if self.ttl is None else TtlSerializer(self.serializer)
         return ListCellSerializer(element) if self.kind is StateKind.LIST else element
 
     @property
     def cells(self) -> Freezing:
-        """Return how the cells of a table become columns and come back; a table holds them as they are kept."""
+        """Return the conversion between frozen cells and Arrow columns."""
         return freezing_of(self.cell_serializer)
 
     def schema(self) -> StateSchema:
-        """Return what later versions are compared with."""
+        """Return the schema, which later versions are compared with."""
         return StateSchema(
             name=self.name,
             kind=self.kind,
@@ -153,10 +155,11 @@ class RegisteredState:
 
 def lists_of(elements: Any, parents: Any, length: int) -> Any:
     """
-    Return lists of elements.
+    Group elements into lists.
 
-    :param parents: Arrow integers that tell for each element the index of its list, ascending.
-    :param length: How many lists there are, empty ones included.
+    :param elements: Arrow array of elements.
+    :param parents: Arrow array with the index of each element's list, ascending.
+    :param length: Number of lists, including empty ones.
     """
     import numpy as np
     import pyarrow as pa
@@ -168,13 +171,13 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
 
 class StateValues:
     """
-    What a state does with its values, the same on every backend.
+    Conversion between values and frozen cells, equal for all backends.
 
-    A value that was put belongs to the state, and a value that was read belongs to the reader: to change one of them in place
-    changes nothing but that object.
+    Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
+    state.
 
-    :param state: The state.
-    :param operator: What users call the operator, for errors.
+    :param state: Registered state.
+    :param operator: Operator name for errors.
     """
 
     __slots__ = ("_operator", "_state", "freeze", "own_user_key", "thaw")
@@ -182,22 +185,22 @@ class StateValues:
     def __init__(self, state: RegisteredState, operator: str) -> None:
         self._state = state
         self._operator = operator
-        # They are called for each element; a ``thaw`` of ``None`` spares the call.
+        # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
         freezing = freezing_of(state.serializer)
         self.freeze = freezing.freeze
         self.thaw = freezing.thaw
         self.own_user_key = None if state.key_serializer is None else _own_user_key(state.key_serializer)
 
-    def thawed(self, kept: Any) -> Any:
-        """Return a value from what is kept of it, ``None`` from ``None``."""
-        return kept if self.thaw is None or kept is None else self.thaw(kept)
+    def thawed(self, cell: Any) -> Any:
+        """Return the value of a frozen cell, ``None`` for ``None``."""
+        return cell if self.thaw is None or cell is None else self.thaw(cell)
 
     def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
         """
-        Return the error of a value that is of another type than the state.
+        Return the error of a value that does not fit the type of the state.
 
-        :param key: On whose behalf it was put.
-        :param error: What is wrong with it.
+        :param key: Key of the value.
+        :param error: Cause.
         """
         return misfit(self._state.title, self._operator, error, key=key)
 
@@ -212,24 +215,23 @@ def _hashable(user_key: Any) -> Any:
         hash(user_key)
     except TypeError as error:
         raise UnsupportedStateError(
-            f"Expected a key of a map that cannot be changed, found {user_key!r}; use a number, a text, a tuple or a frozen "
-            f"dataclass."
+            f"Expected an immutable key of a map, found {user_key!r}; use a number, a string, a tuple or a frozen dataclass."
         ) from error
     return user_key
 
 
 def misfit(state: str, operator: str, error: Exception, **key: Any) -> UnsupportedStateError:
     """
-    Return the error of a value that does not fit the state into which it was put.
+    Return the error of a value that does not fit the type of its state.
 
-    :param state: Which state it is.
-    :param operator: What users call the operator; empty where that is not known.
-    :param error: What is wrong with the value.
-    :param key: The key, where there is one.
+    :param state: Kind and name of the state.
+    :param operator: Operator name; empty if unknown.
+    :param error: Cause.
+    :param key: Key of the value, if known.
     """
     owner = f" of the operator {operator!r}" if operator else ""
-    place = f" for the key {key['key']!r}" if key else ""
-    return UnsupportedStateError(f"A value was put into {state}{owner}{place} that does not fit: {error}")
+    of_key = f" for the key {key['key']!r}" if key else ""
+    return UnsupportedStateError(f"A value does not fit {state}{owner}{of_key}: {error}")
 
 
 NO_KEY_GROUP = -1
@@ -237,9 +239,9 @@ NO_KEY_GROUP = -1
 
 class KeyContext:
     """
-    Shared by a backend and its states; read at each access, so it is two plain attributes.
+    Current key, shared by a backend and its states.
 
-    Without a key the group is below 0.
+    Each access reads it, so it has two plain attributes. Without a current key, the key group is negative.
     """
 
     __slots__ = ("key", "key_group")
@@ -250,17 +252,17 @@ class KeyContext:
 
     def require(self) -> None:
         """
-        Refuse access as long as there is no key.
+        Require a current key.
 
-        :raises CoordinatorError: if no key was set.
+        :raises CoordinatorError: without a current key.
         """
         if self.key_group < 0:
             raise no_key()
 
 
 def no_key() -> CoordinatorError:
-    """Return the error of an access to keyed state without a key."""
+    """Return the error of an access to keyed state without a current key."""
     return CoordinatorError(
-        "Expected a current key, found none; keyed state can be used only while an element of a keyed stream is processed, "
-        "not in open() or close()."
+        "Expected a current key, found none; access keyed state only while an element of a keyed stream is processed, not in "
+        "open() or close()."
     )

@@ -1,4 +1,8 @@
-"""Keyed states as user functions see them."""
+"""
+Keyed states of user functions: value, list, reducing, aggregating and folding state.
+
+All accesses refer to the current key. Modifying a value that was read does not change the state.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +18,48 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import AggregateFunction
 
 
+T = TypeVar("T")
+
+
+In = TypeVar("In")
+
+
+Out = TypeVar("Out")
+
+
+Acc = TypeVar("Acc")
+
+
 class State(Protocol):
     """State of the current key."""
 
     def clear(self) -> None:
         """
-        Remove what the current key has; other keys keep theirs.
+        Remove the state of the current key.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         ...
 
 
 class MergeableState(State, Protocol):
-    """State that two namespaces can be merged into."""
+    """State whose namespaces can be merged."""
 
     def merge_from(self, source: State) -> None:
-        """Add what another state of the same kind has, and clear that one."""
+        """Merge the state of another namespace into this one, and clear the other."""
         ...
 
 
 class CellState:
     """
-    Reads and writes the cell of the current key.
+    Access to the cell of the current key.
 
-    A cell holds the frozen form of a value.
+    A cell is the frozen form of a value. The methods of the table are bound once, because each element accesses them.
 
-    The methods of the table are kept, because looking them up at each access would cost as much as the access.
-
-    :param table: Where the state is.
-    :param context: The current key.
-    :param namespace: In which this state is.
-    :param values: How values become cells and come back.
+    :param table: Table of the state.
+    :param context: Current key.
+    :param namespace: Namespace of the state.
+    :param values: Conversion between values and cells.
     """
 
     __slots__ = ("_context", "_freeze", "_get", "_namespace", "_put", "_remove", "_thaw", "_values")
@@ -62,9 +76,9 @@ class CellState:
 
     def clear(self) -> None:
         """
-        Remove what the current key has; other keys keep theirs.
+        Remove the state of the current key.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         self._context.require()
         self._remove(self._context.key, self._context.key_group, self._namespace)
@@ -94,21 +108,18 @@ class CellState:
         self._put(context.key, context.key_group, self._namespace, cell)
 
 
-T = TypeVar("T")
-
-
 class ValueState(CellState, Generic[T]):
-    """One value for each key, which can be read and replaced."""
+    """Keyed state with one value per key."""
 
     __slots__ = ()
 
-    # Both methods are called for each element, so they repeat what ``CellState`` does rather than call it.
+    # Both methods are called for each element, so they inline the methods of ``CellState``.
 
     def value(self) -> T | None:
         """
-        Return the value, else a copy of the default, else ``None``; to change it in place changes nothing in the state.
+        Return the value, or ``None`` if the key has none.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
@@ -119,10 +130,10 @@ class ValueState(CellState, Generic[T]):
 
     def update(self, value: T | None) -> None:
         """
-        Set the value as it is now; ``None`` clears it, so that the default is seen again.
+        Set the value; ``None`` clears it.
 
-        :raises UnsupportedStateError: for a value of another type than the state's.
-        :raises CoordinatorError: if there is no current key.
+        :raises UnsupportedStateError: if the value does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         context = self._context
         if context.key_group < 0:
@@ -131,17 +142,17 @@ class ValueState(CellState, Generic[T]):
             self._remove(context.key, context.key_group, self._namespace)
             return
         try:
-            kept = self._freeze(value)
+            cell = self._freeze(value)
         except UnsupportedStateError as error:
             raise self._values.misfit(context.key, error) from error
-        self._put(context.key, context.key_group, self._namespace, kept)
+        self._put(context.key, context.key_group, self._namespace, cell)
 
 
 class DefaultedValueState(ValueState[T]):
     """
-    A value with a default.
+    Value state with a default.
 
-    :param default: Makes a new default at each call.
+    :param default: Returns a new copy of the default.
     """
 
     __slots__ = ("_default",)
@@ -159,26 +170,26 @@ class DefaultedValueState(ValueState[T]):
 
     def value(self) -> T | None:
         """
-        Return the value, else a copy of the default; to change it in place changes nothing in the state.
+        Return the value, or a copy of the default if the key has none.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         cell = self._cell()
         return self._default() if cell is None else self._values.thawed(cell)
 
 
 class ListState(CellState, Generic[T]):
-    """Elements in the order in which they were added; an empty list is the same as none."""
+    """Keyed state with one list per key. An empty list is equal to no list."""
 
     __slots__ = ()
 
     def get(self) -> Iterable[T]:
         """
-        Return the elements, none if there is nothing; to change one in place changes nothing in the state.
+        Return the elements in the order in which they were added.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
-        return self._given(self._cell() or ())
+        return self._thawed(self._cell() or ())
 
     def __iter__(self) -> Iterator[T]:
         """Return an iterator over the elements."""
@@ -186,36 +197,36 @@ class ListState(CellState, Generic[T]):
 
     def add(self, element: T) -> None:
         """
-        Add an element at the end, as it is now.
+        Append an element. After an error the list is unchanged.
 
-        :raises InvalidConfigurationError: for ``None``; the list is unchanged then.
-        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
-        :raises CoordinatorError: if there is no current key.
+        :raises InvalidConfigurationError: if the element is ``None``.
+        :raises UnsupportedStateError: if the element does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         self._append([_required(element)])
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
-        Add elements at the end, as they are now.
+        Append elements. After an error the list is unchanged.
 
-        :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
-        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
-        :raises CoordinatorError: if there is no current key.
+        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
+        :raises UnsupportedStateError: if an element does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         self._append(_all_required(elements))
 
     def update(self, elements: Iterable[T]) -> None:
         """
-        Replace the list; no elements clear it.
+        Replace the list. After an error the list is unchanged.
 
-        :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
-        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
-        :raises CoordinatorError: if there is no current key.
+        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
+        :raises UnsupportedStateError: if an element does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         self._replace(self._stored(_all_required(elements)))
 
     def merge_from(self, source: ListState[T]) -> None:
-        """Add the elements of another namespace, and clear that one."""
+        """Append the elements of another namespace, and clear the other."""
         elements = source._cell()
         if elements:
             self._set_cell([*(self._cell() or ()), *elements])
@@ -230,8 +241,8 @@ class ListState(CellState, Generic[T]):
     def _stored(self, elements: list[T]) -> list[Any]:
         return list(map(self._frozen, elements))
 
-    def _given(self, kept: Iterable[Any]) -> tuple[T, ...]:
-        return tuple(kept if self._thaw is None else map(self._thaw, kept))
+    def _thawed(self, cells: Iterable[Any]) -> tuple[T, ...]:
+        return tuple(cells if self._thaw is None else map(self._thaw, cells))
 
     def _replace(self, stored: list[Any]) -> None:
         if stored:
@@ -242,21 +253,23 @@ class ListState(CellState, Generic[T]):
 
 def _required(element: T | None) -> T:
     if element is None:
-        raise InvalidConfigurationError("Expected an element of a list state, found None; a list has no empty places.")
+        raise InvalidConfigurationError("Expected an element of a list state, found None; lists cannot store None.")
     return element
 
 
 def _all_required(elements: Iterable[T]) -> list[T]:
     if elements is None:
-        raise InvalidConfigurationError("Expected elements of a list state, found None; use clear() for no elements.")
+        raise InvalidConfigurationError(
+            "Expected elements of a list state, found None; call clear() to remove all elements."
+        )
     return [_required(element) for element in elements]
 
 
 class TtlListState(ListState[T]):
     """
-    A list whose elements each have their own time.
+    List state whose elements expire separately.
 
-    :param time_to_live: What expires when.
+    :param time_to_live: Expiry of the elements.
     """
 
     __slots__ = ("_ttl",)
@@ -269,27 +282,27 @@ class TtlListState(ListState[T]):
 
     def get(self) -> Iterable[T]:
         """
-        Return the elements that can be seen; what is expired is removed.
+        Return the visible elements, and remove expired ones.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         cell = self._cell()
         if cell is None:
             return ()
-        kept = self._ttl.after_read(cell)
-        if kept is not cell:
-            self._replace(kept)
-        return self._given(element.value for element in (cell if self._ttl.shows_expired else kept))
+        live = self._ttl.after_read(cell)
+        if live is not cell:
+            self._replace(live)
+        return self._thawed(element.value for element in (cell if self._ttl.shows_expired else live))
 
     def _stored(self, elements: list[T]) -> list[Any]:
-        return [self._ttl.stamped(kept) for kept in super()._stored(elements)]
+        return [self._ttl.stamped(cell) for cell in super()._stored(elements)]
 
 
 class ReducingState(CellState, Generic[T]):
     """
-    The reduction of all values that were added.
+    Reduction of the values added to a key.
 
-    :param reduce: Gives one value for two.
+    :param reduce: Combines two values into one.
     """
 
     __slots__ = ("_reduce",)
@@ -307,19 +320,19 @@ class ReducingState(CellState, Generic[T]):
 
     def get(self) -> T | None:
         """
-        Return the reduction, ``None`` if nothing was added; to change it in place changes nothing in the state.
+        Return the reduction, or ``None`` if no value was added.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         value: T | None = self._value()
         return value
 
     def add(self, value: T | None) -> None:
         """
-        Reduce a value into the state; the first is taken as it is, and ``None`` clears the state.
+        Reduce a value into the state; ``None`` clears the state. The first value is stored unchanged.
 
-        :raises UnsupportedStateError: if the new value is of another type than the state's.
-        :raises CoordinatorError: if there is no current key.
+        :raises UnsupportedStateError: if the result does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()
@@ -328,7 +341,7 @@ class ReducingState(CellState, Generic[T]):
         self._set_or_clear(value if old is None else self._reduce(old, value))
 
     def merge_from(self, source: ReducingState[T]) -> None:
-        """Reduce what another namespace has into this one, and clear that one."""
+        """Reduce the value of another namespace into this one, and clear the other."""
         value = source.get()
         if value is not None:
             source.clear()
@@ -341,15 +354,11 @@ class ReducingState(CellState, Generic[T]):
             self._set_value(value)
 
 
-In = TypeVar("In")
-Out = TypeVar("Out")
-
-
 class AggregatingState(CellState, Generic[In, Out]):
     """
-    The aggregate of all values that were added.
+    Aggregate of the values added to a key.
 
-    :param aggregate: How values go into an accumulator, and what it means.
+    :param aggregate: Aggregate function.
     """
 
     __slots__ = ("_aggregate",)
@@ -367,9 +376,9 @@ class AggregatingState(CellState, Generic[In, Out]):
 
     def get(self) -> Out | None:
         """
-        Return the result, ``None`` if nothing was added.
+        Return the result, or ``None`` if no value was added.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         accumulator = self._value()
         return None if accumulator is None else self._aggregate.get_result(accumulator)
@@ -378,8 +387,8 @@ class AggregatingState(CellState, Generic[In, Out]):
         """
         Add a value to the accumulator; ``None`` clears the state.
 
-        :raises UnsupportedStateError: if the new accumulator is of another type than the state's.
-        :raises CoordinatorError: if there is no current key.
+        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()
@@ -390,27 +399,24 @@ class AggregatingState(CellState, Generic[In, Out]):
         self._set_value(self._aggregate.add(value, accumulator))
 
     def merge_from(self, source: AggregatingState[In, Out]) -> None:
-        """Merge the accumulator of another namespace into this one, and clear that one."""
-        other = source._cell()
-        if other is None:
+        """Merge the accumulator of another namespace into this one, and clear the other."""
+        added = source._cell()
+        if added is None:
             return
         source.clear()
-        own = self._cell()
-        if own is None:
-            self._set_cell(other)
+        current = self._cell()
+        if current is None:
+            self._set_cell(added)
         else:
-            self._set_value(self._aggregate.merge(self._values.thawed(own), self._values.thawed(other)))
-
-
-Acc = TypeVar("Acc")
+            self._set_value(self._aggregate.merge(self._values.thawed(current), self._values.thawed(added)))
 
 
 class FoldingState(CellState, Generic[T, Acc]):
     """
-    The fold of all values that were added; new code uses an ``AggregatingState``.
+    Fold of the values added to a key. New code should use an ``AggregatingState``.
 
-    :param initial: Makes a new accumulator for a key.
-    :param fold: Gives the accumulator after a value.
+    :param initial: Returns a new initial accumulator.
+    :param fold: Returns the accumulator with one more value.
     """
 
     __slots__ = ("_fold", "_initial")
@@ -430,9 +436,9 @@ class FoldingState(CellState, Generic[T, Acc]):
 
     def get(self) -> Acc | None:
         """
-        Return the accumulator, ``None`` if nothing was added; to change it in place changes nothing in the state.
+        Return the accumulator, or ``None`` if no value was added.
 
-        :raises CoordinatorError: if there is no current key.
+        :raises CoordinatorError: without a current key.
         """
         value: Acc | None = self._value()
         return value
@@ -441,8 +447,8 @@ class FoldingState(CellState, Generic[T, Acc]):
         """
         Fold a value into the accumulator; ``None`` clears the state.
 
-        :raises UnsupportedStateError: if the new accumulator is of another type than the state's.
-        :raises CoordinatorError: if there is no current key.
+        :raises UnsupportedStateError: if the accumulator does not fit the type of the state.
+        :raises CoordinatorError: without a current key.
         """
         if value is None:
             self.clear()

@@ -1,9 +1,11 @@
 """
-The tables in which a backend keeps one keyed state; the rules of the states stand above them.
+Table protocols of keyed state backends.
 
-A table never holds ``None`` in place of a value: what is empty is not there, and reading makes nothing. It holds values as they
-are kept (:mod:`~airflow_provider_statecheck.state.serializers.nested_columns`), which nobody changes; only the lists of a list state are
-changed, by that state.
+A table holds one keyed state in frozen form (:mod:`~airflow_provider_statecheck.state.serializers.nested_columns`).
+Frozen values
+are immutable, except for the lists of a list state, which only that state modifies. A table has no ``None`` values: an
+empty
+value is an absent one, and reads create nothing.
 """
 
 from __future__ import annotations
@@ -14,46 +16,46 @@ from typing import Any, Protocol
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 
 VOID_NAMESPACE = ""
-"""The namespace of state that has none."""
+"""Namespace of state without a namespace."""
 
 
 class StateTable(Protocol):
-    """One value for each key and namespace."""
+    """Table with one value per key and namespace."""
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        """Return the value, or ``None`` where there is none."""
+        """Return the value, or ``None`` if there is none."""
         ...
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value, which is not ``None``."""
+        """Set the value, which must not be ``None``."""
         ...
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value; where there is none nothing happens."""
+        """Remove the value, if there is one."""
         ...
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have a value, each once; changing the table meanwhile is allowed and not seen."""
+        """Return the distinct keys that have a value; concurrent changes are allowed and not visible."""
         ...
 
     def get_batch(self, keys: KeyBatch) -> Any:
-        """Return an Arrow array of the values of distinct keys without namespace, null where there is none."""
+        """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
         ...
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys without namespace from an Arrow array; null removes."""
+        """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
         ...
 
 
 class MapTable(Protocol):
-    """Entries by user key for each key and namespace; a value may be ``None`` here, as an entry says that it is there."""
+    """Table with one map per key and namespace. Values may be ``None``, because the user key marks the entry."""
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``None``."""
+        """Return the value of an entry, or ``None`` if there is none."""
         ...
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
-        """Tell whether there is an entry."""
+        """Return whether there is an entry."""
         ...
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
@@ -61,21 +63,21 @@ class MapTable(Protocol):
         ...
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry; where there is none nothing happens."""
+        """Remove an entry, if there is one."""
         ...
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
-        """Return the entries as they are now; changing the table meanwhile is allowed and not seen."""
+        """Return the current entries; concurrent changes are allowed and not visible."""
         ...
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
-        """Tell whether a key has no entry."""
+        """Return whether the key has no entries."""
         ...
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of a key."""
+        """Remove all entries of the key."""
         ...
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have an entry, each once; changing the table meanwhile is allowed and not seen."""
+        """Return the distinct keys that have an entry; concurrent changes are allowed and not visible."""
         ...
