@@ -16,14 +16,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 In = TypeVar("In", contravariant=True)
-
-
 Acc = TypeVar("Acc")
-
-
 Out = TypeVar("Out", covariant=True)
-
-
 T = TypeVar("T")
 
 

@@ -1,4 +1,8 @@
-"""A snapshot that writes what is new, and names the files that are there already."""
+"""
+Incremental snapshot of the Arrow backend.
+
+It writes the changes since the last completed checkpoint and references the existing files of earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     StreamStateHandle,
 )
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
-from airflow_provider_statecheck.exceptions import SnapshotCancelledError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.state.arrow.compaction import merge_runs, runs_to_merge
 from airflow_provider_statecheck.state.arrow.layout import VALUE, single
 from airflow_provider_statecheck.state.arrow.part_files import Part, Parts, PartWriter
@@ -24,6 +28,7 @@ from airflow_provider_statecheck.state.arrow.runs import FileRun, SortedRun
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
+from airflow_provider_statecheck.state.backends.full_snapshot import cancelled_error
 from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
@@ -33,7 +38,7 @@ from airflow_provider_statecheck.storage.views.state_streams import CheckpointSt
 
 @dataclass(frozen=True, slots=True)
 class CapturedRuns:
-    """One state as it was when the snapshot began."""
+    """Runs of one state at the start of a snapshot."""
 
     state: RegisteredState
     runs: StateRuns
@@ -42,7 +47,7 @@ class CapturedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """All that a snapshot is made of."""
+    """Input of a snapshot."""
 
     checkpoint_id: int
     key: SerializerSnapshot
@@ -50,11 +55,11 @@ class SnapshotPlan:
     key_group_range: KeyGroupRange
     states: Sequence[CapturedRuns]
     carried: Sequence[StateFiles]
-    """Restored states for which nobody asked."""
+    """Restored states without a descriptor; their files are referenced unchanged."""
     streams: CheckpointStreamFactory
     settings: ArrowStateSettings
     now_ms: int
-    """Values that are expired by then need not be written."""
+    """Time of the snapshot in milliseconds; expired values need not be written."""
     discard: Callable[[StreamStateHandle], None]
     """Deletes a file."""
 
@@ -70,9 +75,9 @@ class _Written:
 
 class ArrowSnapshot:
     """
-    Writes states as they were captured; it may run in another thread than the one that cancels it.
+    Writer of captured runs. It may be cancelled from another thread.
 
-    :param plan: What it is made of.
+    :param plan: Input of the snapshot.
     """
 
     def __init__(self, plan: SnapshotPlan) -> None:
@@ -82,22 +87,22 @@ class ArrowSnapshot:
         self._is_done = False
         self._written = _Written()
         self.files: tuple[StateFiles, ...] = ()
-        """Of each captured state, once it is written."""
+        """Files of each captured state, set when the snapshot is complete."""
 
     @property
     def plan(self) -> SnapshotPlan:
-        """Return what it is made of."""
+        """Return the input of the snapshot."""
         return self._plan
 
     def run(self) -> SnapshotResult[KeyedStateHandle]:
         """
-        Write the state; called once, perhaps in another thread.
+        Write the state. Called once, possibly in another thread.
 
-        :raises StorageError: if the storage fails; then no file is left.
-        :raises SnapshotCancelledError: if it was cancelled.
+        :raises StorageError: if the storage fails; written files are deleted.
+        :raises SnapshotCancelledError: if the snapshot was cancelled.
         """
         with self._deleting_on_failure():
-            self._require_going_on()
+            self._require_running()
             files = tuple(self._write_state(state) for state in self._plan.states)
             named = [state for state in (*files, *self._plan.carried) if state.runs]
             handle = self._handle(named) if named else None
@@ -106,7 +111,7 @@ class ArrowSnapshot:
         return SnapshotResult(handle, self._written.size)
 
     def cancel(self) -> None:
-        """End the writing and delete what it wrote; without effect once it is done."""
+        """Stop the write and delete its files. Has no effect after the end of the write."""
         with self._lock:
             self._is_cancelled = not self._is_done
 
@@ -120,8 +125,8 @@ class ArrowSnapshot:
         )
         count = max(migrated, merged)
         parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
-        kept = tuple(run.parts for run in base[count:])
-        return StateFiles(state.runs.schema, (parts, *kept) if parts else kept)
+        unmerged = tuple(run.parts for run in base[count:])
+        return StateFiles(state.runs.schema, (parts, *unmerged) if parts else unmerged)
 
     def _write_run(self, state: CapturedRuns, merged: tuple[SortedRun, ...], *, keep_deletions: bool) -> Parts:
         runs = state.runs
@@ -129,8 +134,8 @@ class ArrowSnapshot:
         writer = PartWriter(schema, runs.schema, self._open_shared, self._plan.settings)
         try:
             for table in merge_runs(runs.layout, merged, keep_deletions=keep_deletions):
-                self._require_going_on()
-                # What is expired hides older values, as long as there may be any.
+                self._require_running()
+                # An expired row is kept while an older run may hold a value that it shadows.
                 writer.write(table if keep_deletions else self._unexpired(state.state, table))
             return writer.finish()
         except BaseException:
@@ -142,11 +147,11 @@ class ArrowSnapshot:
     def _unexpired(self, state: RegisteredState, table: Any) -> Any:
         if state.ttl is None:
             return table
-        cells, kept = unexpired(state, single(table.column(VALUE)), self._plan.now_ms)
-        return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(kept)
+        cells, live = unexpired(state, single(table.column(VALUE)), self._plan.now_ms)
+        return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(live)
 
     def _open_shared(self) -> CheckpointStateOutputStream:
-        self._require_going_on()
+        self._require_running()
         return self._plan.streams.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
 
     def _handle(self, files: Sequence[StateFiles]) -> IncrementalKeyedStateHandle:
@@ -169,7 +174,9 @@ class ArrowSnapshot:
             stream.close()
             raise
         if handle is None:
-            raise StorageError("Expected a handle of state that was written, found none.")
+            raise StorageError(
+                "Expected a handle of the snapshot metadata, found none; the stream of the storage returned no file."
+            )
         self._written.handles.append(handle)
         return handle
 
@@ -179,34 +186,28 @@ class ArrowSnapshot:
             yield
         except BaseException as error:
             for handle in self._written.handles:
-                # Nobody else knows the names; what cannot be deleted now is an orphan.
+                # No metadata references the files, so those that cannot be deleted are orphans.
                 with contextlib.suppress(StateCheckError):
                     self._plan.discard(handle)
             if self._is_cancelled and isinstance(error, StateCheckError):
-                raise _cancelled() from error
+                raise cancelled_error() from error
             raise
 
     def _finish(self) -> None:
         with self._lock:
-            self._require_going_on()
+            self._require_running()
             self._is_done = True
 
-    def _require_going_on(self) -> None:
+    def _require_running(self) -> None:
         if self._is_cancelled:
-            raise _cancelled()
-
-
-def _cancelled() -> SnapshotCancelledError:
-    return SnapshotCancelledError(
-        "Expected a snapshot that goes on, found one that was cancelled; nothing of it is left."
-    )
+            raise cancelled_error()
 
 
 def _runs_to_migrate(base: Sequence[FileRun]) -> int:
     """
-    Return how many of the newest runs take part so that all are in the form of now.
+    Return the number of newest runs to rewrite so that all rows have the current types and time to live.
 
-    The next release knows the types of this one alone, and a time to live that was added or taken away begins or ends once.
+    The next release migrates only from the types of this one, and an added or removed time to live applies once.
     """
     return max((number for number, run in enumerate(base, 1) if not run.is_current), default=0)
 

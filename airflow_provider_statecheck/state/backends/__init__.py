@@ -1,1 +1,1 @@
-"""State backends by name, and how one is chosen."""
+"""State backends: contract, in-memory backends, full snapshots and loading by name."""

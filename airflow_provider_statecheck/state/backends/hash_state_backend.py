@@ -1,4 +1,4 @@
-"""State backends that keep state in memory and write snapshots to files or into their handles."""
+"""State backends with state in memory. Snapshots are written to files or stored in their handles."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
 
 
-# Pointers lead to any filesystem, whatever the directory of the storage is.
+# Base of a storage that only resolves pointers, which are absolute.
 _NO_DIRECTORY = "memory://statecheck-without-directory"
 
 
 class AbstractFileStateBackend(ABC):
     """
-    Knows the directories of checkpoints and savepoints: an argument beats the configuration, which beats none at all.
+    State backend with directories for checkpoints and savepoints.
 
-    Without a directory of checkpoints none can be externalized; without one of savepoints each of them needs a target. It is
-    plain values, so it can be pickled.
+    An argument takes precedence over the configuration. Without a checkpoint directory, checkpoints cannot be
+    externalized; without
+    a savepoint directory, each savepoint needs a target. Backends can be pickled.
 
     :param base_checkpoint_path: URI of the checkpoint directory.
-    :param base_savepoint_path: URI of the directory of savepoints that are asked for without a target.
-    :param config: Settings by their keys, old or new, or an object of them.
-    :raises InvalidConfigurationError: for a path without a scheme, without a path, or of a root.
+    :param base_savepoint_path: URI of the directory of savepoints without a target.
+    :param config: Settings by key, current or deprecated, or a ``CheckpointConfig``.
+    :raises InvalidConfigurationError: if a URI has no scheme or no path, or is the root of a filesystem.
     """
 
     def __init__(
@@ -56,49 +57,49 @@ class AbstractFileStateBackend(ABC):
         config: Mapping[str, Any] | CheckpointConfig | None = None,
     ) -> None:
         settings = config if isinstance(config, CheckpointConfig) else CheckpointConfig.from_mapping(config or {})
-        self._checkpoint_path = _first("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
-        self._savepoint_path = _first("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
+        self._checkpoint_path = _directory("base_checkpoint_path", base_checkpoint_path, settings.checkpoint_dir)
+        self._savepoint_path = _directory("base_savepoint_path", base_savepoint_path, settings.savepoint_dir)
 
     @property
     def checkpoint_path(self) -> str | None:
-        """Return the checkpoint directory, or ``None`` if there is none."""
+        """Return the checkpoint directory, or ``None``."""
         return self._checkpoint_path
 
     @property
     def savepoint_path(self) -> str | None:
-        """Return where savepoints go that are asked for without a target, or ``None``."""
+        """Return the directory of savepoints without a target, or ``None``."""
         return self._savepoint_path
 
     @abstractmethod
     def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> CheckpointStorageAccess:
         """
-        Return the storage of a job.
+        Return the checkpoint storage of a job.
 
-        :param attempt: Who writes.
+        :param attempt: Attempt that writes the checkpoints.
         :param storage_options: Options of the filesystem.
         """
 
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
         """
-        Return the checkpoint of any job to which a pointer leads.
+        Return the checkpoint of a pointer, of any job.
 
         :param storage_options: Options of the filesystem of the checkpoint directory.
-        :raises InvalidConfigurationError: for no pointer or an empty one.
-        :raises StorageError: for text that is no URI, or if the storage fails.
-        :raises CheckpointNotFoundError: if there is none.
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
+        :raises CheckpointNotFoundError: if there is no checkpoint.
         """
         if self._checkpoint_path is None:
             return resolve_location(CheckpointStorage.open(_NO_DIRECTORY), pointer)
         return resolve_location(CheckpointStorage.open(self._checkpoint_path, **storage_options), pointer)
 
 
-def _first(name: str, argument: str | None, configured: str | None) -> str | None:
+def _directory(name: str, argument: str | None, configured: str | None) -> str | None:
     path = argument if argument is not None else configured
     return None if path is None else normalise_base(parse_directory(name, path))
 
 
 class AbstractHashStateBackend(AbstractFileStateBackend):
-    """Keeps state in memory while a stage works; a subclass says where snapshots go."""
+    """State backend with state in memory. Subclasses define the destination of snapshots."""
 
     def create_keyed_state_backend(
         self,
@@ -113,12 +114,12 @@ class AbstractHashStateBackend(AbstractFileStateBackend):
         restored: Sequence[KeyedStateHandle] = (),
     ) -> HashKeyedStateBackend:
         """
-        Make the keyed state of one subtask.
+        Create the keyed state of one subtask.
 
-        :param restored: The state to begin with; keys of other ranges are skipped.
-        :raises InvalidConfigurationError: for a range that is not within the key groups.
+        :param restored: Handles to restore; keys of other subtasks are skipped.
+        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
         :raises BackendRestoreError: if the state cannot be read.
-        :raises StateMigrationError: if the keys are of another type.
+        :raises StateMigrationError: if the keys have another type.
         """
         backend = HashKeyedStateBackend(
             key_serializer=key_serializer,
@@ -141,7 +142,7 @@ class AbstractHashStateBackend(AbstractFileStateBackend):
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
         """
-        Make the operator state of one subtask.
+        Create the operator state of one subtask.
 
         :raises BackendRestoreError: if the state cannot be read.
         """
@@ -152,32 +153,32 @@ class AbstractHashStateBackend(AbstractFileStateBackend):
 
     def configure(self, config: Mapping[str, Any]) -> Self:
         """
-        Return this backend with the directories that it leaves unset taken from a configuration.
+        Return this backend with its unset directories taken from a configuration.
 
-        :raises InvalidConfigurationError: for a setting out of its range.
+        :raises InvalidConfigurationError: for an invalid setting.
         """
         return type(self)(self.checkpoint_path, self.savepoint_path, config)
 
     @property
     def _open_output(self) -> OpenOutput | None:
-        """Return what opens the stream of a snapshot, ``None`` for one of the checkpoint's own."""
+        """Return the function that opens the stream of a snapshot; ``None`` for streams of the checkpoint."""
         return None
 
 
 class FsStateBackend(AbstractHashStateBackend):
-    """For state that fits the memory of an executor: each snapshot is one file for each subtask."""
+    """In-memory backend with one snapshot file per subtask. The state must fit into the memory of an executor."""
 
     def create_checkpoint_storage(self, attempt: AttemptRef, **storage_options: Any) -> FsCheckpointStorageAccess:
         """
-        Return a storage of files.
+        Return a checkpoint storage with files.
 
-        :param attempt: Who writes.
+        :param attempt: Attempt that writes the checkpoints.
         :param storage_options: Options of the filesystem.
-        :raises InvalidConfigurationError: without a directory of checkpoints.
+        :raises InvalidConfigurationError: without a checkpoint directory.
         """
         if self.checkpoint_path is None:
             raise InvalidConfigurationError(
-                "Expected a directory of checkpoints for the filesystem state backend, found none; give base_checkpoint_path or "
+                "Expected a checkpoint directory for the filesystem state backend, found none; pass base_checkpoint_path or "
                 "set execution.checkpointing.dir."
             )
         storage = CheckpointStorage.open(self.checkpoint_path, **storage_options)
@@ -186,13 +187,13 @@ class FsStateBackend(AbstractHashStateBackend):
 
 class MemoryStateBackend(AbstractHashStateBackend):
     """
-    For tests and for state that stays small: everything travels in the metadata.
+    In-memory backend with snapshots in the checkpoint metadata, for tests and small state.
 
-    :param base_checkpoint_path: Where metadata goes, if anywhere.
-    :param base_savepoint_path: Where savepoints go that are asked for without a target.
-    :param config: Settings by their keys, or an object of them.
-    :param max_state_size: How many bytes the keyed state of a subtask may have in a snapshot.
-    :raises InvalidConfigurationError: for a size that is not above 0, or a directory that is none.
+    :param base_checkpoint_path: URI of the directory of metadata, if any.
+    :param base_savepoint_path: URI of the directory of savepoints without a target.
+    :param config: Settings by key, or a ``CheckpointConfig``.
+    :param max_state_size: Maximum size of the keyed state of a subtask in a snapshot, in bytes.
+    :raises InvalidConfigurationError: if the size is not positive, or a directory is invalid.
     """
 
     def __init__(
@@ -205,14 +206,16 @@ class MemoryStateBackend(AbstractHashStateBackend):
     ) -> None:
         super().__init__(base_checkpoint_path, base_savepoint_path, config)
         if max_state_size <= 0:
-            raise InvalidConfigurationError(f"Expected a max_state_size above 0 bytes, found {max_state_size}.")
+            raise InvalidConfigurationError(
+                f"Expected a max_state_size above 0 bytes, found {max_state_size}; pass a positive size."
+            )
         self.max_state_size = max_state_size
 
     def configure(self, config: Mapping[str, Any]) -> Self:
         """
-        Return this backend with the directories that it leaves unset taken from a configuration.
+        Return this backend with its unset directories taken from a configuration.
 
-        :raises InvalidConfigurationError: for a setting out of its range.
+        :raises InvalidConfigurationError: for an invalid setting.
         """
         return type(self)(self.checkpoint_path, self.savepoint_path, config, max_state_size=self.max_state_size)
 
@@ -220,9 +223,9 @@ class MemoryStateBackend(AbstractHashStateBackend):
         self, attempt: AttemptRef, **storage_options: Any
     ) -> MemoryBackendCheckpointStorageAccess:
         """
-        Return a storage whose state is in the handles.
+        Return a checkpoint storage with state in the handles.
 
-        :param attempt: Who writes.
+        :param attempt: Attempt that writes the checkpoints.
         :param storage_options: Options of the filesystem.
         """
         path = self.checkpoint_path

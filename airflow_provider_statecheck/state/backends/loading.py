@@ -1,4 +1,4 @@
-"""State backends by name."""
+"""Loading of state backends by name, entry point or dotted path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from airflow_provider_statecheck.state.backends.state_backend import (
     StateBackendFactory,
 )
 
+BACKEND_KEYS = ("state.backend.type", "state.backend")
+"""Settings that name a backend, in order of precedence."""
+
+
+DEFAULT_BACKEND = "arrow"
+
+
+ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
+
 
 class MemoryStateBackendFactory:
-    """Makes backends whose snapshots travel in their handles."""
+    """Factory of the ``memory`` backend."""
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Make a backend with the directories of the configuration."""
+        """Create a backend with the directories of the configuration."""
         from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
 
         return MemoryStateBackend(config=config)
@@ -31,10 +40,10 @@ class MemoryStateBackendFactory:
 
 
 class FsStateBackendFactory:
-    """Makes backends that write snapshots to files."""
+    """Factory of the ``filesystem`` backend."""
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Make a backend with the directories of the configuration."""
+        """Create a backend with the directories of the configuration."""
         from airflow_provider_statecheck.state.backends.hash_state_backend import FsStateBackend
 
         return FsStateBackend(config=config)
@@ -45,10 +54,10 @@ class FsStateBackendFactory:
 
 
 class ArrowStateBackendFactory:
-    """Makes backends whose state is in Arrow files, of which snapshots add only the new ones."""
+    """Factory of the ``arrow`` backend."""
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
-        """Make a backend as the configuration says."""
+        """Create a backend with the settings of the configuration."""
         from airflow_provider_statecheck.state.arrow.keyed_backend import ArrowStateBackend
 
         backend: StateBackend = ArrowStateBackend().configure(config)
@@ -58,11 +67,6 @@ class ArrowStateBackendFactory:
         """Return ``arrow``."""
         return "arrow"
 
-
-BACKEND_KEYS = ("state.backend.type", "state.backend")
-"""The settings that name a backend; the first wins."""
-DEFAULT_BACKEND = "arrow"
-ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
 
 _FACTORIES: dict[str, Callable[[], StateBackendFactory]] = {
     "memory": MemoryStateBackendFactory,
@@ -76,98 +80,95 @@ _FACTORIES: dict[str, Callable[[], StateBackendFactory]] = {
 
 def load_state_backend(application: StateBackend | None, config: Mapping[str, Any]) -> StateBackend:
     """
-    Return the backend of a stage.
+    Return the configured backend.
 
-    :param application: What the application set; what it leaves unset is taken from the configuration.
-    :param config: Settings by their keys.
-    :raises InvalidConfigurationError: if the configured backend cannot be loaded, naming it.
+    :param application: Backend set in code, or ``None``; its unset fields are taken from the configuration.
+    :param config: Settings by key.
+    :raises InvalidConfigurationError: if the configured backend cannot be loaded.
     """
     if application is not None:
         return application.configure(config) if isinstance(application, ConfigurableStateBackend) else application
     name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
-    # What a factory raises goes to the user as it is.
     return factory_of(name).create_from_config(config)
 
 
 def backend_of_stage(wanted: StateBackend | str | None, config: Mapping[str, Any]) -> StateBackend:
     """
-    Return the backend of a stage, which writes where the stage does.
+    Return the backend of a stage.
 
-    :param wanted: What the stage declares: an object, a name, or nothing.
-    :param config: Settings by their keys; a name that the stage declares comes before the one there.
-    :raises InvalidConfigurationError: for a backend that cannot be loaded, or has directories of its own.
+    :param wanted: Backend or name that the stage declares; ``None`` for the configured backend.
+    :param config: Settings by key; a declared name takes precedence.
+    :raises InvalidConfigurationError: if the backend cannot be loaded, or has its own directories.
     """
     if isinstance(wanted, str):
         wanted, config = None, {**config, BACKEND_KEYS[0]: wanted}
-    _require_known(config)
+    _require_known_settings(config)
     backend = load_state_backend(wanted, config)
     paths = [name for name in ("checkpoint_path", "savepoint_path") if getattr(backend, name, None) is not None]
     if paths:
         raise InvalidConfigurationError(
-            f"Expected {type(backend).__name__} without directories in a stage, found base_{paths[0]}; a stage writes below "
-            f"its checkpoint_dir and savepoint_dir, so leave the path out.",
+            f"Expected {type(backend).__name__} without directories in a stage, found base_{paths[0]}; leave the path out, "
+            f"because a stage writes to its checkpoint_dir and savepoint_dir.",
             key=f"base_{paths[0]}",
         )
     return backend
 
 
-def _require_known(config: Mapping[str, Any]) -> None:
+def _require_known_settings(config: Mapping[str, Any]) -> None:
     name = next((config[key] for key in BACKEND_KEYS if config.get(key) is not None), DEFAULT_BACKEND)
     if str(name).lower() not in _FACTORIES:
-        return  # a factory of the user knows its own settings
+        return  # custom factories validate their own settings
     for key in config:
         if key not in BACKEND_KEYS and not key.startswith(ARROW_PREFIX):
             raise InvalidConfigurationError(
-                f"Expected settings that the state backend {name!r} has, found {key}, which it does not; remove it.",
+                f"Expected only settings of the state backend {name!r}, found {key}; remove it.",
                 key=key,
             )
 
 
 def factory_of(name: Any) -> StateBackendFactory:
     """
-    Return the factory of a name, an entry point or a dotted path, in this order.
+    Return the factory of a built-in name, an entry point or a dotted path, in this order.
 
-    :raises InvalidConfigurationError: if there is none.
+    :raises InvalidConfigurationError: if no factory can be loaded.
     """
     known = _FACTORIES.get(name.lower()) if isinstance(name, str) else None
-    return _made(name, known or _registered(name) or _imported(name))
+    return _create_factory(name, known or _load_entry_point(name) or _import_path(name))
 
 
-def _registered(name: Any) -> Any:
+def _load_entry_point(name: Any) -> Any:
     found = entry_points(group=ENTRY_POINT_GROUP, name=name) if isinstance(name, str) else ()
     for entry_point in found:
         try:
             return entry_point.load()
         except (ImportError, AttributeError) as error:
-            raise _unloadable(name, f"its entry point {entry_point.value} cannot be imported: {error}") from error
+            raise _load_error(name, f"its entry point {entry_point.value} cannot be imported: {error}") from error
     return None
 
 
-def _imported(name: Any) -> Any:
+def _import_path(name: Any) -> Any:
     if not isinstance(name, str) or "." not in name:
-        raise _unloadable(name, "there is no backend of that name")
+        raise _load_error(name, "no backend has that name")
     module, _, attribute = name.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing runs code of the user
-        raise _unloadable(name, f"it cannot be imported: {error}") from error
+    except Exception as error:  # user code runs on import
+        raise _load_error(name, f"it cannot be imported: {error}") from error
 
 
-def _made(name: Any, found: Any) -> StateBackendFactory:
+def _create_factory(name: Any, found: Any) -> StateBackendFactory:
     try:
         factory = found() if isinstance(found, type) else found
     except (StateCheckError, OSError):
         raise
     except Exception as error:
-        raise _unloadable(name, f"its factory cannot be made: {error}") from error
+        raise _load_error(name, f"its factory cannot be created: {error}") from error
     if not isinstance(factory, StateBackendFactory):
-        raise _unloadable(
-            name, "it is no StateBackendFactory, because it lacks create_from_config() or get_identifier()"
-        )
+        raise _load_error(name, "it is not a StateBackendFactory, create_from_config() or get_identifier() is missing")
     return factory
 
 
-def _unloadable(name: Any, reason: str) -> InvalidConfigurationError:
+def _load_error(name: Any, reason: str) -> InvalidConfigurationError:
     names = ", ".join(sorted(_FACTORIES))
     return InvalidConfigurationError(
         f"Expected in {BACKEND_KEYS[1]} one of {names}, the name of an entry point of {ENTRY_POINT_GROUP}, or the dotted path of a "

@@ -1,4 +1,4 @@
-"""Restored state as columns, before a descriptor asks for it."""
+"""Restored state as Arrow columns, and error handling of a restore."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class StateRows:
 
     schema: StateSchema
     arrow_schema: Any
-    """Of each block: the columns of the key, ``namespace``, ``user_key`` of a map, and ``value``."""
+    """Arrow schema of each block: key columns, ``namespace``, ``user_key`` for a map, and ``value``."""
     blocks: tuple[tuple[int, Any], ...]
-    """Key groups, ascending and each perhaps several times, with Arrow record batches that are not empty."""
+    """Pairs of a key group and a non-empty Arrow record batch, ascending. A key group may have several batches."""
 
     def by_key_group(self) -> dict[int, list[Any]]:
-        """Return the blocks of each key group."""
+        """Return the record batches of each key group."""
         found: dict[int, list[Any]] = {}
         for key_group, batch in self.blocks:
             found.setdefault(key_group, []).append(batch)
@@ -49,7 +49,7 @@ class StateRows:
 
 
 def arrow_schema_of(state: RegisteredState, key_serializer: KeySerializer) -> Any:
-    """Return the columns in which a state is written."""
+    """Return the Arrow schema of the rows of a state."""
     import pyarrow as pa
 
     keys = [pa.field(f"key_{index}", arrow_type) for index, arrow_type in enumerate(key_serializer.arrow_types)]
@@ -60,7 +60,7 @@ def arrow_schema_of(state: RegisteredState, key_serializer: KeySerializer) -> An
 
 
 def repeated(values: Sequence[Any], counts: Sequence[int], arrow_type: Any) -> Any:
-    """Return an Arrow array of values, each as often as it counts."""
+    """Return an Arrow array with each value repeated ``counts`` times."""
     import pyarrow as pa
 
     parts = [pa.repeat(pa.scalar(value, arrow_type), count) for value, count in zip(values, counts, strict=True)]
@@ -68,7 +68,7 @@ def repeated(values: Sequence[Any], counts: Sequence[int], arrow_type: Any) -> A
 
 
 def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
-    """Return the part of each key group of rows that are in the order of their key groups, given as an Arrow array."""
+    """Split rows, sorted by key group, into one record batch per key group."""
     import numpy as np
 
     found, starts = np.unique(key_groups.to_numpy(), return_index=True)
@@ -79,34 +79,34 @@ def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
 
 class RestoredRows:
     """
-    Keeps the rows as they were read: they go on unchanged through snapshots, or into a table.
+    Restored rows of a state. Snapshots copy them until a descriptor claims them for a table.
 
-    :param rows: What was read.
+    :param rows: Rows read from a snapshot.
     """
 
     def __init__(self, rows: StateRows) -> None:
         self._rows = rows
 
     def rows(self) -> StateRows:
-        """Return the rows as they were read."""
+        """Return the rows."""
         return self._rows
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self._rows)
 
     def fill(
         self, table: HashStateTable | HashMapTable, state: RegisteredState, key_serializer: KeySerializer, now_ms: int
     ) -> None:
         """
-        Put the rows into a table, in the types of its state.
+        Migrate the rows to the types of a state and add them to its table.
 
-        :param now_ms: The time, for values whose times are added or taken away.
-        :raises StateMigrationError: if they cannot go on with the serializers.
+        :param now_ms: Current time in milliseconds, for values that gain or lose a time to live.
+        :raises StateMigrationError: if the types are incompatible.
         """
         if not self._rows.blocks:
             return
-        key_groups, rows = self._joined()
+        key_groups, rows = self._concatenated()
         migration = CellMigration.of(self._rows.schema, state, now_ms)
         user_keys = rows.column(USER_KEY) if state.is_map else None
         cells = rows.column(VALUE)
@@ -114,10 +114,10 @@ class RestoredRows:
         living = (changed.living(column) for column in rows.columns[: len(key_serializer.fields)])
         keys = key_serializer.from_columns(tuple(living))
         columns = (changed.living(key_groups).to_pylist(), changed.living(rows.column(NAMESPACE)).to_pylist(), keys)
-        for row in zip(*columns, *_decoded(state, changed), strict=True):
+        for row in zip(*columns, *_decode_cells(state, changed), strict=True):
             table.restore(*row)
 
-    def _joined(self) -> tuple[Any, Any]:
+    def _concatenated(self) -> tuple[Any, Any]:
         import pyarrow as pa
 
         batches = [batch for _, batch in self._rows.blocks]
@@ -126,7 +126,7 @@ class RestoredRows:
         return key_groups, pa.concat_batches(batches)
 
 
-def _decoded(state: RegisteredState, changed: MigratedCells) -> tuple[list[Any], list[Any]]:
+def _decode_cells(state: RegisteredState, changed: MigratedCells) -> tuple[list[Any], list[Any]]:
     cells = state.cells.read(changed.living(changed.cells))
     if state.key_serializer is None:
         return [None] * len(cells), cells
@@ -140,10 +140,10 @@ Handles = TypeVar("Handles")
 @contextlib.contextmanager
 def restoring(operator_identifier: str) -> Iterator[None]:
     """
-    Let failures say that a backend could not be restored.
+    Raise failures of a restore as ``BackendRestoreError``. Configuration and migration errors are not wrapped.
 
-    :param operator_identifier: Whose backend.
-    :raises BackendRestoreError: in place of another error; not of arguments or types that no other copy would cure.
+    :param operator_identifier: Uid of the operator.
+    :raises BackendRestoreError: if the state cannot be read.
     """
     try:
         yield
@@ -157,11 +157,11 @@ def restoring(operator_identifier: str) -> Iterator[None]:
 
 def restore_first(alternatives: Sequence[Handles], create: Callable[[Handles], Backend]) -> Backend:
     """
-    Return the backend of the first set of handles that can be restored, such as a local copy and then the remote one.
+    Return the backend restored from the first readable set of handles, such as a local copy before the remote one.
 
-    :param alternatives: Sets of handles that lead to the same state, at least one.
-    :param create: Makes a backend from one of them.
-    :raises BackendRestoreError: if none can, with all that failed.
+    :param alternatives: Sets of handles of equal state, at least one.
+    :param create: Creates a backend from a set of handles.
+    :raises BackendRestoreError: if no set can be restored, with all failures.
     """
     failures: list[BackendRestoreError] = []
     for handles in alternatives:

@@ -1,4 +1,4 @@
-"""Contract of a state backend, its environment and its snapshots."""
+"""Contracts of state backends, their environment and their snapshots."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @runtime_checkable
 class StateBackend(Protocol):
     """
-    Decides where state is while a stage works, and how snapshots of it are written.
+    Factory of the keyed and operator state of subtasks.
 
-    It is plain values: it goes from the driver to the executors by pickling.
+    A backend is pickled from the driver to the executors, so it holds only plain values.
     """
 
     def create_keyed_state_backend(
@@ -39,13 +39,13 @@ class StateBackend(Protocol):
         restored: Sequence[KeyedStateHandle] = (),
     ) -> AbstractKeyedStateBackend:
         """
-        Make the keyed state of one subtask.
+        Create the keyed state of one subtask.
 
-        :param kv_registry: What is told of states that may be queried, if anything is.
-        :param restored: The state to begin with; keys of other ranges are skipped.
-        :raises InvalidConfigurationError: for a range that is not within the key groups.
-        :raises BackendRestoreError: if the state cannot be read; nothing is left behind then.
-        :raises StateMigrationError: if the keys are of another type.
+        :param kv_registry: Registry of queryable states, if any.
+        :param restored: Handles to restore; keys of other subtasks are skipped.
+        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
+        :raises BackendRestoreError: if the state cannot be read; no resources are leaked.
+        :raises StateMigrationError: if the keys have another type.
         """
         ...
 
@@ -57,7 +57,7 @@ class StateBackend(Protocol):
         restored: Sequence[OperatorStateHandle] = (),
     ) -> DefaultOperatorStateBackend:
         """
-        Make the operator state of one subtask.
+        Create the operator state of one subtask.
 
         :raises BackendRestoreError: if the state cannot be read.
         """
@@ -65,61 +65,64 @@ class StateBackend(Protocol):
 
     def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
         """
-        Return the checkpoint of any job to which a pointer leads.
+        Return the checkpoint of a pointer, of any job.
 
         :param storage_options: Options of the filesystem.
-        :raises CheckpointNotFoundError: if there is none.
+        :raises CheckpointNotFoundError: if there is no checkpoint.
         """
         ...
 
 
 @runtime_checkable
 class ConfigurableStateBackend(Protocol):
-    """A backend whose unset fields can be taken from a configuration."""
+    """State backend whose unset fields can be taken from a configuration."""
 
     def configure(self, config: Mapping[str, Any]) -> StateBackend:
         """
-        Return this backend with what it leaves unset taken from a configuration.
+        Return this backend with its unset fields taken from a configuration.
 
-        :raises InvalidConfigurationError: for a setting out of its range.
+        :raises InvalidConfigurationError: for an invalid setting.
         """
         ...
 
 
 @runtime_checkable
 class StateBackendFactory(Protocol):
-    """Makes a backend from a configuration; may be named in ``state.backend`` by its dotted path."""
+    """Factory of backends from a configuration. ``state.backend`` may name one by its dotted path."""
 
     def create_from_config(self, config: Mapping[str, Any]) -> StateBackend:
         """
-        Make a backend.
+        Create a backend.
 
-        :raises InvalidConfigurationError: for a setting out of its range.
+        :raises InvalidConfigurationError: for an invalid setting.
         """
         ...
 
     def get_identifier(self) -> str:
-        """Return the name by which configurations ask for the backend."""
+        """Return the name of the backend in configurations."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEnvironment:
-    """One subtask of one attempt."""
+    """Subtask and attempt in which a backend runs."""
 
     storage: CheckpointStorage
-    """From which restored state is read."""
+    """Storage of the restored state."""
     subtask_index: int
     parallelism: int
     max_parallelism: int
     now_ms: Callable[[], int]
-    """Gives the time by which state expires; by default the logical date of the run, so that a rerun finds the same."""
+    """
+    Returns the time for expiry in milliseconds; by default the logical date of the run, so that a rerun expires the
+    same values.
+    """
     epoch: int
-    """Of the attempt."""
+    """Fencing epoch of the attempt."""
     operator_name: str = ""
-    """What users call the operator, for errors."""
+    """Operator name for errors."""
     schemas: OperatorSchemas | None = None
-    """What the restored state was, if state is restored."""
+    """Schemas of the restored state, if any."""
 
 
 Handle = TypeVar("Handle")
@@ -127,36 +130,36 @@ Handle = TypeVar("Handle")
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult(Generic[Handle]):
-    """Where a snapshot went."""
+    """Result of a snapshot."""
 
     handle: Handle | None = None
-    """For the coordinator; ``None`` if there was nothing to save."""
+    """Handle of the snapshot; ``None`` if there was no state."""
     new_bytes: int = 0
-    """How many bytes were written for it; those of earlier snapshots do not count."""
+    """Bytes written by this snapshot, without the files of earlier snapshots."""
 
     @classmethod
     def empty(cls) -> SnapshotResult[Handle]:
-        """Return what is given where there was nothing to save."""
+        """Return the result of a snapshot without state."""
         return cls()
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether there was nothing to save."""
+        """Return whether there was no state."""
         return self.handle is None
 
 
 class StateSnapshot(Protocol[Handle]):
-    """A view of state at one moment that is still to be written; later changes are not in it."""
+    """Captured state that is not written yet. Later changes are not included."""
 
     def run(self) -> SnapshotResult[Handle]:
         """
-        Write the state; called once, perhaps in another thread.
+        Write the state. Called once, possibly in another thread.
 
-        :raises StorageError: if the storage fails; then no file is left.
-        :raises SnapshotCancelledError: if it was cancelled.
+        :raises StorageError: if the storage fails; written files are deleted.
+        :raises SnapshotCancelledError: if the snapshot was cancelled.
         """
         ...
 
     def cancel(self) -> None:
-        """End the writing and delete what it wrote; without effect once it is done."""
+        """Stop the write and delete its files. Has no effect after the end of the write."""
         ...

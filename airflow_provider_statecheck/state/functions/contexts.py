@@ -40,7 +40,85 @@ if TYPE_CHECKING:
 
 
 K = TypeVar("K")
-_NONE = object()
+T = TypeVar("T")
+Acc = TypeVar("Acc")
+_NO_KEY = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInfo:
+    """Operator, subtask and attempt in which a function runs."""
+
+    task_name: str
+    """Uid of the operator."""
+    index_of_this_subtask: int
+    number_of_parallel_subtasks: int
+    max_number_of_parallel_subtasks: int
+    """Number of key groups."""
+    attempt_number: int = 0
+    """Number of earlier attempts of the task."""
+    logical_date: datetime | None = None
+    """Logical date of the Dag run, equal in all attempts."""
+
+
+class RuntimeContext:
+    """
+    Task information and keyed state, valid from ``open`` to ``close``.
+
+    :param task_info: Subtask in which the function runs.
+    :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
+    """
+
+    def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
+        self._task_info = task_info
+        self._keyed = keyed_state_store
+        self._span = OpenSpan("a RuntimeContext", "from open to close")
+
+    @property
+    def task_info(self) -> TaskInfo:
+        """Return the subtask in which the function runs."""
+        return self._task_info
+
+    @property
+    def logical_date(self) -> datetime | None:
+        """Return the logical date of the Dag run, or ``None`` outside of one."""
+        return self._task_info.logical_date
+
+    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """
+        Return keyed state with one value per key.
+
+        :raises CoordinatorError: if the operator has no keys, or after ``close``.
+        """
+        return self._store().get_state(descriptor)
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Return keyed state with one list per key. Raises the same errors as :meth:`get_state`."""
+        return self._store().get_list_state(descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Return keyed state that reduces added values. Raises the same errors as :meth:`get_state`."""
+        return self._store().get_reducing_state(descriptor)
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
+        """Return keyed state that aggregates added values. Raises the same errors as :meth:`get_state`."""
+        return self._store().get_aggregating_state(descriptor)
+
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
+        """Return keyed state that folds added values. Raises the same errors as :meth:`get_state`."""
+        return self._store().get_folding_state(descriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
+        """Return keyed state with one map per key. Raises the same errors as :meth:`get_state`."""
+        return self._store().get_map_state(descriptor)
+
+    def end(self) -> None:
+        """End the validity of the context. Called by the operator after ``close``."""
+        self._span.close()
+
+    def _store(self) -> KeyedStateStore:
+        self._span.require()
+        return require_keyed(self._keyed)
 
 
 class KeyedContext(Generic[K]):
@@ -54,7 +132,7 @@ class KeyedContext(Generic[K]):
 
     def __init__(self) -> None:
         self._is_open = False
-        self._key: object = _NONE
+        self._key: object = _NO_KEY
         self._timestamp: int | None = None
 
     @property
@@ -64,7 +142,7 @@ class KeyedContext(Generic[K]):
 
         :raises CoordinatorError: outside of a call, or while a batch is processed.
         """
-        if self._key is _NONE:
+        if self._key is _NO_KEY:
             raise CoordinatorError(
                 "Expected one element in progress for the current key, found none; in process_batch, read the keys "
                 "from the columns of the table."
@@ -89,11 +167,11 @@ class KeyedContext(Generic[K]):
 
     def begin_batch(self) -> None:
         """Start a batch with elements of many keys. Called by the operator."""
-        self._is_open, self._key, self._timestamp = True, _NONE, None
+        self._is_open, self._key, self._timestamp = True, _NO_KEY, None
 
     def end(self) -> None:
         """Unset the current element or batch. Called by the operator."""
-        self._is_open, self._key, self._timestamp = False, _NONE, None
+        self._is_open, self._key, self._timestamp = False, _NO_KEY, None
 
 
 class KeyedBatchContext(KeyedContext[Any]):
@@ -118,37 +196,6 @@ class KeyedBatchContext(KeyedContext[Any]):
         :raises InvalidConfigurationError: for a list, map or folding state.
         """
         return self._state_of(descriptor)
-
-
-class OpenSpan:
-    """
-    Validity of a context, which ends once.
-
-    :param what: Name of the context in errors.
-    :param when: Span in which it may be used, for errors.
-    """
-
-    __slots__ = ("_is_open", "_what", "_when")
-
-    def __init__(self, what: str, when: str) -> None:
-        self._what = what
-        self._when = when
-        self._is_open = True
-
-    def close(self) -> None:
-        """End the validity."""
-        self._is_open = False
-
-    def require(self) -> None:
-        """
-        Require that the span is open.
-
-        :raises CoordinatorError: if it is closed.
-        """
-        if not self._is_open:
-            raise CoordinatorError(
-                f"Expected {self._what} to be used {self._when}, found a later call; keep a reference to the state, not to the context."
-            )
 
 
 class FunctionSnapshotContext:
@@ -240,99 +287,6 @@ class StateSnapshotContext(FunctionSnapshotContext):
         super().end()
         if self._raw is not None:
             self._raw.close()
-
-
-def require_keyed(store: KeyedStateStore | None) -> KeyedStateStore:
-    """
-    Return the keyed state store.
-
-    :raises CoordinatorError: if the operator has no keys.
-    """
-    if store is None:
-        raise CoordinatorError(
-            "Expected an operator with keys, found one without keys; put key_by before it, or use operator state."
-        )
-    return store
-
-
-T = TypeVar("T")
-Acc = TypeVar("Acc")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskInfo:
-    """Operator, subtask and attempt in which a function runs."""
-
-    task_name: str
-    """Uid of the operator."""
-    index_of_this_subtask: int
-    number_of_parallel_subtasks: int
-    max_number_of_parallel_subtasks: int
-    """Number of key groups."""
-    attempt_number: int = 0
-    """Number of earlier attempts of the task."""
-    logical_date: datetime | None = None
-    """Logical date of the Dag run, equal in all attempts."""
-
-
-class RuntimeContext:
-    """
-    Task information and keyed state, valid from ``open`` to ``close``.
-
-    :param task_info: Subtask in which the function runs.
-    :param keyed_state_store: Keyed state, or ``None`` for an operator without keys.
-    """
-
-    def __init__(self, task_info: TaskInfo, keyed_state_store: KeyedStateStore | None = None) -> None:
-        self._task_info = task_info
-        self._keyed = keyed_state_store
-        self._span = OpenSpan("a RuntimeContext", "from open to close")
-
-    @property
-    def task_info(self) -> TaskInfo:
-        """Return the subtask in which the function runs."""
-        return self._task_info
-
-    @property
-    def logical_date(self) -> datetime | None:
-        """Return the logical date of the Dag run, or ``None`` outside of one."""
-        return self._task_info.logical_date
-
-    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """
-        Return keyed state with one value per key.
-
-        :raises CoordinatorError: if the operator has no keys, or after ``close``.
-        """
-        return self._store().get_state(descriptor)
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """Return keyed state with one list per key. Raises the same errors as :meth:`get_state`."""
-        return self._store().get_list_state(descriptor)
-
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """Return keyed state that reduces added values. Raises the same errors as :meth:`get_state`."""
-        return self._store().get_reducing_state(descriptor)
-
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[Acc]) -> AggregatingState[Any, Any]:
-        """Return keyed state that aggregates added values. Raises the same errors as :meth:`get_state`."""
-        return self._store().get_aggregating_state(descriptor)
-
-    def get_folding_state(self, descriptor: FoldingStateDescriptor[Acc]) -> FoldingState[Any, Acc]:
-        """Return keyed state that folds added values. Raises the same errors as :meth:`get_state`."""
-        return self._store().get_folding_state(descriptor)
-
-    def get_map_state(self, descriptor: MapStateDescriptor[T]) -> MapState[Any, T]:
-        """Return keyed state with one map per key. Raises the same errors as :meth:`get_state`."""
-        return self._store().get_map_state(descriptor)
-
-    def end(self) -> None:
-        """End the validity of the context. Called by the operator after ``close``."""
-        self._span.close()
-
-    def _store(self) -> KeyedStateStore:
-        self._span.require()
-        return require_keyed(self._keyed)
 
 
 class ManagedInitializationContext:
@@ -445,3 +399,47 @@ class StateInitializationContext(FunctionInitializationContext):
         """
         self._span.require()
         return self._raw_operator_state
+
+
+class OpenSpan:
+    """
+    Validity of a context, which ends once.
+
+    :param what: Name of the context in errors.
+    :param when: Span in which it may be used, for errors.
+    """
+
+    __slots__ = ("_is_open", "_what", "_when")
+
+    def __init__(self, what: str, when: str) -> None:
+        self._what = what
+        self._when = when
+        self._is_open = True
+
+    def close(self) -> None:
+        """End the validity."""
+        self._is_open = False
+
+    def require(self) -> None:
+        """
+        Require that the span is open.
+
+        :raises CoordinatorError: if it is closed.
+        """
+        if not self._is_open:
+            raise CoordinatorError(
+                f"Expected {self._what} to be used {self._when}, found a later call; keep a reference to the state, not to the context."
+            )
+
+
+def require_keyed(store: KeyedStateStore | None) -> KeyedStateStore:
+    """
+    Return the keyed state store.
+
+    :raises CoordinatorError: if the operator has no keys.
+    """
+    if store is None:
+        raise CoordinatorError(
+            "Expected an operator with keys, found one without keys; put key_by before it, or use operator state."
+        )
+    return store

@@ -61,160 +61,6 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.views.state_streams import CheckpointStreamFactory
 
 
-def create_state(
-    descriptor: StateDescriptor[Any],
-    registered: RegisteredState,
-    table: StateTable | MapTable,
-    context: KeyContext,
-    namespace: str,
-    now_ms: Callable[[], int],
-    operator: str,
-) -> State:
-    """
-    Return the state of a descriptor over its table.
-
-    :param operator: Operator name for errors.
-    """
-    values = StateValues(registered, operator)
-    ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
-    if registered.kind is StateKind.MAP:
-        return _map_state(registered, cast("MapTable", table), context, namespace, values, ttl)
-    cells = cast("StateTable", table)
-    if registered.kind is StateKind.LIST:
-        if ttl is None:
-            return ListState(cells, context, namespace, values)
-        return TtlListState(cells, context, namespace, values, ttl)
-    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace, values)
-
-
-def _map_state(
-    registered: RegisteredState,
-    table: MapTable,
-    context: KeyContext,
-    namespace: str,
-    values: StateValues,
-    ttl: TimeToLive | None,
-) -> State:
-    assert registered.key_serializer is not None  # noqa: S101 - for the type checker
-    check = partial(registered.key_serializer.to_arrow, [None])
-    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, values, check)
-
-
-def _single_state(
-    descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str, values: StateValues
-) -> State:
-    common = (table, context, namespace, values)
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return ReducingState(*common, descriptor.reduce_function)
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        return AggregatingState(*common, descriptor.aggregate_function)
-    if isinstance(descriptor, FoldingStateDescriptor):
-        initial = partial(getattr, descriptor, "initial")
-        return FoldingState(*common, initial, descriptor.fold_function)
-    if isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None:
-        return DefaultedValueState(*common, partial(getattr, descriptor, "default"))
-    return ValueState(*common)
-
-
-def require_mergeable(state: State) -> MergeableState:
-    """
-    Require a state whose namespaces can be merged.
-
-    :raises InvalidConfigurationError: for a state of another kind.
-    """
-    if not isinstance(state, ListState | ReducingState | AggregatingState):
-        raise InvalidConfigurationError(
-            f"Expected a list, reducing or aggregating state, found {type(state).__name__}; others cannot be merged."
-        )
-    return cast("MergeableState", state)
-
-
-_SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
-
-
-def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
-    """
-    Require a descriptor that is equal to the first one of its name.
-
-    :raises InvalidConfigurationError: for another kind, other types or another time to live.
-    """
-    difference = _difference(known, wanted)
-    if difference:
-        raise InvalidConfigurationError(
-            f"Expected the descriptor of state {wanted.name} to be equal to its first one, found {difference}; use another name "
-            f"for another state."
-        )
-
-
-def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
-    """
-    Return a state with serializers reconfigured for its restored data.
-
-    :raises StateMigrationError: for another kind or incompatible types.
-    """
-    if restored.kind is not wanted.kind:
-        raise StateMigrationError(
-            f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "
-            f"name for another state."
-        )
-    verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
-    serializer = serializer_from_now_on(verdict, wanted.serializer)
-    if wanted.key_serializer is None or restored.key is None:
-        return replace(wanted, serializer=serializer)
-    keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
-    return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
-
-
-def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored data with a serializer.
-
-    :raises StateMigrationError: if they are incompatible.
-    """
-    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
-
-
-def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
-    """
-    Return the compatibility of restored user keys with a serializer.
-
-    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
-    """
-    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
-    return _require_compatible(name, verdict, serializer, old)
-
-
-def _require_compatible(
-    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
-) -> Compatibility:
-    if verdict.outcome is Outcome.INCOMPATIBLE:
-        raise StateMigrationError(
-            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
-            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
-            f"for a new state.",
-            state=name,
-        )
-    return verdict
-
-
-def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
-    if wanted.kind is not known.kind:
-        return f"a {wanted.kind} state in place of a {known.kind} state"
-    if not _is_same_type(wanted.serializer, known.serializer):
-        return f"{describe(wanted.serializer.snapshot())} in place of {describe(known.serializer.snapshot())}"
-    if (
-        known.key_serializer
-        and wanted.key_serializer
-        and not _is_same_type(wanted.key_serializer, known.key_serializer)
-    ):
-        return f"keys of {describe(wanted.key_serializer.snapshot())} in place of {describe(known.key_serializer.snapshot())}"
-    return "another time to live" if wanted.ttl != known.ttl else None
-
-
-def _is_same_type(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
-    return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME
-
-
 class AbstractKeyedStateBackend(ABC):
     """
     Keyed state of one subtask.
@@ -453,3 +299,157 @@ def _foreign_key_error(key: Any, key_group: int, owned: KeyGroupRange) -> Invali
         f"Expected a key of the key groups {owned.start} to {owned.end}, found {key!r} of key group {key_group}; partition "
         f"the keys by key group."
     )
+
+
+def create_state(
+    descriptor: StateDescriptor[Any],
+    registered: RegisteredState,
+    table: StateTable | MapTable,
+    context: KeyContext,
+    namespace: str,
+    now_ms: Callable[[], int],
+    operator: str,
+) -> State:
+    """
+    Return the state of a descriptor over its table.
+
+    :param operator: Operator name for errors.
+    """
+    values = StateValues(registered, operator)
+    ttl = None if registered.ttl is None else TimeToLive(registered.ttl, now_ms)
+    if registered.kind is StateKind.MAP:
+        return _map_state(registered, cast("MapTable", table), context, namespace, values, ttl)
+    cells = cast("StateTable", table)
+    if registered.kind is StateKind.LIST:
+        if ttl is None:
+            return ListState(cells, context, namespace, values)
+        return TtlListState(cells, context, namespace, values, ttl)
+    return _single_state(descriptor, cells if ttl is None else TtlCells(cells, ttl), context, namespace, values)
+
+
+def _map_state(
+    registered: RegisteredState,
+    table: MapTable,
+    context: KeyContext,
+    namespace: str,
+    values: StateValues,
+    ttl: TimeToLive | None,
+) -> State:
+    assert registered.key_serializer is not None  # noqa: S101 - for the type checker
+    check = partial(registered.key_serializer.to_arrow, [None])
+    return MapState(table if ttl is None else TtlEntries(table, ttl), context, namespace, values, check)
+
+
+def _single_state(
+    descriptor: StateDescriptor[Any], table: StateTable, context: KeyContext, namespace: str, values: StateValues
+) -> State:
+    common = (table, context, namespace, values)
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return ReducingState(*common, descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return AggregatingState(*common, descriptor.aggregate_function)
+    if isinstance(descriptor, FoldingStateDescriptor):
+        initial = partial(getattr, descriptor, "initial")
+        return FoldingState(*common, initial, descriptor.fold_function)
+    if isinstance(descriptor, ValueStateDescriptor) and descriptor.default is not None:
+        return DefaultedValueState(*common, partial(getattr, descriptor, "default"))
+    return ValueState(*common)
+
+
+def require_mergeable(state: State) -> MergeableState:
+    """
+    Require a state whose namespaces can be merged.
+
+    :raises InvalidConfigurationError: for a state of another kind.
+    """
+    if not isinstance(state, ListState | ReducingState | AggregatingState):
+        raise InvalidConfigurationError(
+            f"Expected a list, reducing or aggregating state, found {type(state).__name__}; others cannot be merged."
+        )
+    return cast("MergeableState", state)
+
+
+_SAME = (Outcome.COMPATIBLE_AS_IS, Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER)
+
+
+def require_same_state(known: RegisteredState, wanted: RegisteredState) -> None:
+    """
+    Require a descriptor that is equal to the first one of its name.
+
+    :raises InvalidConfigurationError: for another kind, other types or another time to live.
+    """
+    difference = _difference(known, wanted)
+    if difference:
+        raise InvalidConfigurationError(
+            f"Expected the descriptor of state {wanted.name} to be equal to its first one, found {difference}; use another name "
+            f"for another state."
+        )
+
+
+def reconfigured(wanted: RegisteredState, restored: StateSchema) -> RegisteredState:
+    """
+    Return a state with serializers reconfigured for its restored data.
+
+    :raises StateMigrationError: for another kind or incompatible types.
+    """
+    if restored.kind is not wanted.kind:
+        raise StateMigrationError(
+            f"Expected a {restored.kind} state {wanted.name}, as in the checkpoint, found a {wanted.kind} state; use another "
+            f"name for another state."
+        )
+    verdict = compatibility_of(wanted.name, wanted.serializer, restored.value)
+    serializer = serializer_from_now_on(verdict, wanted.serializer)
+    if wanted.key_serializer is None or restored.key is None:
+        return replace(wanted, serializer=serializer)
+    keys = compatibility_of_keys(wanted.name, wanted.key_serializer, restored.key)
+    return replace(wanted, serializer=serializer, key_serializer=serializer_from_now_on(keys, wanted.key_serializer))
+
+
+def compatibility_of(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return the compatibility of restored data with a serializer.
+
+    :raises StateMigrationError: if they are incompatible.
+    """
+    return _require_compatible(name, serializer.resolve_compatibility(old), serializer, old)
+
+
+def compatibility_of_keys(name: str, serializer: TypeSerializer[Any], old: SerializerSnapshot) -> Compatibility:
+    """
+    Return the compatibility of restored user keys with a serializer.
+
+    :raises StateMigrationError: if they are incompatible, or if a migration could make two keys equal.
+    """
+    verdict = kept_distinct(serializer.resolve_compatibility(old), "keys of a map")
+    return _require_compatible(name, verdict, serializer, old)
+
+
+def _require_compatible(
+    name: str, verdict: Compatibility, serializer: TypeSerializer[Any], old: SerializerSnapshot
+) -> Compatibility:
+    if verdict.outcome is Outcome.INCOMPATIBLE:
+        raise StateMigrationError(
+            f"Expected a type of state {name} that is compatible with {describe(old)}, found "
+            f"{describe(serializer.snapshot())}: {verdict.reason or 'they do not fit'}; keep the type, or use another name "
+            f"for a new state.",
+            state=name,
+        )
+    return verdict
+
+
+def _difference(known: RegisteredState, wanted: RegisteredState) -> str | None:
+    if wanted.kind is not known.kind:
+        return f"a {wanted.kind} state in place of a {known.kind} state"
+    if not _is_same_type(wanted.serializer, known.serializer):
+        return f"{describe(wanted.serializer.snapshot())} in place of {describe(known.serializer.snapshot())}"
+    if (
+        known.key_serializer
+        and wanted.key_serializer
+        and not _is_same_type(wanted.key_serializer, known.key_serializer)
+    ):
+        return f"keys of {describe(wanted.key_serializer.snapshot())} in place of {describe(known.key_serializer.snapshot())}"
+    return "another time to live" if wanted.ttl != known.ttl else None
+
+
+def _is_same_type(wanted: TypeSerializer[Any], known: TypeSerializer[Any]) -> bool:
+    return wanted.resolve_compatibility(known.snapshot()).outcome in _SAME

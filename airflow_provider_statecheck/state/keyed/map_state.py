@@ -11,79 +11,7 @@ from airflow_provider_statecheck.state.keyed.tables import MapTable
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class MapEntry(Generic[K, V]):
-    """
-    Entry of a map state. Unpacks into the user key and the value.
-
-    :param put: Writes a value to the state.
-    """
-
-    __slots__ = ("_put", "key", "value")
-
-    def __init__(self, key: K, value: V, put: Callable[[K, V], None]) -> None:
-        self.key = key
-        self.value = value
-        self._put = put
-
-    def __iter__(self) -> Iterator[Any]:
-        """Return the user key and the value."""
-        return iter((self.key, self.value))
-
-    def set_value(self, value: V) -> V:
-        """Replace the value in the entry and in the state, and return the old value."""
-        before = self.value
-        self._put(self.key, value)
-        self.value = value
-        return before
-
-
 T = TypeVar("T")
-
-
-class MapIterator(Generic[T]):
-    """
-    Iterator over a snapshot of the entries. It stays bound to the key that was current when it was created.
-
-    :param entries: Entries to iterate over.
-    :param view: Returns the item for an entry.
-    :param remove: Removes a user key from the state.
-    """
-
-    def __init__(
-        self,
-        entries: Iterator[MapEntry[Any, Any]],
-        view: Callable[[MapEntry[Any, Any]], T],
-        remove: Callable[[Any], None],
-    ) -> None:
-        self._entries = entries
-        self._view = view
-        self._remove = remove
-        self._last: MapEntry[Any, Any] | None = None
-
-    def __iter__(self) -> MapIterator[T]:
-        """Return the iterator."""
-        return self
-
-    def __next__(self) -> T:
-        """Return the next item."""
-        self._last = None
-        self._last = next(self._entries)
-        return self._view(self._last)
-
-    def remove(self) -> None:
-        """
-        Remove the entry of the last item from the state.
-
-        :raises CoordinatorError: if ``next()`` was not called since the start or the last removal.
-        """
-        if self._last is None:
-            raise CoordinatorError("Expected an entry to remove, found none; call next() before each remove().")
-        self._remove(self._last.key)
-        self._last = None
-
-
 View = TypeVar("View")
 
 
@@ -245,3 +173,71 @@ class MapState(Generic[K, V]):
         if context.key_group < 0:
             raise no_key()
         return context.key, context.key_group, self._namespace
+
+
+class MapEntry(Generic[K, V]):
+    """
+    Entry of a map state. Unpacks into the user key and the value.
+
+    :param put: Writes a value to the state.
+    """
+
+    __slots__ = ("_put", "key", "value")
+
+    def __init__(self, key: K, value: V, put: Callable[[K, V], None]) -> None:
+        self.key = key
+        self.value = value
+        self._put = put
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the user key and the value."""
+        return iter((self.key, self.value))
+
+    def set_value(self, value: V) -> V:
+        """Replace the value in the entry and in the state, and return the old value."""
+        before = self.value
+        self._put(self.key, value)
+        self.value = value
+        return before
+
+
+class MapIterator(Generic[T]):
+    """
+    Iterator over a snapshot of the entries. It stays bound to the key that was current when it was created.
+
+    :param entries: Entries to iterate over.
+    :param view: Returns the item for an entry.
+    :param remove: Removes a user key from the state.
+    """
+
+    def __init__(
+        self,
+        entries: Iterator[MapEntry[Any, Any]],
+        view: Callable[[MapEntry[Any, Any]], T],
+        remove: Callable[[Any], None],
+    ) -> None:
+        self._entries = entries
+        self._view = view
+        self._remove = remove
+        self._last: MapEntry[Any, Any] | None = None
+
+    def __iter__(self) -> MapIterator[T]:
+        """Return the iterator."""
+        return self
+
+    def __next__(self) -> T:
+        """Return the next item."""
+        self._last = None
+        self._last = next(self._entries)
+        return self._view(self._last)
+
+    def remove(self) -> None:
+        """
+        Remove the entry of the last item from the state.
+
+        :raises CoordinatorError: if ``next()`` was not called since the start or the last removal.
+        """
+        if self._last is None:
+            raise CoordinatorError("Expected an entry to remove, found none; call next() before each remove().")
+        self._remove(self._last.key)
+        self._last = None

@@ -19,6 +19,128 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.descriptors import StateTtlConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredState:
+    """Name, kind, serializers and time to live of a keyed state with a descriptor."""
+
+    name: str
+    kind: StateKind
+    serializer: TypeSerializer[Any]
+    """Serializer of a value, a list element or a map value, without the timestamp that a time to live adds."""
+    key_serializer: TypeSerializer[Any] | None = None
+    """Serializer of the user keys; ``None`` unless the state is a map."""
+    ttl: StateTtlConfig | None = None
+
+    @classmethod
+    def of(cls, descriptor: StateDescriptor[Any]) -> RegisteredState:
+        """Return the state of a descriptor."""
+        return cls(
+            name=descriptor.name,
+            kind=descriptor.kind,
+            serializer=descriptor.serializer,
+            key_serializer=descriptor.key_serializer if descriptor.kind is StateKind.MAP else None,
+            ttl=descriptor.ttl,
+        )
+
+    @property
+    def title(self) -> str:
+        """Return the kind and the name for error messages."""
+        return f"the {self.kind} state {self.name!r}"
+
+    @property
+    def is_map(self) -> bool:
+        """Return whether the table of the state is a ``MapTable``."""
+        return self.kind is StateKind.MAP
+
+    @property
+    def cell_serializer(self) -> TypeSerializer[Any]:
+        """
+        Return the serializer of the cells of a table.
+
+        A cell is a value, a list or a map value. With a time to live, values and elements are ``TtlValue``.
+        """
+        element = self.serializer if self.ttl is None else TtlSerializer(self.serializer)
+        return ListCellSerializer(element) if self.kind is StateKind.LIST else element
+
+    @property
+    def cells(self) -> Freezing:
+        """Return the conversion between frozen cells and Arrow columns."""
+        return freezing_of(self.cell_serializer)
+
+    def schema(self) -> StateSchema:
+        """Return the schema, which later versions are compared with."""
+        return StateSchema(
+            name=self.name,
+            kind=self.kind,
+            key=None if self.key_serializer is None else self.key_serializer.snapshot(),
+            value=self.serializer.snapshot(),
+            ttl=self.ttl is not None,
+            ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
+        )
+
+
+class StateValues:
+    """
+    Conversion between values and frozen cells, equal for all backends.
+
+    Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
+    state.
+
+    :param state: Registered state.
+    :param operator: Operator name for errors.
+    """
+
+    __slots__ = ("_operator", "_state", "freeze", "own_user_key", "thaw")
+
+    def __init__(self, state: RegisteredState, operator: str) -> None:
+        self._state = state
+        self._operator = operator
+        # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
+        freezing = freezing_of(state.serializer)
+        self.freeze = freezing.freeze
+        self.thaw = freezing.thaw
+        self.own_user_key = None if state.key_serializer is None else _own_user_key(state.key_serializer)
+
+    def thawed(self, cell: Any) -> Any:
+        """Return the value of a frozen cell, ``None`` for ``None``."""
+        return cell if self.thaw is None or cell is None else self.thaw(cell)
+
+    def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
+        """
+        Return the error of a value that does not fit the type of the state.
+
+        :param key: Key of the value.
+        :param error: Cause.
+        """
+        return misfit(self._state.title, self._operator, error, key=key)
+
+
+NO_KEY_GROUP = -1
+
+
+class KeyContext:
+    """
+    Current key, shared by a backend and its states.
+
+    Each access reads it, so it has two plain attributes. Without a current key, the key group is negative.
+    """
+
+    __slots__ = ("key", "key_group")
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.key_group = NO_KEY_GROUP
+
+    def require(self) -> None:
+        """
+        Require a current key.
+
+        :raises CoordinatorError: without a current key.
+        """
+        if self.key_group < 0:
+            raise no_key()
+
+
 class ListCellSerializer:
     """
     Serializer of the lists of a list state.
@@ -93,66 +215,6 @@ def _lists_from(array: Any, read: Callable[[Any], list[Any]]) -> list[list[Any] 
     return values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisteredState:
-    """Name, kind, serializers and time to live of a keyed state with a descriptor."""
-
-    name: str
-    kind: StateKind
-    serializer: TypeSerializer[Any]
-    """Serializer of a value, a list element or a map value, without the timestamp that a time to live adds."""
-    key_serializer: TypeSerializer[Any] | None = None
-    """Serializer of the user keys; ``None`` unless the state is a map."""
-    ttl: StateTtlConfig | None = None
-
-    @classmethod
-    def of(cls, descriptor: StateDescriptor[Any]) -> RegisteredState:
-        """Return the state of a descriptor."""
-        return cls(
-            name=descriptor.name,
-            kind=descriptor.kind,
-            serializer=descriptor.serializer,
-            key_serializer=descriptor.key_serializer if descriptor.kind is StateKind.MAP else None,
-            ttl=descriptor.ttl,
-        )
-
-    @property
-    def title(self) -> str:
-        """Return the kind and the name for error messages."""
-        return f"the {self.kind} state {self.name!r}"
-
-    @property
-    def is_map(self) -> bool:
-        """Return whether the table of the state is a ``MapTable``."""
-        return self.kind is StateKind.MAP
-
-    @property
-    def cell_serializer(self) -> TypeSerializer[Any]:
-        """
-        Return the serializer of the cells of a table.
-
-        A cell is a value, a list or a map value. With a time to live, values and elements are ``TtlValue``.
-        """
-        element = self.serializer if self.ttl is None else TtlSerializer(self.serializer)
-        return ListCellSerializer(element) if self.kind is StateKind.LIST else element
-
-    @property
-    def cells(self) -> Freezing:
-        """Return the conversion between frozen cells and Arrow columns."""
-        return freezing_of(self.cell_serializer)
-
-    def schema(self) -> StateSchema:
-        """Return the schema, which later versions are compared with."""
-        return StateSchema(
-            name=self.name,
-            kind=self.kind,
-            key=None if self.key_serializer is None else self.key_serializer.snapshot(),
-            value=self.serializer.snapshot(),
-            ttl=self.ttl is not None,
-            ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
-        )
-
-
 def lists_of(elements: Any, parents: Any, length: int) -> Any:
     """
     Group elements into lists.
@@ -167,42 +229,6 @@ def lists_of(elements: Any, parents: Any, length: int) -> Any:
     lengths = np.bincount(parents.to_numpy(zero_copy_only=False), minlength=length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype("int32")
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements)
-
-
-class StateValues:
-    """
-    Conversion between values and frozen cells, equal for all backends.
-
-    Stored cells share no mutable objects with user code. Modifying a value after a write or a read does not change the
-    state.
-
-    :param state: Registered state.
-    :param operator: Operator name for errors.
-    """
-
-    __slots__ = ("_operator", "_state", "freeze", "own_user_key", "thaw")
-
-    def __init__(self, state: RegisteredState, operator: str) -> None:
-        self._state = state
-        self._operator = operator
-        # Called for each element. A ``thaw`` of ``None`` saves the call for immutable values.
-        freezing = freezing_of(state.serializer)
-        self.freeze = freezing.freeze
-        self.thaw = freezing.thaw
-        self.own_user_key = None if state.key_serializer is None else _own_user_key(state.key_serializer)
-
-    def thawed(self, cell: Any) -> Any:
-        """Return the value of a frozen cell, ``None`` for ``None``."""
-        return cell if self.thaw is None or cell is None else self.thaw(cell)
-
-    def misfit(self, key: Any, error: UnsupportedStateError) -> UnsupportedStateError:
-        """
-        Return the error of a value that does not fit the type of the state.
-
-        :param key: Key of the value.
-        :param error: Cause.
-        """
-        return misfit(self._state.title, self._operator, error, key=key)
 
 
 def _own_user_key(serializer: TypeSerializer[Any]) -> Own:
@@ -232,32 +258,6 @@ def misfit(state: str, operator: str, error: Exception, **key: Any) -> Unsupport
     owner = f" of the operator {operator!r}" if operator else ""
     of_key = f" for the key {key['key']!r}" if key else ""
     return UnsupportedStateError(f"A value does not fit {state}{owner}{of_key}: {error}")
-
-
-NO_KEY_GROUP = -1
-
-
-class KeyContext:
-    """
-    Current key, shared by a backend and its states.
-
-    Each access reads it, so it has two plain attributes. Without a current key, the key group is negative.
-    """
-
-    __slots__ = ("key", "key_group")
-
-    def __init__(self) -> None:
-        self.key: Any = None
-        self.key_group = NO_KEY_GROUP
-
-    def require(self) -> None:
-        """
-        Require a current key.
-
-        :raises CoordinatorError: without a current key.
-        """
-        if self.key_group < 0:
-            raise no_key()
 
 
 def no_key() -> CoordinatorError:

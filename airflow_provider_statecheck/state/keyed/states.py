@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
 In = TypeVar("In")
-
-
 Out = TypeVar("Out")
-
-
 Acc = TypeVar("Acc")
 
 

@@ -89,7 +89,7 @@ def test_backends_are_storages_of_their_own(tmp_path: Path) -> None:
 
 
 def test_filesystem_storage_needs_a_directory() -> None:
-    with pytest.raises(InvalidConfigurationError, match="directory of checkpoints"):
+    with pytest.raises(InvalidConfigurationError, match="Expected a checkpoint directory"):
         FsStateBackend().create_checkpoint_storage(ATTEMPT)
 
 

@@ -77,7 +77,7 @@ def test_all_failures_are_reported(keyed: KeyedHarness) -> None:
     good = saved(keyed)
     first = replace(good, stream=ByteStreamStateHandle("local", b"nothing of the kind"))
     second = replace(good, stream=ByteStreamStateHandle("remote", good.stream.data[:-40]))
-    with pytest.raises(BackendRestoreError, match=r"any of 2 sets.*1\. .*full snapshot.*2\. .*cut off") as failure:
+    with pytest.raises(BackendRestoreError, match=r"any of 2 sets.*1\. .*full snapshot.*2\. .*truncated") as failure:
         restore_first([(first,), (second,)], keyed.open)
     assert len(failure.value.failures) == 2
 
