@@ -1,1 +1,1 @@
-"""Where a stage's rows come from, cut into increments."""
+"""Sources of a stage, each cut into splits and increments."""

@@ -1,4 +1,4 @@
-"""Parts that a user names and loads as a source."""
+"""A source of user-defined splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.source import require_count
-from airflow_provider_statecheck.spark.sources.source_changes import on_change_of, reconcile
+from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change, reconcile
 from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 class DataFrameSource:
     """
-    A user's own splits: days, ranges of ids, names of tables.
+    User-defined splits, such as days, id ranges or table names.
 
-    :param splits: All splits in their order, or a function that gives them; every attempt must get the same ones.
-    :param load: Returns the rows of a split; the same ones each time.
-    :param key: Returns the name by which a split is known in checkpoints; ``str`` by default.
-    :param splits_per_increment: How many splits one Spark job reads at most.
-    :param on_change: What to do if splits differ within a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
-    :raises InvalidConfigurationError: if an argument is out of its range.
+    :param splits: All splits in order, or a function that returns them; must be the same in every attempt.
+    :param load: Returns the rows of a split; must return the same rows each time.
+    :param key: Returns the name of a split in checkpoints; ``str`` by default.
+    :param splits_per_increment: Maximum number of splits in one Spark job.
+    :param on_change: Policy for splits that differ within a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
+    :raises InvalidConfigurationError: if an argument is invalid.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DataFrameSource:
         self._load = load
         self._key = key
         self._limits = Limits(items=require_count(splits_per_increment, "splits_per_increment"))
-        self._on_change = on_change_of(on_change)
+        self._on_change = parse_on_change(on_change)
 
     def open(
         self,
@@ -58,54 +58,54 @@ class DataFrameSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        Ask for the splits and plan what is left of them.
+        Get the splits and plan the unfinished ones.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what appeared since is read.
-        :param storage_options: Without effect; the user's function reaches its data by itself.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new splits.
+        :param storage_options: Unused; ``load`` accesses its storage itself.
         :raises InvalidConfigurationError: if two splits have the same key.
-        :raises SourceChangedError: if splits of the start differ.
-        :raises SourceRestartRequiredError: if they differ and the stage is to begin again.
+        :raises SourceChangedError: if the splits differ from those of the first attempt.
+        :raises SourceRestartRequiredError: if they differ and ``on_change`` is ``"restart"``.
         """
-        named = self._named()
-        items = tuple(Item.of(name, 0, "") for name in named)
+        splits = self._splits_by_key()
+        items = tuple(Item.of(key, 0, "") for key in splits)
         state = SourceState(Ledger(items))
         if restored is not None:
             before = decode_source_state(restored)
             ledger = reconcile(before.ledger, items, on_change=self._on_change, new_run=new_run)
             state = SourceState(ledger, before.increments)
-        return ItemEnumerator(state, self._limits, _UserReader(spark, self._load, named), lambda _: None)
+        return ItemEnumerator(state, self._limits, _UserReader(spark, self._load, splits), lambda _: None)
 
-    def _named(self) -> dict[str, Any]:
+    def _splits_by_key(self) -> dict[str, Any]:
         splits = list(self._splits() if callable(self._splits) else self._splits)
-        named = {self._name(split): split for split in splits}
-        if len(named) < len(splits):
+        by_key = {self._key_of(split): split for split in splits}
+        if len(by_key) < len(splits):
             raise InvalidConfigurationError(
-                f"Expected a key of its own for each of {len(splits)} splits, found {len(named)} keys; correct key."
+                f"Expected a unique key for each of {len(splits)} splits, found {len(by_key)} keys; correct key."
             )
-        return named
+        return by_key
 
-    def _name(self, split: Any) -> str:
-        name: object = self._key(split)
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise InvalidConfigurationError(f"Expected the key of a split to be a text, found {name!r}; correct key.")
-        return name
+    def _key_of(self, split: Any) -> str:
+        key: object = self._key(split)
+        if not isinstance(key, str) or not key or "\0" in key:
+            raise InvalidConfigurationError(f"Expected the key of a split to be a text, found {key!r}; correct key.")
+        return key
 
 
 class _UserReader:
     def __init__(
-        self, spark: SparkSession, load: Callable[[SparkSession, Any], DataFrame], named: Mapping[str, Any]
+        self, spark: SparkSession, load: Callable[[SparkSession, Any], DataFrame], splits: Mapping[str, Any]
     ) -> None:
         self._spark = spark
         self._load = load
-        self._named = named
+        self._splits = splits
 
     def require_unchanged(self, items: Sequence[Item]) -> None:
-        """Nothing is known of what a user's function reads."""
+        """Do nothing: the input of a user's function is unknown."""
 
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        frames = [self._load(self._spark, self._named[split.item.name]) for split in splits if split.item]
+        frames = [self._load(self._spark, self._splits[split.item.name]) for split in splits if split.item]
         return functools.reduce(lambda frame, other: frame.unionByName(other), frames)
 
     def snapshot(self) -> dict[str, Any]:

@@ -1,4 +1,9 @@
-"""Data files of a Delta table: which to read, and reading them."""
+"""
+Data files of a Delta table, their positions in the Delta log, and a reader for them.
+
+The rows of a supported table are exactly those of its Parquet files; :func:`require_plain_files` rejects other tables. The
+name of an item includes the partition values, because log entries may be deleted before the item is read.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,10 @@ from airflow_provider_statecheck.spark.sinks.delta.delta_table import Action, De
 from airflow_provider_statecheck.spark.sinks.ledger import in_parallel
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
-from airflow_provider_statecheck.spark.sources.file_listing import NULL, FileListing, SourcePath, partition_of
+from airflow_provider_statecheck.spark.sources.file_listing import NULL, FileListing, SourcePath, partition_values
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.source_changes import Changes, OnChange, require_unchanged
-from airflow_provider_statecheck.spark.sources.source_columns import chosen, named
+from airflow_provider_statecheck.spark.sources.source_columns import quoted_column
 from airflow_provider_statecheck.spark.sources.splits import Item
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -27,7 +32,6 @@ from airflow_provider_statecheck.storage.uris import redact
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
 
 _READER_FEATURES = frozenset(
     {
@@ -40,216 +44,25 @@ _READER_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-"""Those that ask nothing of a reader unless the table also makes use of them, which is looked at by itself."""
+"""Table features that a reader of plain files supports, or whose use is checked separately."""
 
 _ZONE = re.compile(r"(Z|[+-]\d{2}:\d{2})$")
 
-# Versions whose files are read, and held, at a time.
-_AT_ONCE = 64
+# Number of log entries that are read, and held in memory, at a time.
+_VERSIONS_PER_READ = 64
 
-Values = Mapping[str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A file of a table."""
-
-    path: str
-    """Relative to the table."""
-    size_bytes: int
-    values: Values
-    """Of the columns of partitions, in their order."""
-
-    @property
-    def item(self) -> Item:
-        """Return it as an item, whose name tells the values too, because the log may be gone when they are needed."""
-        told = "/".join(
-            f"{quote(n, safe='')}={NULL if v is None else quote(v, safe='')}" for n, v in self.values.items()
-        )
-        return Item.of(f"{self.path}#{told}", self.size_bytes, "")
-
-    @classmethod
-    def of(cls, item: Item) -> DataFile:
-        """Return what an item tells."""
-        path, _, told = item.name.rpartition("#")
-        return cls(path, item.size_bytes, partition_of("", f"{told}/"))
-
-
-@dataclass(slots=True)
-class Additions:
-    """What versions of a table added, and which of them did more than that."""
-
-    files: dict[str, DataFile] = field(default_factory=dict)
-    changing: list[int] = field(default_factory=list)
-    """Versions that removed or changed rows of earlier ones; what they added is left out."""
-    missing: int | None = None
-    """The first version that is not kept any more."""
-
-
-def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
-    """
-    Return the files of a table at a version, the oldest first.
-
-    :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
-    """
-    import pyarrow as pa
-
-    require_plain_files(snapshot, shown)
-    actions = pa.table(snapshot.handle.get_add_actions())
-    columns = snapshot.partition_by
-    values = _texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
-    paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
-    times = actions.column("modification_time").to_pylist()
-    found = [DataFile(_local(unquote(p), shown), s, v) for p, s, v in zip(paths, sizes, values, strict=True)]
-    # The names of files are random, and who reads them in increments expects what was written first to come first.
-    oldest_first = sorted(zip(times, found, strict=True), key=lambda each: (each[0], each[1].path))
-    return tuple(file for _, file in oldest_first if file.size_bytes)
-
-
-def additions(log: DeltaLog, first: int, snapshot: DeltaSnapshot, shown: str) -> Additions:
-    """
-    Return what versions added, from the first to that of a snapshot.
-
-    :raises UnsupportedStateError: if Parquet files alone do not tell the rows.
-    """
-    found = Additions()
-    last, columns = snapshot.version, _partition_columns(snapshot)
-    for start in range(first, last + 1, _AT_ONCE):
-        versions = range(start, min(start + _AT_ONCE, last + 1))
-        entries = in_parallel(log.entry, versions, is_local=log.storage.is_local)
-        for version, entry in zip(versions, entries, strict=True):
-            if entry is None:
-                found.missing = version
-                return found
-            _take(found, entry, columns, shown)
-    return found
-
-
-def require_plain_files(snapshot: DeltaSnapshot, shown: str) -> None:
-    """
-    Refuse a table whose rows are not simply those of its files.
-
-    :raises UnsupportedStateError: Says why.
-    """
-    features = snapshot.handle.protocol().reader_features or ()
-    rules = [f"the table feature {name}" for name in features if name not in _READER_FEATURES]
-    if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        rules.append("column mapping")
-    if '"variant"' in snapshot.handle.schema().to_json():
-        rules.append("columns of type variant")
-    if "deletionVectors" in features and _has_deletion_vectors(snapshot):
-        rules.append("deletion vectors")
-    if rules:
-        raise _not_plain(shown, ", ".join(rules))
-
-
-def _take(found: Additions, entry: LogEntry, columns: Mapping[str, bool], shown: str) -> None:
-    added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
-    removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
-    if removed - set(found.files):
-        found.changing.append(entry.version)
-        return
-    for path in removed:
-        del found.files[path]
-    found.files.update(sorted(_files(added, columns, shown)))
-
-
-def _files(added: Mapping[str, Action], columns: Mapping[str, bool], shown: str) -> Iterator[tuple[str, DataFile]]:
-    for path, action in added.items():
-        if action.get("deletionVector"):
-            raise _not_plain(shown, "deletion vectors")
-        told = action["partitionValues"]
-        values = {name: _with_zone(told.get(name) or None, is_instant=it_is) for name, it_is in columns.items()}
-        if int(action["size"]):
-            yield path, DataFile(_local(path, shown), int(action["size"]), values)
-
-
-def _partition_columns(snapshot: DeltaSnapshot) -> dict[str, bool]:
-    """Return those of partitions, each with whether its values are instants."""
-    import pyarrow as pa
-
-    kinds = {name: snapshot.schema.field(name).type for name in snapshot.partition_by}
-    return {name: bool(pa.types.is_timestamp(kind) and kind.tz) for name, kind in kinds.items()}
-
-
-def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
-    # As deltalake reads them, of which a first run has its values; Spark would take the zone of the session.
-    return f"{text}Z" if text and is_instant and not _ZONE.search(text) else text
-
-
-def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
-
-
-def _texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
-    return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
-
-
-def _local(path: str, shown: str) -> str:
-    if "://" in path or path.startswith("/"):
-        raise _not_plain(shown, f"a file of another table, {redact(path)}, as shallow clones have")
-    return path
-
-
-def _not_plain(shown: str, found: str) -> UnsupportedStateError:
-    return UnsupportedStateError(
-        f"Expected the rows of the Delta table {shown} to be those of its Parquet files, found {found}; rewrite the table "
-        "without that (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of it."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Up to where a table was listed, and what it was like there."""
-
-    version: int
-    table_id: str
-    schema: str
-    """As the log has it, which is as Spark writes it."""
-    partition_by: tuple[str, ...]
-
-    def encode(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return {
-            "version": self.version,
-            "table_id": self.table_id,
-            "schema": self.schema,
-            "partition_by": list(self.partition_by),
-        }
-
-    @classmethod
-    def decode(cls, document: Mapping[str, Any] | None) -> Position:
-        """
-        Return what was encoded.
-
-        :raises CorruptStateError: if it is something else.
-        """
-        found = document or {}
-        try:
-            columns = tuple(str(name) for name in found["partition_by"])
-            return cls(int(found["version"]), str(found["table_id"]), str(found["schema"]), columns)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptStateError(
-                "Expected the state of a Delta source, found that of another kind; read it by the source that wrote it, or "
-                "start over."
-            ) from error
+PartitionValues = Mapping[str, str | None]
 
 
 class DeltaReader(FileReader):
     """
-    Reads whole files.
+    Reads data files of a Delta table as plain Parquet files.
 
     :param spark: The session.
-    :param storage: The table.
-    :param position: What the table is like.
-    :param columns: Which columns to read; all by default.
-    :param on_change: What to do if a file is gone.
+    :param storage: Storage of the table directory.
+    :param position: Version and schema of the table.
+    :param columns: Columns to read; all for ``None``.
+    :param on_change: Policy for files that were deleted.
     """
 
     def __init__(
@@ -272,7 +85,7 @@ class DeltaReader(FileReader):
     @functools.cached_property
     @override
     def schema(self) -> StructType:
-        """The columns of the table, in their order."""
+        """All columns of the table, in their order."""
         from pyspark.sql.types import StructField, StructType
 
         fields = parse_schema(self._position.schema).fields
@@ -280,37 +93,37 @@ class DeltaReader(FileReader):
 
     @override
     def snapshot(self) -> dict[str, Any]:
-        """Return what another attempt needs to read in the same way."""
+        """Return the state for the next attempt: the position."""
         return self._position.encode()
 
     @override
     def require_unchanged(self, items: Sequence[Item]) -> None:
         """
-        Look whether files are still there; one that is there never changes.
+        Verify that files still exist; an existing data file never changes.
 
-        :raises SourceChangedError: if one is gone.
+        :raises SourceChangedError: if a file was deleted.
         """
         files = [DataFile.of(item) for item in items]
-        there = in_parallel(self._is_there, files, is_local=self._storage.is_local)
-        gone = [Item.of(f.path, f.size_bytes, "") for f, is_there in zip(files, there, strict=True) if not is_there]
+        exists = in_parallel(self._exists, files, is_local=self._storage.is_local)
+        gone = [Item.of(f.path, f.size_bytes, "") for f, found in zip(files, exists, strict=True) if not found]
         require_unchanged(Changes(vanished=tuple(gone)), self._on_gone)
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
         """Return the rows of splits."""
-        laid_out: dict[str, list[str]] = {}
-        told: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
+        in_directories: dict[str, list[str]] = {}
+        by_values: dict[tuple[tuple[str, str | None], ...], list[str]] = {}
         for file in (DataFile.of(split.item) for split in splits if split.item):
-            root = _root_of(file)
+            root = _partition_root(file)
             if root is None:
-                told.setdefault(tuple(file.values.items()), []).append(self._uri(file.path))
+                by_values.setdefault(tuple(file.values.items()), []).append(self._uri(file.path))
             else:
-                laid_out.setdefault(self._uri(root), []).append(self._uri(file.path))
-        frames = [self._whole_files(root, uris) for root, uris in laid_out.items()]
-        frames += [self._with_values(dict(values), uris) for values, uris in told.items()]
+                in_directories.setdefault(self._uri(root), []).append(self._uri(file.path))
+        frames = [self._whole_files(root, uris) for root, uris in in_directories.items()]
+        frames += [self._with_values(dict(values), uris) for values, uris in by_values.items()]
         return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
 
-    def _with_values(self, values: Mapping[str, str | None], uris: Sequence[str]) -> DataFrame:
+    def _with_values(self, values: PartitionValues, uris: Sequence[str]) -> DataFrame:
         from pyspark.sql import functions
         from pyspark.sql.types import StructType
 
@@ -320,25 +133,219 @@ class DeltaReader(FileReader):
             [
                 functions.lit(values[field.name]).cast(field.dataType).alias(field.name)
                 if field.name in values
-                else named(field.name)
-                for field in chosen(self.schema, self.format.columns).fields
+                else quoted_column(field.name)
+                for field in self.selected_schema.fields
             ]
         )
 
-    def _is_there(self, file: DataFile) -> bool:
+    def _exists(self, file: DataFile) -> bool:
         return self._storage.exists(self._uri(file.path))
 
     def _uri(self, path: str) -> str:
         return f"{self._storage.base_uri}/{path}" if path else self._storage.base_uri
 
 
-def _root_of(file: DataFile) -> str | None:
-    # Spark takes the values from the names of directories where they stand there, thousands of partitions at once.
+def _partition_root(file: DataFile) -> str | None:
+    # Spark can read thousands of partitions in one scan if their values are in the directory names.
     directories = file.path.split("/")[:-1]
     count = len(file.values)
-    if len(directories) < count or (count and partition_of("", "/".join([*directories[-count:], ""])) != file.values):
+    in_names = partition_values("", "/".join([*directories[-count:], ""])) if count else {}
+    if len(directories) < count or in_names != file.values:
         return None
     root = directories[: len(directories) - count]
-    if any("=" in part for part in root):
+    if any("=" in directory for directory in root):
         return None
     return "/".join(root) if count else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Version of a table up to which its files were listed, with the schema at that version."""
+
+    version: int
+    table_id: str
+    schema: str
+    """Schema as JSON, in the format of Spark and of the Delta log."""
+    partition_by: tuple[str, ...]
+
+    def encode(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        return {
+            "version": self.version,
+            "table_id": self.table_id,
+            "schema": self.schema,
+            "partition_by": list(self.partition_by),
+        }
+
+    @classmethod
+    def decode(cls, document: Mapping[str, Any] | None) -> Position:
+        """
+        Decode a position.
+
+        :raises CorruptStateError: if the values are invalid.
+        """
+        found = document or {}
+        try:
+            columns = tuple(str(name) for name in found["partition_by"])
+            return cls(int(found["version"]), str(found["table_id"]), str(found["schema"]), columns)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptStateError(
+                "Expected the state of a Delta source, found that of another kind; restore it with the source that wrote it, or "
+                "start without the state."
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file of a Delta table."""
+
+    path: str
+    """Path relative to the table."""
+    size_bytes: int
+    values: PartitionValues
+    """Values of the partition columns, in the order of the columns."""
+
+    @property
+    def item(self) -> Item:
+        """The file as an item, whose name contains the path and the partition values."""
+        encoded = "/".join(
+            f"{quote(n, safe='')}={NULL if v is None else quote(v, safe='')}" for n, v in self.values.items()
+        )
+        return Item.of(f"{self.path}#{encoded}", self.size_bytes, "")
+
+    @classmethod
+    def of(cls, item: Item) -> DataFile:
+        """Create a file from its item."""
+        path, _, encoded = item.name.rpartition("#")
+        return cls(path, item.size_bytes, partition_values("", f"{encoded}/"))
+
+
+@dataclass(slots=True)
+class Additions:
+    """Files that a range of table versions added."""
+
+    files: dict[str, DataFile] = field(default_factory=dict)
+    changing: list[int] = field(default_factory=list)
+    """Versions that changed or removed earlier rows; their files are not included."""
+    missing: int | None = None
+    """First version whose log entry has been deleted."""
+
+
+def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
+    """
+    Return the files of a table version, oldest first.
+
+    :param shown: Name of the table in messages.
+    :raises UnsupportedStateError: if the rows of the table are not exactly those of its files.
+    """
+    import pyarrow as pa
+
+    require_plain_files(snapshot, shown)
+    actions = pa.table(snapshot.handle.get_add_actions())
+    columns = snapshot.partition_by
+    values = _partition_texts(actions.column("partition"), columns) if columns else [{}] * actions.num_rows
+    paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
+    times = actions.column("modification_time").to_pylist()
+    found = [DataFile(_relative_path(unquote(p), shown), s, v) for p, s, v in zip(paths, sizes, values, strict=True)]
+    # File names are random; users expect increments in the order in which the rows were written.
+    oldest_first = sorted(zip(times, found, strict=True), key=lambda pair: (pair[0], pair[1].path))
+    return tuple(file for _, file in oldest_first if file.size_bytes)
+
+
+def additions(log: DeltaLog, first: int, snapshot: DeltaSnapshot, shown: str) -> Additions:
+    """
+    Return the files that were added from version ``first`` up to the version of a snapshot.
+
+    :param shown: Name of the table in messages.
+    :raises UnsupportedStateError: if the rows of the table are not exactly those of its files.
+    """
+    found = Additions()
+    last, columns = snapshot.version, _partition_columns(snapshot)
+    for start in range(first, last + 1, _VERSIONS_PER_READ):
+        versions = range(start, min(start + _VERSIONS_PER_READ, last + 1))
+        entries = in_parallel(log.entry, versions, is_local=log.storage.is_local)
+        for version, entry in zip(versions, entries, strict=True):
+            if entry is None:
+                found.missing = version
+                return found
+            _add_entry(found, entry, columns, shown)
+    return found
+
+
+def require_plain_files(snapshot: DeltaSnapshot, shown: str) -> None:
+    """
+    Require that the rows of a table are exactly those of its Parquet files.
+
+    :raises UnsupportedStateError: if the table uses a feature such as deletion vectors or column mapping.
+    """
+    features = snapshot.handle.protocol().reader_features or ()
+    unsupported = [f"the table feature {name}" for name in features if name not in _READER_FEATURES]
+    if snapshot.handle.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        unsupported.append("column mapping")
+    if '"variant"' in snapshot.handle.schema().to_json():
+        unsupported.append("columns of type variant")
+    if "deletionVectors" in features and _has_deletion_vectors(snapshot):
+        unsupported.append("deletion vectors")
+    if unsupported:
+        raise _not_plain(shown, ", ".join(unsupported))
+
+
+def _add_entry(found: Additions, entry: LogEntry, columns: Mapping[str, bool], shown: str) -> None:
+    added = {path: action for path, action in entry.added.items() if action.get("dataChange", True)}
+    removed = {path for path, action in entry.removed.items() if action.get("dataChange", True)}
+    if removed - set(found.files):
+        found.changing.append(entry.version)
+        return
+    for path in removed:
+        del found.files[path]
+    found.files.update(sorted(_data_files(added, columns, shown)))
+
+
+def _data_files(added: Mapping[str, Action], columns: Mapping[str, bool], shown: str) -> Iterator[tuple[str, DataFile]]:
+    for path, action in added.items():
+        if action.get("deletionVector"):
+            raise _not_plain(shown, "deletion vectors")
+        texts = action["partitionValues"]
+        values = {name: _with_zone(texts.get(name) or None, is_instant=instant) for name, instant in columns.items()}
+        if int(action["size"]):
+            yield path, DataFile(_relative_path(path, shown), int(action["size"]), values)
+
+
+def _partition_columns(snapshot: DeltaSnapshot) -> dict[str, bool]:
+    """Return the partition columns, each with whether its values are instants."""
+    import pyarrow as pa
+
+    kinds = {name: snapshot.schema.field(name).type for name in snapshot.partition_by}
+    return {name: bool(pa.types.is_timestamp(kind) and kind.tz) for name, kind in kinds.items()}
+
+
+def _with_zone(text: str | None, *, is_instant: bool) -> str | None:
+    # The first run gets its values from deltalake, which uses UTC; Spark would use the time zone of the session.
+    return f"{text}Z" if text and is_instant and not _ZONE.search(text) else text
+
+
+def _has_deletion_vectors(snapshot: DeltaSnapshot) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.table(snapshot.handle.deletion_vectors()).num_rows)
+
+
+def _partition_texts(partitions: Any, columns: tuple[str, ...]) -> list[dict[str, str | None]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    texts = {name: pc.struct_field(partitions, name).cast(pa.string()).to_pylist() for name in columns}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*texts.values(), strict=True)]
+
+
+def _relative_path(path: str, shown: str) -> str:
+    if "://" in path or path.startswith("/"):
+        raise _not_plain(shown, f"a file of another table, {redact(path)}, as shallow clones have")
+    return path
+
+
+def _not_plain(shown: str, found: str) -> UnsupportedStateError:
+    return UnsupportedStateError(
+        f"Expected the rows of the Delta table {shown} to be exactly those of its Parquet files, found {found}; rewrite the "
+        "table without it (REORG TABLE ... APPLY (PURGE) removes deletion vectors), or read a copy of the table."
+    )

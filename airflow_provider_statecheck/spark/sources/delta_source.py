@@ -31,9 +31,9 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     SourceState,
     decode_source_state,
 )
-from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
+from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS, column_names
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
-from airflow_provider_statecheck.spark.sources.source_changes import OnChange, on_change_of
+from airflow_provider_statecheck.spark.sources.source_changes import OnChange, parse_on_change
 from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
@@ -46,19 +46,19 @@ _SHOWN = 5
 
 class DeltaSource:
     """
-    The rows of a Delta table at the version that it has when a run begins; a later run reads what was added since.
+    The rows of a Delta table at its current version; a later run reads the rows added since.
 
-    :param table: The directory of the table: a path or a URI.
-    :param starting_version: The first run reads what this version and those after it added; by default the whole table.
-    :param bytes_per_increment: About how much one Spark job reads. ``"auto"`` is a 64th of all, at least 256 MiB; where
-        ``files_per_increment`` is given, it is no limit.
-    :param files_per_increment: How many files one Spark job reads at most.
-    :param columns: Which columns to read; all by default.
-    :param on_change: What to do if rows of versions that were read have been changed or deleted since: ``"fail"``,
-        ``"ignore"`` to pass over the versions that did so, or ``"restart"``.
+    :param table: Directory of the table: a path or a URI.
+    :param starting_version: The first run reads the rows added by this and later versions; by default the whole table.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
+        256 MiB, or no limit if ``files_per_increment`` is set.
+    :param files_per_increment: Maximum number of files in one Spark job.
+    :param columns: Columns to read; all by default.
+    :param on_change: Policy for versions that change or delete earlier rows: ``"fail"``, ``"ignore"`` to skip these versions,
+        or ``"restart"``.
     :param storage_options: Options of the filesystem; by default those of the stage's checkpoint storage.
-    :param delta_options: Options of deltalake for the same storage; by default they are made of ``storage_options``.
-    :raises InvalidConfigurationError: if an argument is out of its range.
+    :param delta_options: Options of deltalake for the same storage; by default derived from ``storage_options``.
+    :raises InvalidConfigurationError: if an argument is invalid.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class DeltaSource:
         self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
         self._is_auto = bytes_per_increment == AUTO and self._files is None
         self._bytes = parse_bytes_per_increment(bytes_per_increment)
-        self._columns = _names(columns)
-        self._on_change = on_change_of(on_change)
+        self._columns = None if columns is None else column_names(columns)
+        self._on_change = parse_on_change(on_change)
         self._options = None if storage_options is None else HiddenOptions(storage_options)
         self._delta_options = None if delta_options is None else HiddenOptions(delta_options)
 
@@ -97,33 +97,32 @@ class DeltaSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        List the files of the table and plan what is left of them.
+        List the files of the table and plan the unfinished ones.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what was added since is read.
-        :param storage_options: Options of the filesystem that lists; they may be credentials.
-        :raises EnvironmentNotReadyError: if deltalake is missing.
-        :raises InvalidConfigurationError: if there is no table, or versions of the start are not kept.
-        :raises UnsupportedStateError: if the rows of the table are not those of its Parquet files.
-        :raises SourceChangedError: if rows that were read have changed since.
-        :raises SourceRestartRequiredError: if they have and the stage is to begin again.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads added rows.
+        :param storage_options: Options of the filesystem for listing; may contain credentials.
+        :raises EnvironmentNotReadyError: if deltalake is not installed.
+        :raises InvalidConfigurationError: if there is no table, or the log of ``starting_version`` has been deleted.
+        :raises UnsupportedStateError: if the rows of the table are not exactly those of its Parquet files.
+        :raises SourceChangedError: if earlier rows have changed.
+        :raises SourceRestartRequiredError: if they have changed and ``on_change`` is ``"restart"``.
         """
         options = storage_options if self._options is None else self._options.reveal()
         storage = CheckpointStorage.open(self.table, **dict(options or {}))
         if restored is None:
-            state, position = self._first(storage)
+            state, position = self._fresh_start(storage)
         else:
-            before = decode_source_state(restored)
-            position = Position.decode(before.reader)
-            state = before
+            state = decode_source_state(restored)
+            position = Position.decode(state.reader)
             if new_run:
-                state, position = self._following(storage, before, position)
+                state, position = self._new_run(storage, state, position)
         limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._files)
         reader = DeltaReader(spark, storage, position, columns=self._columns, on_change=self._on_change)
         return ItemEnumerator(state, limits, reader, lambda _: None)
 
-    def _first(self, storage: CheckpointStorage) -> tuple[SourceState, Position]:
+    def _fresh_start(self, storage: CheckpointStorage) -> tuple[SourceState, Position]:
         snapshot = self._snapshot(storage)
         shown = redact(storage.base_uri)
         if self._starting_version is None:
@@ -132,21 +131,21 @@ class DeltaSource:
             files = self._added_from(storage, snapshot, self._starting_version)
         return self._state(file.item for file in files), _position_of(snapshot)
 
-    def _following(
+    def _new_run(
         self, storage: CheckpointStorage, before: SourceState, position: Position
     ) -> tuple[SourceState, Position]:
         snapshot = self._snapshot(storage)
         shown = redact(storage.base_uri)
         if snapshot.table_id != position.table_id or snapshot.version < position.version:
-            raise self._changed(shown, position.version, "it was made anew")
+            raise self._changed(shown, position.version, "it was recreated")
         require_plain_files(snapshot, shown)
         log = DeltaLog(storage)
         found = additions(log, position.version + 1, snapshot, shown)
         if found.missing is not None:
-            raise self._changed(shown, position.version, f"the log of version {found.missing} is not kept any more")
+            raise self._changed(shown, position.version, f"the log of version {found.missing} was deleted")
         if found.changing and self._on_change is not OnChange.IGNORE:
-            raise self._changed(shown, position.version, _told(found.changing))
-        # What is finished need not be remembered: the version tells.
+            raise self._changed(shown, position.version, _describe_versions(found.changing))
+        # The version covers all finished files, so the new listing starts with the unfinished ones.
         left = [item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished]
         state = self._state([*left, *(file.item for file in found.files.values())], before.increments)
         return state, _position_of(snapshot)
@@ -161,13 +160,13 @@ class DeltaSource:
         found = additions(DeltaLog(storage), first, snapshot, shown)
         if found.missing is not None:
             raise InvalidConfigurationError(
-                f"Expected the log of {shown} from version {first} on, found that version {found.missing} is not kept any "
-                "more; begin at a later one, or with the whole table."
+                f"Expected the log of {shown} from version {first} on, found that version {found.missing} was deleted; start at a "
+                "later version, or with the whole table."
             )
         if found.changing and self._on_change is not OnChange.IGNORE:
             raise SourceChangedError(
-                f"Expected versions of {shown} that only add rows from {first} on, found that {_told(found.changing)}. Begin "
-                "after them, or set on_change to 'ignore' to pass over them."
+                f"Expected only added rows in {shown} from version {first} on, found that {_describe_versions(found.changing)}. "
+                "Start after these versions, or set on_change to 'ignore' to skip them."
             )
         return found.files.values()
 
@@ -186,12 +185,12 @@ class DeltaSource:
         return found
 
     def _changed(self, shown: str, version: int, what: str) -> SourceChangedError | SourceRestartRequiredError:
-        begun = f"Expected that since version {version} the Delta table {shown} has only grown, found that {what}"
+        message = f"Expected only added rows in the Delta table {shown} since version {version}, found that {what}"
         if self._on_change is OnChange.RESTART:
-            return SourceRestartRequiredError(f"{begun}; the stage begins again, as on_change='restart' says.")
+            return SourceRestartRequiredError(f"{message}; the stage starts over, because on_change is 'restart'.")
         return SourceChangedError(
-            f"{begun}. Set on_change to 'restart' to read everything again, or to 'ignore' to pass over versions that change "
-            "rows where their log is kept."
+            f"{message}. Set on_change to 'restart' to read everything again, or to 'ignore' to skip versions that change "
+            "rows, if their log is retained."
         )
 
 
@@ -200,15 +199,7 @@ def _position_of(snapshot: DeltaSnapshot) -> Position:
     return Position(snapshot.version, snapshot.table_id, schema, snapshot.partition_by)
 
 
-def _told(versions: Sequence[int]) -> str:
+def _describe_versions(versions: Sequence[int]) -> str:
     shown = ", ".join(str(version) for version in versions[:_SHOWN])
     more = f" and {len(versions) - _SHOWN} more" if len(versions) > _SHOWN else ""
     return f"rows were changed or deleted by version {shown}{more}"
-
-
-def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, str) or not columns or not all(isinstance(name, str) for name in columns):
-        raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
-    return tuple(columns)

@@ -1,4 +1,9 @@
-"""Listing of the files of a source: paths, patterns and partition columns."""
+"""
+Listing of the files of a source: paths, wildcards and partition columns.
+
+The driver lists through fsspec, without Spark. Hidden and empty files are skipped as in Spark. The version of a file is its
+ETag or generation if the filesystem has one, otherwise its modification time.
+"""
 
 from __future__ import annotations
 
@@ -28,130 +33,51 @@ from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, sche
 
 _WILDCARD = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePath:
-    """A directory or a file, of which a pattern may choose a part."""
-
-    root: str
-    """Absolute URI without wildcards and without a slash at its end."""
-    pattern: str = ""
-    """What follows it; ``*`` stays within a name, ``**`` does not."""
-
-    def chooses(self, below: str) -> bool:
-        """Tell whether a file is meant, directly or by a directory that it is in."""
-        if not self.pattern:
-            return True
-        parts = below.split("/")
-        expression = _expression(self.pattern)
-        return any(expression.fullmatch("/".join(parts[:length])) for length in range(1, len(parts) + 1))
-
-
-def source_paths(paths: Any) -> tuple[SourcePath, ...]:
-    """
-    Return the places that a user names by one path or several.
-
-    :raises InvalidConfigurationError: for a path that is empty, relative with a scheme, or no path.
-    """
-    several = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
-    if not several:
-        raise InvalidConfigurationError("Expected a path to read, found none.")
-    return tuple(_place(path) for path in several)
-
-
-def _place(path: Any) -> SourcePath:
-    text = os.fspath(path).strip() if isinstance(path, str | os.PathLike) else ""
-    if not isinstance(text, str) or not text:
-        raise InvalidConfigurationError(f"Expected a path or a URI such as s3://lake/orders/, found {path!r}.")
-    parts = _absolute(text).split("/")
-    # The scheme and the host take no wildcards.
-    first = next((i for i, part in enumerate(parts) if i > 2 and _WILDCARD.search(part)), len(parts))
-    root = "/".join(parts[:first]).rstrip("/")
-    if not _SCHEME.match(root) or _WILDCARD.search(parts[2]):
-        raise InvalidConfigurationError(
-            f"Expected a directory or a bucket before any wildcard, found {redact(text)!r}."
-        )
-    return SourcePath(root, "/".join(parts[first:]))
-
-
-def _absolute(text: str) -> str:
-    if not _SCHEME.match(text):
-        return f"file://{Path(text).expanduser().absolute()}"
-    scheme, rest = scheme_of(text), text.partition("://")[2].rstrip("/")
-    if scheme in LOCAL_SCHEMES:
-        if not rest.startswith("/"):
-            raise InvalidConfigurationError(
-                f"Expected a local path with three slashes as in file:///data/orders, found {redact(text)!r}."
-            )
-        return f"file://{rest}"
-    return f"{scheme}://{rest}"
-
-
-def _expression(pattern: str) -> re.Pattern[str]:
-    parts = [_segment(part) for part in pattern.split("/")]
-    joined = "/".join(parts)
-    return re.compile(joined.replace(f"{_ANY}/", f"(?:{_ANY}/)?"), re.DOTALL)
-
-
-_ANY = ".*"
-
-
-def _segment(part: str) -> str:
-    if part == "**":
-        return _ANY
-    pieces = re.split(r"(\*|\?|\[[^\]]+\])", part)
-    return "".join({"*": "[^/]*", "?": "[^/]"}.get(piece) or _characters(piece) for piece in pieces)
-
-
-def _characters(piece: str) -> str:
-    if not (piece.startswith("[") and piece.endswith("]") and len(piece) > 2):
-        return re.escape(piece)
-    inner = piece[1:-1].replace("\\", "\\\\")
-    return f"[^{inner[1:]}]" if inner[0] in "!^" else f"[{inner}]"
-
-
-_CALLS_AT_ONCE = 16
+_LISTING_THREADS = 16
 _ETAGS = ("ETag", "etag", "generation")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modificationTime", "modified", "created")
+
 Info = Mapping[str, Any]
+
+_ANY = ".*"
+NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
 class FileListing:
     """
-    Looks at files through fsspec.
+    Lists files through fsspec.
 
-    :param places: Where they are.
-    :param options: Options of the filesystem, which may be credentials.
-    :param order: ``"path"``, or ``"mtime"`` for the oldest first.
+    :param paths: Files and directories of the source.
+    :param options: Options of the filesystem; may contain credentials.
+    :param order: ``"path"``, or ``"mtime"`` for the oldest files first.
     """
 
-    places: tuple[SourcePath, ...]
+    paths: tuple[SourcePath, ...]
     options: Mapping[str, Any]
     order: str = "path"
 
     def files(self) -> tuple[Item, ...]:
         """
-        Return the files in the order in which they are read, without hidden and empty ones.
+        Return all files in reading order, except hidden and empty ones.
 
         :raises StorageError: if the storage fails.
-        :raises InvalidConfigurationError: if a filesystem cannot tell how large or how old files are.
+        :raises InvalidConfigurationError: if the filesystem does not report sizes, or times for ``order="mtime"``.
         """
-        found = {uri: info for place in self.places for uri, info in self._below(place)}
+        found = {uri: info for path in self.paths for uri, info in self._find_files(path)}
         by_path = sorted(found)
-        order = sorted(by_path, key=lambda uri: _time(uri, found[uri])) if self.order == "mtime" else by_path
+        order = sorted(by_path, key=lambda uri: _modified_at(uri, found[uri])) if self.order == "mtime" else by_path
         items = [_item(uri, found[uri]) for uri in order]
         return tuple(item for item in items if item.size_bytes)
 
     def changes(self, items: Sequence[Item]) -> Changes:
         """
-        Return which of these files vanished or changed.
+        Return which of the items vanished or changed since they were listed.
 
         :raises StorageError: if the storage fails.
         """
-        with ThreadPoolExecutor(_CALLS_AT_ONCE) as threads:
-            now = list(threads.map(self._again, items))
+        with ThreadPoolExecutor(_LISTING_THREADS) as threads:
+            now = list(threads.map(self._current_item, items))
         pairs = list(zip(items, now, strict=True))
         return Changes(
             vanished=tuple(item for item, found in pairs if found is None),
@@ -160,22 +86,22 @@ class FileListing:
 
     def root_of(self, uri: str) -> str:
         """
-        Return the place by which a file was found, as far as it has no wildcards.
+        Return the root of the path that contains a file.
 
-        :raises LocationNotAllowedError: if it lies elsewhere, as one may that the state of a foreign savepoint names.
+        :raises LocationNotAllowedError: if no path contains it, because a restored state may name any file.
         """
-        roots = [place.root for place in self.places if f"{uri}/".startswith(f"{place.root}/")]
+        roots = [path.root for path in self.paths if f"{uri}/".startswith(f"{path.root}/")]
         if not roots or ".." in uri.split("/"):
-            known = ", ".join(redact(place.root) for place in self.places)
+            known = ", ".join(redact(path.root) for path in self.paths)
             raise LocationNotAllowedError(
                 f"Expected the files of the source below {known}, found {redact(uri)!r} in the restored state, which was not "
-                f"opened; give the source the path that it had, or begin without the state.",
+                f"opened; set the original path of the source, or start without the state.",
                 uri=redact(uri),
             )
         return max(roots, key=len)
 
-    def _again(self, item: Item) -> Item | None:
-        with self._failures_told(item.name):
+    def _current_item(self, item: Item) -> Item | None:
+        with self._storage_errors(item.name):
             filesystem = open_filesystem(self.root_of(item.name), dict(self.options))
             try:
                 info = RetryPolicy().call(lambda: filesystem.info(_path(filesystem, item.name)), redact(item.name))
@@ -183,25 +109,25 @@ class FileListing:
                 return None
         return _item(item.name, info)
 
-    def _below(self, place: SourcePath) -> Iterator[tuple[str, Info]]:
-        with self._failures_told(place.root):
-            filesystem = open_filesystem(place.root, dict(self.options))
-            root = _path(filesystem, place.root)
-            found = RetryPolicy().call(lambda: _find(filesystem, root), redact(place.root))
-        for path, info in found.items():
-            below = path.removeprefix(root).lstrip("/")
-            if not _is_hidden(below) and (place.chooses(below) or path == root):
-                yield f"{place.root}/{below}" if below else place.root, info
+    def _find_files(self, path: SourcePath) -> Iterator[tuple[str, Info]]:
+        with self._storage_errors(path.root):
+            filesystem = open_filesystem(path.root, dict(self.options))
+            root = _path(filesystem, path.root)
+            found = RetryPolicy().call(lambda: _find(filesystem, root), redact(path.root))
+        for name, info in found.items():
+            relative = name.removeprefix(root).lstrip("/")
+            if not _is_hidden(relative) and (path.matches(relative) or name == root):
+                yield f"{path.root}/{relative}" if relative else path.root, info
 
     @contextmanager
-    def _failures_told(self, uri: str) -> Iterator[None]:
+    def _storage_errors(self, uri: str) -> Iterator[None]:
         try:
             yield
         except StateCheckError:
             raise
         except Exception as error:
-            said = conceal(str(error), self.options).rstrip(".")
-            raise StorageError(f"The files of {redact(uri)} cannot be listed: {said}.{advice(error)}") from harmless(
+            message = conceal(str(error), self.options).rstrip(".")
+            raise StorageError(f"The files of {redact(uri)} cannot be listed: {message}.{advice(error)}") from harmless(
                 error, self.options
             )
 
@@ -217,15 +143,92 @@ def _find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
     return {} if info.get("type") == "directory" else {root: info}
 
 
+@dataclass(frozen=True, slots=True)
+class SourcePath:
+    """A file or a directory, with an optional pattern for the files below it."""
+
+    root: str
+    """Absolute URI without wildcards and without a trailing slash."""
+    pattern: str = ""
+    """Pattern relative to the root; ``*`` matches within a path segment, ``**`` across segments."""
+
+    def matches(self, relative_path: str) -> bool:
+        """Return whether the pattern matches a file or one of its parent directories."""
+        if not self.pattern:
+            return True
+        segments = relative_path.split("/")
+        expression = _expression(self.pattern)
+        return any(expression.fullmatch("/".join(segments[:length])) for length in range(1, len(segments) + 1))
+
+
+def parse_paths(paths: Any) -> tuple[SourcePath, ...]:
+    """
+    Parse one path or several paths.
+
+    :raises InvalidConfigurationError: if a path is empty, of another type, or has a wildcard in its scheme or host.
+    """
+    several = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
+    if not several:
+        raise InvalidConfigurationError("Expected a path to read, found none.")
+    return tuple(_parse_path(path) for path in several)
+
+
+def _parse_path(path: Any) -> SourcePath:
+    text = os.fspath(path).strip() if isinstance(path, str | os.PathLike) else ""
+    if not isinstance(text, str) or not text:
+        raise InvalidConfigurationError(f"Expected a path or a URI such as s3://lake/orders/, found {path!r}.")
+    segments = _absolute_uri(text).split("/")
+    # The first three segments are the scheme and the host, which take no wildcards.
+    first = next((i for i, segment in enumerate(segments) if i > 2 and _WILDCARD.search(segment)), len(segments))
+    root = "/".join(segments[:first]).rstrip("/")
+    if not _SCHEME.match(root) or _WILDCARD.search(segments[2]):
+        raise InvalidConfigurationError(
+            f"Expected a directory or a bucket before any wildcard, found {redact(text)!r}."
+        )
+    return SourcePath(root, "/".join(segments[first:]))
+
+
+def _absolute_uri(text: str) -> str:
+    if not _SCHEME.match(text):
+        return f"file://{Path(text).expanduser().absolute()}"
+    scheme, rest = scheme_of(text), text.partition("://")[2].rstrip("/")
+    if scheme in LOCAL_SCHEMES:
+        if not rest.startswith("/"):
+            raise InvalidConfigurationError(
+                f"Expected a local path with three slashes as in file:///data/orders, found {redact(text)!r}."
+            )
+        return f"file://{rest}"
+    return f"{scheme}://{rest}"
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    joined = "/".join(_segment_expression(segment) for segment in pattern.split("/"))
+    return re.compile(joined.replace(f"{_ANY}/", f"(?:{_ANY}/)?"), re.DOTALL)
+
+
+def _segment_expression(segment: str) -> str:
+    if segment == "**":
+        return _ANY
+    tokens = re.split(r"(\*|\?|\[[^\]]+\])", segment)
+    return "".join({"*": "[^/]*", "?": "[^/]"}.get(token) or _literal_or_class(token) for token in tokens)
+
+
+def _literal_or_class(token: str) -> str:
+    if not (token.startswith("[") and token.endswith("]") and len(token) > 2):
+        return re.escape(token)
+    inner = token[1:-1].replace("\\", "\\\\")
+    return f"[^{inner[1:]}]" if inner[0] in "!^" else f"[{inner}]"
+
+
 def _path(filesystem: Any, uri: str) -> str:
     return str(filesystem._strip_protocol(uri)).rstrip("/")
 
 
-def _is_hidden(below: str) -> bool:
-    # As Spark has it: directories of partitions may begin with an underscore.
+def _is_hidden(relative_path: str) -> bool:
+    # The rules of Spark: names of partition directories may start with an underscore.
     return any(
-        part.startswith(".") or (part.startswith("_") and "=" not in part) or part.endswith("._COPYING_")
-        for part in below.split("/")
+        segment.startswith(".") or (segment.startswith("_") and "=" not in segment) or segment.endswith("._COPYING_")
+        for segment in relative_path.split("/")
     )
 
 
@@ -233,52 +236,49 @@ def _item(uri: str, info: Info) -> Item:
     size = info.get("size")
     if size is None:
         raise InvalidConfigurationError(
-            f"Expected a filesystem that tells the sizes of files, found none of {redact(uri)}; copy the files to another."
+            f"Expected a filesystem that reports the sizes of files, found none of {redact(uri)}; copy the files to another."
         )
     version = next((info[name] for name in (*_ETAGS, *_TIMES) if info.get(name) is not None), "")
     return Item.of(uri, int(size), version)
 
 
-def _time(uri: str, info: Info) -> float:
+def _modified_at(uri: str, info: Info) -> float:
     found = next((info[name] for name in _TIMES if info.get(name) is not None), None)
     if found is None:
         raise InvalidConfigurationError(
-            f"Expected a filesystem that tells when files changed, found no time of {redact(uri)}; use order='path'."
+            f"Expected a filesystem that reports modification times, found no time of {redact(uri)}; use order='path'."
         )
-    return _seconds(found)
+    return _timestamp(found)
 
 
-def _seconds(found: Any) -> float:
-    if isinstance(found, str):
-        found = datetime.fromisoformat(found)
-    if isinstance(found, datetime):
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    return float(found)
+def _timestamp(value: Any) -> float:
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    return float(value)
 
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
-def partition_of(root: str, uri: str) -> dict[str, str | None]:
-    """Return the columns that the directories between a root and a file name; ``None`` for a missing value."""
+def partition_values(root: str, uri: str) -> dict[str, str | None]:
+    """Return the partition values in the directory names between a root and a file; ``None`` for a null value."""
     directories = uri.removeprefix(root).split("/")[:-1]
-    pairs = (part.partition("=") for part in directories if "=" in part)
+    pairs = (directory.partition("=") for directory in directories if "=" in directory)
     return {unquote(name): None if value == NULL else unquote(value) for name, _, value in pairs}
 
 
-def require_same_columns(files: Iterable[tuple[str, str]]) -> None:
+def require_same_partition_columns(files: Iterable[tuple[str, str]]) -> None:
     """
-    Refuse files of which only some are in directories of partitions, or in other ones.
+    Require that all files have the same partition columns.
 
-    :param files: Root and URI of each.
-    :raises InvalidConfigurationError: if their columns differ.
+    :param files: Pairs of the root and the URI of a file.
+    :raises InvalidConfigurationError: if their partition columns differ.
     """
     known: dict[tuple[str, ...], str] = {}
     for root, uri in files:
-        known.setdefault(tuple(partition_of(root, uri)), uri)
+        known.setdefault(tuple(partition_values(root, uri)), uri)
     if len(known) > 1:
-        (some, uri), (others, other) = list(known.items())[:2]
+        (columns, uri), (other_columns, other_uri) = list(known.items())[:2]
         raise InvalidConfigurationError(
-            f"Expected the same columns in the names of all directories, found {list(some)} in {redact(uri)} and "
-            f"{list(others)} in {redact(other)}; read them by sources of their own."
+            f"Expected the same partition columns in all directories, found {list(columns)} in {redact(uri)} and "
+            f"{list(other_columns)} in {redact(other_uri)}; read them as separate sources."
         )

@@ -1,4 +1,9 @@
-"""Files as a source, with CSV and JSON."""
+"""
+Sources of files, including CSV and JSON.
+
+The driver lists the files; Spark reads each increment with an explicit schema. An inferred schema is stored in checkpoints, so
+all attempts of a run read the same columns.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +28,23 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.spark.sources.file_listing import (
     FileListing,
-    partition_of,
-    require_same_columns,
-    source_paths,
+    parse_paths,
+    partition_values,
+    require_same_partition_columns,
 )
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.spark.sources.source_changes import (
     OnChange,
-    on_change_of,
+    parse_on_change,
     reconcile,
     require_unchanged,
 )
-from airflow_provider_statecheck.spark.sources.source_columns import chosen, named, require_schema, struct_of
+from airflow_provider_statecheck.spark.sources.source_columns import (
+    quoted_column,
+    require_schema,
+    select_fields,
+    to_struct_type,
+)
 from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -42,143 +52,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-
-# Spark takes these for patterns even in the names of files that exist.
+# Characters that Spark expands as wildcards even in the names of existing files.
 _EXPANDED = re.compile(r"([\\*?\[\]{}])")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFormat:
-    """How files are to be read."""
-
-    name: str
-    options: Mapping[str, Any]
-    schema: Any = None
-    columns: tuple[str, ...] | None = None
-
-
-class FileReader:
-    """
-    Reads whole files through Spark.
-
-    :param spark: The session.
-    :param file_format: How files are to be read.
-    :param listing: Where they are.
-    :param items: All of them.
-    :param on_change: What to do if one changed.
-    :param restored: What an earlier reader of this source gave.
-    """
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        file_format: FileFormat,
-        listing: FileListing,
-        items: Sequence[Item],
-        *,
-        on_change: OnChange,
-        restored: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.spark = spark
-        self.format = file_format
-        self.listing = listing
-        self._items = items
-        self._on_change = on_change
-        self._schema_json: str | None = (restored or {}).get("schema")
-        self._filesystems = HadoopFilesystems()
-
-    @functools.cached_property
-    def schema(self) -> StructType:
-        """
-        The columns of all files, in their order.
-
-        :raises InvalidConfigurationError: if the user's schema is none, or lacks a column that is to be read.
-        """
-        if self.format.schema is not None:
-            return struct_of(self.format.schema)
-        if self._schema_json is None:
-            self._schema_json = self._inferred().json()
-        return parse_schema(self._schema_json)
-
-    @property
-    def wanted(self) -> StructType:
-        """The columns that are read."""
-        return chosen(self.schema, self.format.columns)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what another attempt needs to read in the same way: a schema that nobody gave."""
-        return {"schema": self._schema_json if self.format.schema is None else None}
-
-    def require_unchanged(self, items: Sequence[Item]) -> None:
-        """
-        Look at files again.
-
-        :raises SourceChangedError: if one is no longer what was listed.
-        """
-        require_unchanged(self.listing.changes(items), self._on_change)
-
-    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        """
-        Return the rows of splits.
-
-        :raises InvalidConfigurationError: if Spark does not reach the files.
-        """
-        frames = [self._whole_files(root, names) for root, names in self._by_root(splits)]
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
-
-    def spark_uri(self, uri: str) -> str | None:
-        """Return the name by which Spark reaches a file; ``None`` if it does not."""
-        return self._filesystems.spark_uri(self.spark, uri)
-
-    def _whole_files(self, root: str, uris: Sequence[str]) -> DataFrame:
-        return self._read(root, uris, self.schema).select([named(field.name) for field in self.wanted.fields])
-
-    def _read(self, root: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
-        verified = VERIFIED_PAGES if self.format.name == "parquet" else {}
-        # The user's own options come last, so that a source can be told to read what another writer left.
-        reader: DataFrameReader = self.spark.read.format(self.format.name).options(
-            **verified | dict(self.format.options)
-        )
-        if schema is not None:
-            reader = reader.schema(schema)
-        if all(uri != root for uri in uris):
-            reader = reader.option("basePath", self._for_spark(root))
-        return reader.load([_EXPANDED.sub(r"\\\1", self._for_spark(uri)) for uri in uris])
-
-    def _for_spark(self, uri: str) -> str:
-        found = self.spark_uri(uri)
-        if found is None:
-            raise InvalidConfigurationError(
-                f"Spark wants to read {redact(uri)}, but the Hadoop of this session has no filesystem for it; add the "
-                "package of its connector to spark.jars.packages."
-            )
-        return found
-
-    def _by_root(self, splits: Sequence[ItemSplit]) -> list[tuple[str, list[str]]]:
-        names = [(self.listing.root_of(split.item.name), split.item.name) for split in splits if split.item]
-        return [(root, [name for _, name in group]) for root, group in groupby(sorted(names), key=lambda pair: pair[0])]
-
-    def _inferred(self) -> StructType:
-        # A file of each directory, because the type of a column in their names depends on all values.
-        root = self.listing.root_of(self._items[0].name)
-        below = [item.name for item in self._items if self.listing.root_of(item.name) == root]
-        first = {tuple(partition_of(root, name).items()): name for name in reversed(below)}
-        return self._read(root, sorted(first.values()), None).schema
-
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 SMALLEST_TARGET_BYTES = 256 * 1024 * 1024
 WANTED_INCREMENTS = 64
 
-# They would leave out files behind the back of the plan, or give a file other columns than its increment says.
+# Options that let Spark skip listed files, or return other columns than the schema of the source.
 _REFUSED_OPTIONS = frozenset(
     {"basepath", "pathglobfilter", "recursivefilelookup", "modifiedbefore", "modifiedafter", "mergeschema", "path"}
 )
 
 
 class FileSource:
-    """What the sources of files have in common."""
+    """Base class of the sources of files."""
 
     _format = ""
 
@@ -195,15 +84,17 @@ class FileSource:
         order: str = "path",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._places = source_paths(path)
+        self._paths = parse_paths(path)
         self._files = _count(files_per_increment, "files_per_increment")
         self._row_groups = _count(row_groups_per_increment, "row_groups_per_increment")
         self._is_auto = bytes_per_increment == AUTO and self._files is None and self._row_groups is None
         self._bytes = parse_bytes_per_increment(bytes_per_increment)
-        self._on_change: OnChange = on_change_of(on_change)
-        self._order = _order(order)
-        names = None if columns is None else _names(columns)
-        self._file_format = FileFormat(name=self._format, options=_allowed(options), schema=schema, columns=names)
+        self._on_change: OnChange = parse_on_change(on_change)
+        self._order = _parse_order(order)
+        names = None if columns is None else column_names(columns)
+        self._file_format = FileFormat(
+            name=self._format, options=_allowed_options(options), schema=schema, columns=names
+        )
 
     def open(
         self,
@@ -214,23 +105,23 @@ class FileSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        List the files and plan what is left of them.
+        List the files and plan the unfinished ones.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what appeared since is read.
-        :param storage_options: Options of the filesystem that lists; they may be credentials.
-        :raises InvalidConfigurationError: if there are no files at the start.
-        :raises SourceChangedError: if what was listed before has changed.
-        :raises SourceRestartRequiredError: if it has changed and the stage is to begin again.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new files.
+        :param storage_options: Options of the filesystem for listing; may contain credentials.
+        :raises InvalidConfigurationError: if there are no files on a fresh start.
+        :raises SourceChangedError: if listed files have changed.
+        :raises SourceRestartRequiredError: if they have changed and ``on_change`` is ``"restart"``.
         """
-        listing = FileListing(self._places, dict(storage_options or {}), self._order)
+        listing = FileListing(self._paths, dict(storage_options or {}), self._order)
         state = self._state(listing.files(), restored, new_run=new_run)
-        require_same_columns((listing.root_of(item.name), item.name) for item in state.ledger.items)
+        require_same_partition_columns((listing.root_of(item.name), item.name) for item in state.ledger.items)
         reader = self._reader(spark, listing, state)
         limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._files, row_groups=self._row_groups)
         return ItemEnumerator(
-            state, limits, reader, lambda position: self._groups(reader, state.ledger.items[position])
+            state, limits, reader, lambda position: self._row_group_sizes(reader, state.ledger.items[position])
         )
 
     def _state(self, files: tuple[Item, ...], restored: Mapping[str, Any] | None, *, new_run: bool) -> SourceState:
@@ -239,9 +130,9 @@ class FileSource:
             return SourceState(Ledger(files), target_bytes=self._target(Ledger(files)))
         before = decode_source_state(restored)
         ledger = reconcile(before.ledger, files, on_change=self._on_change, new_run=new_run)
-        # Within a run increments stay as large as they were, so that they are the same ones.
-        is_kept = self._is_auto and not new_run and before.target_bytes
-        target = before.target_bytes if is_kept else self._target(ledger)
+        # The target size is constant within a run, so that a restarted attempt plans the same increments.
+        is_same_run = self._is_auto and not new_run and before.target_bytes
+        target = before.target_bytes if is_same_run else self._target(ledger)
         return SourceState(ledger, before.increments, target, before.reader)
 
     def _target(self, ledger: Ledger) -> int | None:
@@ -250,17 +141,17 @@ class FileSource:
 
     def _require_files(self, files: tuple[Item, ...]) -> None:
         if not files:
-            shown = ", ".join(redact(f"{place.root}/{place.pattern}") for place in self._places)
+            shown = ", ".join(redact(f"{path.root}/{path.pattern}") for path in self._paths)
             raise InvalidConfigurationError(
-                f"Expected files in {shown}, found none that are not empty or hidden; correct the path. Alternatives "
-                "such as {a,b} are written as several paths."
+                f"Expected files in {shown}, found none that is neither empty nor hidden; correct the path. Write alternatives "
+                "such as {a,b} as several paths."
             )
 
     def _reader(self, spark: SparkSession, listing: FileListing, state: SourceState) -> FileReader:
         items, restored = state.ledger.items, state.reader
         return FileReader(spark, self._file_format, listing, items, on_change=self._on_change, restored=restored)
 
-    def _groups(self, reader: FileReader, item: Item) -> Sequence[int] | None:
+    def _row_group_sizes(self, reader: FileReader, item: Item) -> Sequence[int] | None:
         return None
 
 
@@ -268,44 +159,49 @@ def _count(value: int | None, name: str) -> int | None:
     return None if value is None else require_count(value, name)
 
 
-def _order(order: str) -> str:
+def _parse_order(order: str) -> str:
     if order not in ("path", "mtime"):
         raise InvalidConfigurationError(f"Expected order to be 'path' or 'mtime'; found {order!r}.")
     return order
 
 
-def _names(columns: Sequence[str]) -> tuple[str, ...]:
+def column_names(columns: Sequence[str]) -> tuple[str, ...]:
+    """
+    Return the names of the argument ``columns``.
+
+    :raises InvalidConfigurationError: if the argument is not a non-empty sequence of names.
+    """
     names = tuple(columns)
     if isinstance(columns, str) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidConfigurationError(f"Expected columns to be a list of names, found {columns!r}.")
     return names
 
 
-def _allowed(options: Mapping[str, Any] | None) -> dict[str, Any]:
+def _allowed_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     found = dict(options or {})
     refused = sorted(name for name in found if name.lower() in _REFUSED_OPTIONS)
     if refused:
         raise InvalidConfigurationError(
-            f"Expected options of the format, found {refused}, by which Spark would choose files or columns by itself; "
-            "choose files by path, and columns by schema."
+            f"Expected options of the format, found {refused}, with which Spark itself selects files or columns; select files "
+            "by path and columns by schema."
         )
     return found
 
 
 class TextFileSource(FileSource):
     """
-    Files that do not say what is in them, each read as a whole.
+    Base class of the sources of text files, which require a schema and are read as a whole.
 
     :param path: A directory, a file, a pattern, or several of them.
-    :param schema: The columns and their types, as a ``StructType`` or DDL.
-    :param bytes_per_increment: About how much one Spark job reads. ``"auto"`` is a 64th of all, at least 256 MiB; where
-        another limit is given, it is none.
-    :param files_per_increment: How many files one Spark job reads at most.
-    :param columns: Which columns to read; all by default.
-    :param on_change: What to do if files changed since the start of a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
+    :param schema: Columns and their types, as a ``StructType`` or DDL.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
+        256 MiB, or no limit if another limit is set.
+    :param files_per_increment: Maximum number of files in one Spark job.
+    :param columns: Columns to read; all by default.
+    :param on_change: Policy for files that change during a run: ``"fail"``, ``"ignore"`` or ``"restart"``.
     :param order: ``"path"``, or ``"mtime"`` to read the oldest files first.
     :param options: Options of Spark's reader.
-    :raises InvalidConfigurationError: if an argument is out of its range, or there is no schema.
+    :raises InvalidConfigurationError: if an argument is invalid, or there is no schema.
     """
 
     def __init__(
@@ -334,12 +230,132 @@ class TextFileSource(FileSource):
 
 
 class CsvSource(TextFileSource):
-    """CSV files, each read as a whole; its arguments are those of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
+    """CSV files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
 
     _format = "csv"
 
 
 class JsonSource(TextFileSource):
-    """JSON files, each read as a whole; its arguments are those of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
+    """JSON files, each read as a whole; takes the arguments of :class:`~airflow_provider_statecheck.spark.sources.file_source.TextFileSource`."""
 
     _format = "json"
+
+
+class FileReader:
+    """
+    Reads whole files through Spark.
+
+    :param spark: The session.
+    :param file_format: Format, options and columns.
+    :param listing: Listing of the source.
+    :param items: All files of the run.
+    :param on_change: Policy for files that changed.
+    :param restored: State from :meth:`snapshot` of an earlier reader.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        file_format: FileFormat,
+        listing: FileListing,
+        items: Sequence[Item],
+        *,
+        on_change: OnChange,
+        restored: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.spark = spark
+        self.format = file_format
+        self.listing = listing
+        self._items = items
+        self._on_change = on_change
+        self._schema_json: str | None = (restored or {}).get("schema")
+        self._filesystems = HadoopFilesystems()
+
+    @functools.cached_property
+    def schema(self) -> StructType:
+        """
+        All columns of the files, in their order.
+
+        :raises InvalidConfigurationError: if the user's schema is invalid, or lacks a selected column.
+        """
+        if self.format.schema is not None:
+            return to_struct_type(self.format.schema)
+        if self._schema_json is None:
+            self._schema_json = self._infer_schema().json()
+        return parse_schema(self._schema_json)
+
+    @property
+    def selected_schema(self) -> StructType:
+        """The selected columns."""
+        return select_fields(self.schema, self.format.columns)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state for the next attempt: the schema, if it was inferred."""
+        return {"schema": self._schema_json if self.format.schema is None else None}
+
+    def require_unchanged(self, items: Sequence[Item]) -> None:
+        """
+        Verify that files have not changed.
+
+        :raises SourceChangedError: if one has changed since it was listed.
+        """
+        require_unchanged(self.listing.changes(items), self._on_change)
+
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        """
+        Return the rows of splits.
+
+        :raises InvalidConfigurationError: if Spark has no filesystem for the files.
+        """
+        frames = [self._whole_files(root, uris) for root, uris in self._uris_by_root(splits)]
+        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
+
+    def spark_uri(self, uri: str) -> str | None:
+        """Return the URI of a file for Spark; ``None`` if Spark has no filesystem for it."""
+        return self._filesystems.spark_uri(self.spark, uri)
+
+    def _whole_files(self, root: str, uris: Sequence[str]) -> DataFrame:
+        columns = [quoted_column(field.name) for field in self.selected_schema.fields]
+        return self._read(root, uris, self.schema).select(columns)
+
+    def _read(self, root: str, uris: Sequence[str], schema: StructType | None) -> DataFrame:
+        verified = VERIFIED_PAGES if self.format.name == "parquet" else {}
+        # The user's options come last, to allow reading files with damaged or unusual checksums.
+        reader: DataFrameReader = self.spark.read.format(self.format.name).options(
+            **verified | dict(self.format.options)
+        )
+        if schema is not None:
+            reader = reader.schema(schema)
+        if all(uri != root for uri in uris):
+            reader = reader.option("basePath", self._required_spark_uri(root))
+        return reader.load([_EXPANDED.sub(r"\\\1", self._required_spark_uri(uri)) for uri in uris])
+
+    def _required_spark_uri(self, uri: str) -> str:
+        found = self.spark_uri(uri)
+        if found is None:
+            raise InvalidConfigurationError(
+                f"Expected a Hadoop filesystem for {redact(uri)} in this Spark session, found none; add the package of its "
+                "connector to spark.jars.packages."
+            )
+        return found
+
+    def _uris_by_root(self, splits: Sequence[ItemSplit]) -> list[tuple[str, list[str]]]:
+        pairs = [(self.listing.root_of(split.item.name), split.item.name) for split in splits if split.item]
+        return [(root, [uri for _, uri in group]) for root, group in groupby(sorted(pairs), key=lambda pair: pair[0])]
+
+    def _infer_schema(self) -> StructType:
+        # One file of each partition, because Spark infers the type of a partition column from all its values.
+        root = self.listing.root_of(self._items[0].name)
+        uris = [item.name for item in self._items if self.listing.root_of(item.name) == root]
+        first = {tuple(partition_values(root, uri).items()): uri for uri in reversed(uris)}
+        return self._read(root, sorted(first.values()), None).schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """Format, options and columns with which files are read."""
+
+    name: str
+    options: Mapping[str, Any]
+    schema: Any = None
+    columns: tuple[str, ...] | None = None

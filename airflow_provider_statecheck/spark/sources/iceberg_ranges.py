@@ -1,4 +1,9 @@
-"""Which files of an Iceberg table a run reads: those of one snapshot, or what was appended between two."""
+"""
+Planning of the files of an Iceberg table by snapshot ranges.
+
+A fresh start reads all files of one snapshot, or the files appended since a starting snapshot. A restarted run reads the same
+ranges again; a new run adds the range of snapshots since.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRange:
-    """What a table got after one snapshot until another; everything that is in the latter, if there is no first one."""
+    """Files appended after one snapshot up to another one; all files of the latter if there is no first one."""
 
     after: int | None
     until: int | None
@@ -32,34 +37,34 @@ class SnapshotRange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFiles:
-    """The files of ranges."""
+    """The files of snapshot ranges."""
 
     ranges: tuple[SnapshotRange, ...]
     tasks: Mapping[str, Any]
-    """What pyiceberg reads, by the paths of the data files."""
+    """PyIceberg scan tasks by the paths of their data files."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """The files as a source lists them; a file of Iceberg never changes."""
+        """The files as items; the record count is enough as a version, because data files never change."""
         return tuple(
             Item.of(path, task.file.file_size_in_bytes, task.file.record_count) for path, task in self.tasks.items()
         )
 
     @property
     def until(self) -> int | None:
-        """The snapshot up to which they go."""
+        """The last snapshot of the ranges."""
         return self.ranges[-1].until
 
     def encode(self) -> list[list[int | None]]:
         """Return the ranges as plain values."""
-        return [[each.after, each.until] for each in self.ranges]
+        return [[snapshots.after, snapshots.until] for snapshots in self.ranges]
 
 
 def decode_ranges(reader: Mapping[str, Any] | None) -> tuple[SnapshotRange, ...]:
     """
-    Return the ranges that a source left in a checkpoint.
+    Decode the ranges from the state of a reader.
 
-    :raises CorruptStateError: if it left something else.
+    :raises CorruptStateError: if the state is invalid.
     """
     try:
         found = tuple(SnapshotRange(after, until) for after, until in (reader or {})["snapshots"])
@@ -72,11 +77,11 @@ def decode_ranges(reader: Mapping[str, Any] | None) -> tuple[SnapshotRange, ...]
 
 class IcebergRanges:
     """
-    Plans what runs read.
+    Plans the files of a run.
 
-    :param table: As it was loaded.
-    :param name: As it is shown.
-    :param on_change: What to do if rows were changed or deleted.
+    :param table: The loaded PyIceberg table.
+    :param name: Name of the table in messages.
+    :param on_change: Policy for snapshots that changed or deleted rows.
     """
 
     def __init__(self, table: Any, name: str, on_change: OnChange) -> None:
@@ -86,48 +91,48 @@ class IcebergRanges:
 
     def at_start(self, after: int | None) -> PlannedFiles:
         """
-        Return what a fresh start reads.
+        Plan a fresh start.
 
-        :param after: A snapshot, if only what was appended after it is wanted.
-        :raises InvalidConfigurationError: if the table has no such snapshot.
-        :raises SourceChangedError: if rows were changed since that snapshot.
+        :param after: Starting snapshot; ``None`` to read the whole table.
+        :raises InvalidConfigurationError: if the starting snapshot is not in the history of the table.
+        :raises SourceChangedError: if rows were changed since the starting snapshot.
         """
         if after is None:
-            return self._planned((SnapshotRange(None, self._head),))
+            return self._plan((SnapshotRange(None, self._head),))
         if after not in {snapshot.snapshot_id for snapshot in self._ancestors()}:
             raise InvalidConfigurationError(
-                f"Expected a starting snapshot that the Iceberg table {self._name} has passed through and still knows, found "
-                f"{after}; name another one, or none to read everything."
+                f"Expected a starting snapshot in the retained history of the Iceberg table {self._name}, found {after}; set "
+                "another one, or none to read everything."
             )
         self._require_appends_after(after)
-        return self._planned((SnapshotRange(after, self._head),))
+        return self._plan((SnapshotRange(after, self._head),))
 
-    def of_run(self, before: SourceState) -> PlannedFiles:
+    def of_restarted_run(self, before: SourceState) -> PlannedFiles:
         """
-        Return what a run reads that was begun before: the same files, whatever was committed since.
+        Plan the files of a run that was started before, regardless of later commits.
 
-        :raises SourceChangedError: if the table has forgotten a snapshot of which something is left to read.
-        :raises SourceRestartRequiredError: if it has and the stage is to begin again.
+        :raises SourceChangedError: if a snapshot with unread files has expired.
+        :raises SourceRestartRequiredError: if so and the policy is ``RESTART``.
         """
         ranges = decode_ranges(before.reader)
-        if self._is_finished(before) and not all(self._knows(each) for each in ranges):
+        if self._is_finished(before) and not all(self._is_retained(snapshots) for snapshots in ranges):
             return PlannedFiles(ranges, {})
-        return self._with_the_rest(before, self._planned(ranges))
+        return self._require_unfinished_files(before, self._plan(ranges))
 
     def of_new_run(self, before: SourceState) -> PlannedFiles:
         """
-        Return what a new run reads: what was left by the one before, and what was appended since.
+        Plan a new run: the unread files of the previous run, and the files appended since.
 
-        :raises SourceChangedError: if rows were changed, or it is no longer known what was appended.
-        :raises SourceRestartRequiredError: if they were and the stage is to begin again.
+        :raises SourceChangedError: if rows were changed, or snapshots with unread files have expired.
+        :raises SourceRestartRequiredError: if so and the policy is ``RESTART``.
         """
         ranges = decode_ranges(before.reader)
         left = () if self._is_finished(before) else ranges
         after = ranges[-1].until
         if after is not None:
-            self._require_passed(after)
+            self._require_ancestor(after)
             self._require_appends_after(after)
-        return self._with_the_rest(before, self._planned((*left, SnapshotRange(after, self._head))))
+        return self._require_unfinished_files(before, self._plan((*left, SnapshotRange(after, self._head))))
 
     @property
     def _head(self) -> int | None:
@@ -137,32 +142,30 @@ class IcebergRanges:
     def _is_finished(self, before: SourceState) -> bool:
         return len(before.ledger.finished) == len(before.ledger.items)
 
-    def _planned(self, ranges: tuple[SnapshotRange, ...]) -> PlannedFiles:
-        missing = [each for each in ranges if not self._knows(each)]
+    def _plan(self, ranges: tuple[SnapshotRange, ...]) -> PlannedFiles:
+        missing = [snapshots for snapshots in ranges if not self._is_retained(snapshots)]
         if missing:
-            self._refuse(
-                f"it has forgotten snapshot {missing[0].until}, of which files are still to be read", is_lost=True
-            )
-        tasks = {task.file.file_path: task for each in ranges for task in self._tasks(each)}
+            self._refuse(f"snapshot {missing[0].until} has expired, with files that are still to be read", is_lost=True)
+        tasks = {task.file.file_path: task for snapshots in ranges for task in self._tasks(snapshots)}
         return PlannedFiles(ranges, tasks)
 
-    def _with_the_rest(self, before: SourceState, planned: PlannedFiles) -> PlannedFiles:
-        # A snapshot may be forgotten that is neither the first nor the last of its range, and with it which files it added.
+    def _require_unfinished_files(self, before: SourceState, planned: PlannedFiles) -> PlannedFiles:
+        # Snapshots inside a range may have expired, and with them the information which files they added.
         left = (item for i, item in enumerate(before.ledger.items) if i not in before.ledger.finished)
         lost = [item.name for item in left if item.name not in planned.tasks]
         if lost:
             self._refuse(
-                f"it has forgotten snapshots of which {len(lost)} file(s) are still to be read, such as {redact(lost[0])}",
+                f"snapshots have expired of which {len(lost)} file(s) are still to be read, such as {redact(lost[0])}",
                 is_lost=True,
             )
         return planned
 
-    def _tasks(self, each: SnapshotRange) -> list[Any]:
-        if each.until is None:
+    def _tasks(self, snapshots: SnapshotRange) -> list[Any]:
+        if snapshots.until is None:
             return []
-        if each.after is None:
-            return sorted(self._scanned(each.until), key=lambda task: str(task.file.file_path))
-        return list(self._appended(each.after, each.until))
+        if snapshots.after is None:
+            return sorted(self._scanned(snapshots.until), key=lambda task: str(task.file.file_path))
+        return list(self._appended(snapshots.after, snapshots.until))
 
     def _scanned(self, snapshot_id: int) -> list[Any]:
         from pyiceberg.manifest import FileFormat
@@ -179,15 +182,15 @@ class IcebergRanges:
 
     def _unreadable(self, found: str) -> UnsupportedStateError:
         return UnsupportedStateError(
-            f"Expected the Iceberg table {self._name} with all its rows in Parquet files, some of them deleted by position at "
-            f"most, found: {found}. Rewrite its data files, by which what is deleted is taken out, and run again."
+            f"Expected the rows of the Iceberg table {self._name} in Parquet files with position deletes at most, found: {found}. "
+            "Rewrite its data files to apply the deletes, and run again."
         )
 
     def _appended(self, after: int, until: int) -> Iterator[Any]:
         from pyiceberg.table import FileScanTask
         from pyiceberg.table.snapshots import Operation
 
-        # The oldest first, and the files of each in the order of their names.
+        # Oldest snapshots first, and the files of each snapshot by path.
         for snapshot in reversed(list(self._between(after, until))):
             if snapshot.summary.operation is Operation.APPEND:
                 files = sorted(self._added_by(snapshot), key=lambda file: str(file.file_path))
@@ -202,10 +205,12 @@ class IcebergRanges:
                     if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
                         yield entry.data_file
 
-    def _require_passed(self, snapshot_id: int) -> None:
+    def _require_ancestor(self, snapshot_id: int) -> None:
         known = {parent for s in self._ancestors() for parent in (s.snapshot_id, s.parent_snapshot_id)}
         if snapshot_id not in known:
-            self._refuse(f"it no longer goes back to snapshot {snapshot_id}, up to which it was read", is_lost=True)
+            self._refuse(
+                f"its history no longer includes snapshot {snapshot_id}, the last one that was read", is_lost=True
+            )
 
     def _require_appends_after(self, after: int) -> None:
         from pyiceberg.table.snapshots import Operation
@@ -213,24 +218,24 @@ class IcebergRanges:
         harmless = (Operation.APPEND, Operation.REPLACE)
         found = [s for s in self._between(after, self._head) if s.summary.operation not in harmless]
         if found:
-            told = ", ".join(f"{s.snapshot_id} ({s.summary.operation.value})" for s in found[-_SHOWN:])
-            self._refuse(f"rows were changed or deleted by {len(found)} snapshot(s): {told}", is_lost=False)
+            shown = ", ".join(f"{s.snapshot_id} ({s.summary.operation.value})" for s in found[-_SHOWN:])
+            self._refuse(f"rows were changed or deleted by {len(found)} snapshot(s): {shown}", is_lost=False)
 
     def _refuse(self, found: str, *, is_lost: bool) -> None:
         if self._on_change is OnChange.RESTART:
             raise SourceRestartRequiredError(
-                f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}; the stage begins "
-                "again, as on_change='restart' says."
+                f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}; the stage starts "
+                "over, because on_change is 'restart'."
             )
         if is_lost or self._on_change is OnChange.FAIL:
-            way = "" if is_lost else "to 'ignore' to go on with what was appended, or "
+            alternative = "" if is_lost else "to 'ignore' to continue with the appended rows, or "
             raise SourceChangedError(
                 f"Expected only appends to the Iceberg table {self._name} since it was read, found that {found}. Set on_change "
-                f"{way}to 'restart' to read everything again."
+                f"{alternative}to 'restart' to read everything again."
             )
 
-    def _knows(self, each: SnapshotRange) -> bool:
-        return each.until is None or self.table.metadata.snapshot_by_id(each.until) is not None
+    def _is_retained(self, snapshots: SnapshotRange) -> bool:
+        return snapshots.until is None or self.table.metadata.snapshot_by_id(snapshots.until) is not None
 
     def _ancestors(self) -> Iterable[Any]:
         return self._between(None, self._head)

@@ -1,4 +1,8 @@
-"""An Iceberg table as a source."""
+"""
+An Iceberg table as a source.
+
+PyIceberg plans the files in the driver and reads them inside Spark tasks, so Spark needs neither a connector nor a catalog.
+"""
 
 from __future__ import annotations
 
@@ -29,213 +33,31 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS
 from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges, PlannedFiles
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
-from airflow_provider_statecheck.spark.sources.source_changes import on_change_of
+from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change
 from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.storage.schemes import conceal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
 _TASK_BYTES = 32 * 1024 * 1024
-
-
-class IcebergReader:
-    """
-    Reads planned files.
-
-    :param spark: The session.
-    :param table: As it was loaded.
-    :param planned: The files.
-    :param columns: Which columns to read; all for ``None``.
-    :raises InvalidConfigurationError: if the table has no such column, or one that Spark has no type for.
-    :raises UnsupportedStateError: if tasks cannot reach its storage.
-    """
-
-    def __init__(self, spark: SparkSession, table: Any, planned: PlannedFiles, columns: Sequence[str] | None) -> None:
-        self._spark = spark
-        self._table = table
-        self._planned = planned
-        self._projected = _projected(table, planned.until, columns)
-        self._shown = ".".join(table.name())
-        self._io = storage_properties_of(table, self._shown)
-
-    def require_unchanged(self, items: Sequence[Item]) -> None:
-        """Files of Iceberg never change; one that is gone is noticed when it is read."""
-
-    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
-        """
-        Return the rows of splits.
-
-        :raises InvalidConfigurationError: if Spark has no type for a column.
-        """
-        schema = self.arrow_schema()
-        columns = self._spark_schema(schema)
-        reader = self.file_reader(splits, arrow_schema(columns))
-        numbers = self._spark.range(0, reader.shares, 1, reader.shares)
-        return numbers.mapInArrow(functools.partial(read_iceberg_files, reader), columns)
-
-    def file_reader(self, splits: Sequence[ItemSplit], schema: Any) -> IcebergFileReader:
-        """
-        Return what reads splits in tasks.
-
-        :param schema: In which Arrow types their rows are wanted.
-        """
-        shares = pack_shares([self._planned.tasks[split.item.name] for split in splits if split.item])
-        return IcebergFileReader(
-            table=self._shown,
-            metadata=portable_metadata(self._table),
-            io=self._io,
-            projected=self._projected.model_dump_json(),
-            schema=schema,
-            shares=len(shares),
-            packed_shares=zlib.compress(json.dumps(shares, separators=(",", ":")).encode()),
-        )
-
-    def arrow_schema(self) -> Any:
-        """Return the columns as Arrow knows them."""
-        from pyiceberg.io.pyarrow import _ConvertToSmallTypes, schema_to_pyarrow, visit_pyarrow
-
-        return visit_pyarrow(schema_to_pyarrow(self._projected, include_field_ids=False), _ConvertToSmallTypes())
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what another attempt needs to read the same files."""
-        return {"snapshots": self._planned.encode()}
-
-    def _spark_schema(self, schema: Any) -> Any:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
-        try:
-            return from_arrow_schema(schema)
-        except Exception as error:  # the class differs between versions of Spark
-            raise InvalidConfigurationError(
-                f"Expected columns that Spark has types for, found {error}; leave such a column out by columns=."
-            ) from error
-
-
-def read_iceberg_files(reader: IcebergFileReader, batches: Iterator[Any]) -> Iterator[Any]:
-    """Give the rows of a task; plans name this function."""
-    return reader.read(batches)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergFileReader:
-    """Reads the shares of tasks."""
-
-    table: str
-    metadata: str
-    io: HiddenOptions
-    projected: str
-    schema: Any
-    """Arrow schema in which Spark takes the rows."""
-    shares: int
-    """How many there are."""
-    packed_shares: bytes
-
-    def read(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """
-        Give the rows of the shares whose numbers arrive.
-
-        :param batches: Record batches with one column of numbers.
-        :raises StorageError: if a file cannot be read.
-        """
-        shares = json.loads(zlib.decompress(self.packed_shares))
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._read_share(shares[number])
-
-    def _read_share(self, share: Sequence[Any]) -> Iterator[Any]:
-        try:
-            scan = self._scan()
-            for data, deletes in share:
-                yield from (self._as_expected(batch) for batch in _rows(scan, data, deletes))
-        except StateCheckError:
-            raise
-        except Exception as error:
-            # Without its cause: Spark writes the whole chain to its logs, and clients name credentials.
-            said = conceal(str(error), self.io.reveal())
-            raise StorageError(
-                f"A file of the Iceberg table {self.table} cannot be read: {type(error).__name__} {said}"
-            ) from None
-
-    def _scan(self) -> Any:
-        from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io import load_file_io
-        from pyiceberg.io.pyarrow import ArrowScan
-        from pyiceberg.schema import Schema
-        from pyiceberg.table.metadata import TableMetadataUtil
-
-        metadata = TableMetadataUtil.parse_raw(self.metadata)
-        io = load_file_io(self.io.reveal(), metadata.location)
-        return ArrowScan(metadata, io, Schema.model_validate_json(self.projected), AlwaysTrue())
-
-    def _as_expected(self, batch: Any) -> Any:
-        import pyarrow as pa
-
-        arrays = [batch.column(field.name).cast(field.type) for field in self.schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _rows(scan: Any, data: Any, deletes: Sequence[Any]) -> Iterator[Any]:
-    from pyiceberg.io.pyarrow import _read_all_delete_files
-    from pyiceberg.table import FileScanTask
-
-    task = FileScanTask(decode_data_file(data), {decode_data_file(file) for file in deletes})
-    # Not to_record_batches, which holds a whole file in memory.
-    found: Iterator[Any] = scan._record_batches_from_scan_tasks_and_deletes(
-        [task], _read_all_delete_files(scan._io, [task])
-    )
-    return found
-
-
-def _projected(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) -> Any:
-    snapshot = None if snapshot_id is None else table.metadata.snapshot_by_id(snapshot_id)
-    known = table.schemas()
-    schema = known.get(snapshot.schema_id, table.schema()) if snapshot is not None else table.schema()
-    if columns is None:
-        return schema
-    missing = [name for name in columns if name not in schema.column_names]
-    if missing:
-        raise InvalidConfigurationError(
-            f"Expected columns of the source, found {missing}; it has {schema.column_names}."
-        )
-    return schema.select(*columns)
-
-
-def pack_shares(tasks: Sequence[Any]) -> list[list[Any]]:
-    """Return files, with those of deleted positions, in shares for tasks: one large file, or several small ones."""
-    shares: list[list[Any]] = []
-    room = 0
-    for task in tasks:
-        if task.file.file_size_in_bytes > room or not shares:
-            shares.append([])
-            room = _TASK_BYTES
-        room -= task.file.file_size_in_bytes
-        shares[-1].append([_plain(task.file), [_plain(file) for file in task.delete_files]])
-    return shares
-
-
-def _plain(file: Any) -> dict[str, Any]:
-    return encode_data_file(file, with_metrics=False)
 
 
 class IcebergSource:
     """
-    An Iceberg table as it is at the start; a new run that goes on with the state reads what was appended since.
+    The rows of an Iceberg table at its current snapshot; a later run reads the rows appended since.
 
-    PyIceberg reads, in tasks of Spark: no connector and no catalog of Spark is needed.
-
-    :param table: Its name with that of its namespace, such as ``sales.orders``.
-    :param catalog: The name of the catalog; by default the one that is configured for pyiceberg.
-    :param properties: What pyiceberg needs to know of the catalog and of the table's storage; they may be credentials.
-    :param starting_snapshot: Read only what was appended after this snapshot; by default everything.
-    :param columns: Which columns to read; all by default.
-    :param bytes_per_increment: About how much one Spark job reads. ``"auto"`` is a 64th of all, at least 256 MiB; where
-        another limit is given, it is none.
-    :param files_per_increment: How many files one Spark job reads at most.
-    :param on_change: What to do if rows were changed or deleted since: ``"fail"``, ``"ignore"`` to go on with what was
-        appended, or ``"restart"``.
-    :raises InvalidConfigurationError: if an argument is out of its range.
+    :param table: Name of the table with its namespace, such as ``sales.orders``.
+    :param catalog: Name of the catalog; by default the one configured for PyIceberg.
+    :param properties: PyIceberg properties of the catalog and of the storage; may contain credentials.
+    :param starting_snapshot: The first run reads only the rows appended after this snapshot; by default the whole table.
+    :param columns: Columns to read; all by default.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
+        256 MiB, or no limit if ``files_per_increment`` is set.
+    :param files_per_increment: Maximum number of files in one Spark job.
+    :param on_change: Policy for snapshots that change or delete rows: ``"fail"``, ``"ignore"`` to read only the appended rows,
+        or ``"restart"``.
+    :raises InvalidConfigurationError: if an argument is invalid.
     """
 
     def __init__(
@@ -259,7 +81,7 @@ class IcebergSource:
         self._files = None if files_per_increment is None else require_count(files_per_increment, "files_per_increment")
         self._is_auto = bytes_per_increment == AUTO and self._files is None
         self._bytes = parse_bytes_per_increment(bytes_per_increment)
-        self._on_change = on_change_of(on_change)
+        self._on_change = parse_on_change(on_change)
 
     def __repr__(self) -> str:
         return f"IcebergSource({self.table!r})"
@@ -273,16 +95,16 @@ class IcebergSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        List the files of the table and plan what is left of them.
+        List the files of the table and plan the unfinished ones.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what was appended is read.
-        :param storage_options: Without effect; the properties of the catalog say how its storage is reached.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads appended rows.
+        :param storage_options: Unused; the properties of the catalog configure the storage.
         :raises EnvironmentNotReadyError: if there is no such table.
-        :raises InvalidConfigurationError: if a snapshot or a column is not in the table.
-        :raises SourceChangedError: if rows were changed, or what is still to be read is gone.
-        :raises SourceRestartRequiredError: if they were and the stage is to begin again.
+        :raises InvalidConfigurationError: if the table has no such snapshot or column.
+        :raises SourceChangedError: if rows were changed, or unread files have expired.
+        :raises SourceRestartRequiredError: if so and ``on_change`` is ``"restart"``.
         """
         table = OpenTable(self._address)
         try:
@@ -300,11 +122,11 @@ class IcebergSource:
             planned = ranges.at_start(self._starting_snapshot)
             ledger, increments = Ledger(planned.items), 0
         else:
-            planned = ranges.of_new_run(before) if new_run else ranges.of_run(before)
+            planned = ranges.of_new_run(before) if new_run else ranges.of_restarted_run(before)
             ledger, increments = before.ledger.carried_to(planned.items), before.increments
-        # Within a run increments stay as large as they were, so that they are the same ones.
-        is_kept = before is not None and not new_run
-        target = before.target_bytes if before is not None and is_kept else self._target(ledger)
+        # The target size is constant within a run, so that a restarted attempt plans the same increments.
+        is_same_run = before is not None and not new_run
+        target = before.target_bytes if before is not None and is_same_run else self._target(ledger)
         reader = IcebergReader(spark, ranges.table, planned, self._columns)
         limits = Limits(size_bytes=self._bytes or target, items=self._files)
         return ItemEnumerator(SourceState(ledger, increments, target), limits, reader, lambda _: None)
@@ -312,3 +134,182 @@ class IcebergSource:
     def _target(self, ledger: Ledger) -> int | None:
         left = ledger.total_bytes - ledger.finished_bytes
         return max(SMALLEST_TARGET_BYTES, left // WANTED_INCREMENTS) if self._is_auto else None
+
+
+class IcebergReader:
+    """
+    Reads planned files of an Iceberg table.
+
+    :param spark: The session.
+    :param table: The loaded PyIceberg table.
+    :param planned: The planned files.
+    :param columns: Columns to read; all for ``None``.
+    :raises InvalidConfigurationError: if a column does not exist, or Spark has no type for it.
+    :raises UnsupportedStateError: if tasks cannot access the storage of the table.
+    """
+
+    def __init__(self, spark: SparkSession, table: Any, planned: PlannedFiles, columns: Sequence[str] | None) -> None:
+        self._spark = spark
+        self._table = table
+        self._planned = planned
+        self._projection = _projection(table, planned.until, columns)
+        self._shown = ".".join(table.name())
+        self._io = storage_properties_of(table, self._shown)
+
+    def require_unchanged(self, items: Sequence[Item]) -> None:
+        """Do nothing: data files never change, and reading reports deleted ones."""
+
+    def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
+        """
+        Return the rows of splits.
+
+        :raises InvalidConfigurationError: if Spark has no type for a column.
+        """
+        schema = self.arrow_schema()
+        columns = self._spark_schema(schema)
+        reader = self.file_reader(splits, arrow_schema(columns))
+        numbers = self._spark.range(0, reader.shares, 1, reader.shares)
+        return numbers.mapInArrow(functools.partial(read_iceberg_files, reader), columns)
+
+    def file_reader(self, splits: Sequence[ItemSplit], schema: Any) -> IcebergFileReader:
+        """
+        Return the reader of splits for Spark tasks.
+
+        :param schema: Arrow schema of the rows for Spark.
+        """
+        shares = pack_shares([self._planned.tasks[split.item.name] for split in splits if split.item])
+        return IcebergFileReader(
+            table=self._shown,
+            metadata=portable_metadata(self._table),
+            io=self._io,
+            projected=self._projection.model_dump_json(),
+            schema=schema,
+            shares=len(shares),
+            packed_shares=zlib.compress(json.dumps(shares, separators=(",", ":")).encode()),
+        )
+
+    def arrow_schema(self) -> Any:
+        """Return the Arrow schema of the selected columns."""
+        from pyiceberg.io.pyarrow import _ConvertToSmallTypes, schema_to_pyarrow, visit_pyarrow
+
+        return visit_pyarrow(schema_to_pyarrow(self._projection, include_field_ids=False), _ConvertToSmallTypes())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state for the next attempt: the snapshot ranges."""
+        return {"snapshots": self._planned.encode()}
+
+    def _spark_schema(self, schema: Any) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        try:
+            return from_arrow_schema(schema)
+        except Exception as error:  # the class differs between versions of Spark
+            raise InvalidConfigurationError(
+                f"Expected columns that Spark has types for, found {error}; exclude the column with columns=."
+            ) from error
+
+
+def _projection(table: Any, snapshot_id: int | None, columns: Sequence[str] | None) -> Any:
+    snapshot = None if snapshot_id is None else table.metadata.snapshot_by_id(snapshot_id)
+    known = table.schemas()
+    schema = known.get(snapshot.schema_id, table.schema()) if snapshot is not None else table.schema()
+    if columns is None:
+        return schema
+    missing = [name for name in columns if name not in schema.column_names]
+    if missing:
+        raise InvalidConfigurationError(
+            f"Expected columns of the source, found {missing}; it has {schema.column_names}."
+        )
+    return schema.select(*columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergFileReader:
+    """Reads files inside Spark tasks; each task reads one share of the files."""
+
+    table: str
+    metadata: str
+    io: HiddenOptions
+    projected: str
+    schema: Any
+    """Arrow schema of the rows for Spark."""
+    shares: int
+    """Number of shares."""
+    packed_shares: bytes
+
+    def read(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """
+        Yield the rows of shares.
+
+        :param batches: Record batches with one column of share numbers.
+        :raises StorageError: if a file cannot be read.
+        """
+        shares = json.loads(zlib.decompress(self.packed_shares))
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._read_share(shares[number])
+
+    def _read_share(self, share: Sequence[Any]) -> Iterator[Any]:
+        try:
+            scan = self._scan()
+            for data, deletes in share:
+                yield from (self._to_schema(batch) for batch in _record_batches(scan, data, deletes))
+        except StateCheckError:
+            raise
+        except Exception as error:
+            # No cause: Spark logs the whole chain, and client errors may contain credentials.
+            message = conceal(str(error), self.io.reveal())
+            raise StorageError(
+                f"A file of the Iceberg table {self.table} cannot be read: {type(error).__name__} {message}"
+            ) from None
+
+    def _scan(self) -> Any:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.io import load_file_io
+        from pyiceberg.io.pyarrow import ArrowScan
+        from pyiceberg.schema import Schema
+        from pyiceberg.table.metadata import TableMetadataUtil
+
+        metadata = TableMetadataUtil.parse_raw(self.metadata)
+        io = load_file_io(self.io.reveal(), metadata.location)
+        return ArrowScan(metadata, io, Schema.model_validate_json(self.projected), AlwaysTrue())
+
+    def _to_schema(self, batch: Any) -> Any:
+        import pyarrow as pa
+
+        arrays = [batch.column(field.name).cast(field.type) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def read_iceberg_files(reader: IcebergFileReader, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return the rows of a task; query plans show the name of this function."""
+    return reader.read(batches)
+
+
+def _record_batches(scan: Any, data: Any, deletes: Sequence[Any]) -> Iterator[Any]:
+    from pyiceberg.io.pyarrow import _read_all_delete_files
+    from pyiceberg.table import FileScanTask
+
+    task = FileScanTask(decode_data_file(data), {decode_data_file(file) for file in deletes})
+    # The public to_record_batches would load a whole file into memory.
+    found: Iterator[Any] = scan._record_batches_from_scan_tasks_and_deletes(
+        [task], _read_all_delete_files(scan._io, [task])
+    )
+    return found
+
+
+def pack_shares(tasks: Sequence[Any]) -> list[list[Any]]:
+    """Group files and their position deletes into shares for tasks; a large file has a share to itself."""
+    shares: list[list[Any]] = []
+    room = 0
+    for task in tasks:
+        if task.file.file_size_in_bytes > room or not shares:
+            shares.append([])
+            room = _TASK_BYTES
+        room -= task.file.file_size_in_bytes
+        shares[-1].append([_encode_file(task.file), [_encode_file(file) for file in task.delete_files]])
+    return shares
+
+
+def _encode_file(file: Any) -> dict[str, Any]:
+    return encode_data_file(file, with_metrics=False)

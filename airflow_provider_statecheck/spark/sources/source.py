@@ -1,4 +1,9 @@
-"""Contract between a stage and its sources: bounded rows, cut into splits."""
+"""
+Contract between a stage and its sources.
+
+A source lists bounded input and cuts it into splits. Its enumerator groups splits into increments, one per Spark job, and
+keeps track of finished splits in the state of the stage.
+"""
 
 from __future__ import annotations
 
@@ -15,85 +20,85 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A part of the rows that is read whole or not at all."""
+    """A unit of input that is read completely or not at all."""
 
     split_id: str
-    """The same for the same part in every attempt."""
+    """Identical for the same input in every attempt."""
     size_bytes: int | None = None
-    """How much there is to read; ``None`` where nobody knows."""
+    """Size of the input; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """What one Spark job of a stage reads."""
+    """The splits that one Spark job of a stage reads."""
 
     number: int
-    """Counted from 1 over all attempts of a stage."""
+    """Counted from 1 across all attempts of a stage."""
     splits: tuple[Split, ...]
     size_bytes: int | None = None
-    """How much there is to read; ``None`` where nobody knows."""
+    """Size of the input; ``None`` if unknown."""
 
 
 class SplitEnumerator(Protocol):
-    """Plans the increments of one attempt and knows which of them are finished."""
+    """Plans the increments of one attempt and tracks which splits are finished."""
 
     @property
     def total_bytes(self) -> int | None:
-        """How many bytes there are in all; ``None`` where nobody knows."""
+        """Size of all splits; ``None`` if unknown."""
         ...
 
     @property
     def finished_bytes(self) -> int | None:
-        """How many of them belong to finished splits; ``None`` where nobody knows."""
+        """Size of the finished splits; ``None`` if unknown."""
         ...
 
     @property
     def total_splits(self) -> int:
-        """How many files, or parts that a user named, there are."""
+        """Number of files or user-defined splits."""
         ...
 
     @property
     def finished_splits(self) -> int:
-        """How many of them are finished as a whole."""
+        """Number of files or user-defined splits that are completely finished."""
         ...
 
     def next_increment(self) -> Increment | None:
         """
-        Return what is to be read next; ``None`` once every split was given.
+        Return the next increment; ``None`` after the last one.
 
-        Two increments given without a restore between them share no split.
+        Increments of one enumerator have no splits in common.
 
-        :raises SourceChangedError: if a file is no longer what was listed.
+        :raises SourceChangedError: if a file has changed since it was listed.
         """
         ...
 
     def load(self, increment: Increment) -> DataFrame:
         """
-        Return the rows of an increment; nothing is read yet, and every call gives the same rows.
+        Return the rows of an increment as a lazy DataFrame; repeated calls return the same rows.
 
-        :raises SourceChangedError: if a file is no longer what was listed.
+        :raises SourceChangedError: if a file has changed since it was listed.
         """
         ...
 
     def require_unchanged(self, increment: Increment) -> None:
         """
-        Look again at what an increment reads, as is worth while once it was read too.
+        Verify that the input of an increment has not changed; called again after the increment was read.
 
-        :raises SourceChangedError: if a file is no longer what was listed.
+        :raises SourceChangedError: if a file has changed since it was listed.
         """
         ...
 
     def finish(self, increment: Increment) -> None:
-        """Note that an increment is part of the state from now on, so that it is not read again."""
+        """Mark an increment as finished; later attempts do not read it again."""
         ...
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what :meth:`Source.open` needs to go on after the finished increments; plain values only."""
+        """Return the state for :meth:`Source.open` to resume after the finished increments; plain values only."""
         ...
 
 
 class Source(Protocol):
-    """Where rows come from; it goes with the description of a stage, so it holds no session and no connection."""
+    """Input of a stage; part of the pickled description of the stage, and therefore without sessions and connections."""
 
     def open(
         self,
@@ -104,14 +109,14 @@ class Source(Protocol):
         storage_options: Mapping[str, Any] | None = None,
     ) -> SplitEnumerator:
         """
-        List what there is and plan what is left of it.
+        List the input and plan the unfinished part of it.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what appeared since is read.
-        :param storage_options: Options of the filesystem that lists; they may be credentials.
-        :raises SourceChangedError: if what was listed before has changed.
-        :raises SourceRestartRequiredError: if it has changed and the source wants the stage to begin again.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`SplitEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new input.
+        :param storage_options: Options of the filesystem for listing; may contain credentials.
+        :raises SourceChangedError: if listed input has changed.
+        :raises SourceRestartRequiredError: if it has changed and the source is configured to restart the stage.
         """
         ...
 
@@ -121,24 +126,24 @@ AUTO = "auto"
 
 def parse_bytes_per_increment(value: str | int | None) -> int | None:
     """
-    Return how many bytes an increment reads, ``None`` for ``"auto"`` or where nothing is given.
+    Parse ``bytes_per_increment``; return ``None`` for ``"auto"`` or ``None``.
 
-    :raises InvalidConfigurationError: for what is no size, or less than a byte.
+    :raises InvalidConfigurationError: if the value is not a size of at least one byte.
     """
     if value is None or value == AUTO:
         return None
     size = parse_size("bytes_per_increment", value)
     if size < 1:
-        raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least a byte, found {value!r}.")
+        raise InvalidConfigurationError(f"Expected bytes_per_increment to be at least one byte, found {value!r}.")
     return size
 
 
 def require_count(count: object, name: str) -> int:
     """
-    Return a number of files, row groups or splits.
+    Return a count of files, row groups or splits if it is valid.
 
-    :param name: Which argument it is, for the message.
-    :raises InvalidConfigurationError: if it is less than 1, or no number.
+    :param name: Name of the argument, for the error message.
+    :raises InvalidConfigurationError: if the value is not an integer of at least 1.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidConfigurationError(f"Expected {name} to be a number from 1; found {count!r}.")

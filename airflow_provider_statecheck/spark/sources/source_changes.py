@@ -1,4 +1,4 @@
-"""Detection of files that changed after they were listed."""
+"""Detection of changes between two listings of a source, and the policies for them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _SHOWN = 5
 
 
 class OnChange(Enum):
-    """What to do if files changed."""
+    """Policy for input that changed during a run."""
 
     FAIL = "fail"
     IGNORE = "ignore"
     RESTART = "restart"
 
 
-def on_change_of(value: str | OnChange) -> OnChange:
+def parse_on_change(value: str | OnChange) -> OnChange:
     """
-    Return the choice of a user.
+    Parse the argument ``on_change``.
 
-    :raises InvalidConfigurationError: if there is no such choice.
+    :raises InvalidConfigurationError: if there is no such policy.
     """
     try:
         return OnChange(value)
@@ -41,7 +41,7 @@ def on_change_of(value: str | OnChange) -> OnChange:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What differs between two listings."""
+    """Differences between two listings."""
 
     appeared: tuple[Item, ...] = ()
     vanished: tuple[Item, ...] = ()
@@ -52,7 +52,7 @@ class Changes:
 
 
 def compare(before: Sequence[Item], now: Sequence[Item]) -> Changes:
-    """Return what happened between two listings."""
+    """Return the differences between two listings."""
     known, found = {item.name: item for item in before}, {item.name: item for item in now}
     return Changes(
         appeared=tuple(item for item in now if item.name not in known),
@@ -61,83 +61,80 @@ def compare(before: Sequence[Item], now: Sequence[Item]) -> Changes:
     )
 
 
+def describe_changes(changes: Changes) -> str:
+    """Describe changes for a message; names a few of the files."""
+    clauses = [
+        *(f"{redact(item.name)} appeared" for item in changes.appeared),
+        *(f"{redact(item.name)} vanished" for item in changes.vanished),
+        *(f"{redact(item.name)} changed" for item in changes.changed),
+    ]
+    more = f" and {len(clauses) - _SHOWN} more" if len(clauses) > _SHOWN else ""
+    return ", ".join(_sample(clauses, changes)) + more
+
+
+def _sample(clauses: list[str], changes: Changes) -> list[str]:
+    # The sample has at least one clause of each kind.
+    lengths = [len(changes.appeared), len(changes.vanished), len(changes.changed)]
+    starts = [sum(lengths[:i]) for i in range(3) if lengths[i]]
+    rest = [i for i in range(len(clauses)) if i not in starts]
+    return [clauses[i] for i in sorted([*starts, *rest[: _SHOWN - len(starts)]])]
+
+
 def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_run: bool) -> Ledger:
     """
-    Return what is to be read, and what of it is finished, after a source was listed again.
+    Return the ledger for a source that was listed again.
 
-    Within one run nothing may differ, unless the user says so. A new run reads what appeared since, and forgets finished
-    files that were deleted.
+    A restarted run reads the files of its first listing; by default any difference is an error. A new run also reads files
+    that appeared since, and drops finished files that were deleted.
 
-    :raises SourceChangedError: if the stage cannot go on.
-    :raises SourceRestartRequiredError: if it is to begin again.
+    :param now: The current listing.
+    :param new_run: ``True`` if a new run begins, ``False`` if a run is restarted.
+    :raises SourceChangedError: if the changes do not allow the stage to continue.
+    :raises SourceRestartRequiredError: if they require a restart of the stage.
     """
     changes = compare(ledger.items, now)
-    counted = _unexpected_in_a_new_run(ledger, changes) if new_run else changes
-    require_none(counted, on_change)
-    _require_the_rest(ledger, changes)
-    return ledger.carried_to(_items_of_a_new_run(ledger, now) if new_run else _items_of_the_run(ledger, now))
+    require_no_changes(_unexpected_in_new_run(ledger, changes) if new_run else changes, on_change)
+    _require_unfinished_items(ledger, changes)
+    return ledger.carried_to(_items_of_new_run(ledger, now) if new_run else _items_of_restarted_run(ledger, now))
 
 
-def require_none(changes: Changes, on_change: OnChange) -> None:
+def require_no_changes(changes: Changes, on_change: OnChange) -> None:
     """
-    Refuse changes, unless the user lets them pass.
+    Apply a policy to changes.
 
-    :raises SourceChangedError: if the stage is to fail.
-    :raises SourceRestartRequiredError: if it is to begin again.
+    :raises SourceChangedError: if there are changes and the policy is ``FAIL``.
+    :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
     """
     if not changes or on_change is OnChange.IGNORE:
         return
     if on_change is OnChange.RESTART:
         raise SourceRestartRequiredError(
-            f"Expected the source as it was listed at the start, found that {described(changes)}; the stage begins again, as "
-            "on_change='restart' says."
+            f"Expected the source as it was listed at the start, found that {describe_changes(changes)}; the stage starts over, "
+            "because on_change is 'restart'."
         )
     raise SourceChangedError(
-        f"Expected the source as it was listed at the start, found that {described(changes)}. Put it back as it was, or set "
-        "on_change to 'ignore' to go on with what was listed, or to 'restart' to read everything again."
+        f"Expected the source as it was listed at the start, found that {describe_changes(changes)}. Restore the files, or set "
+        "on_change to 'ignore' to continue with the listed files, or to 'restart' to read everything again."
     )
 
 
 def require_unchanged(changes: Changes, on_change: OnChange) -> None:
     """
-    Refuse changes of files that are about to be read.
+    Require that files of an increment have not changed, even if the policy ignores other changes.
 
-    :raises SourceChangedError: unless the stage is to begin again.
-    :raises SourceRestartRequiredError: if it is.
+    :raises SourceChangedError: if there are changes, unless the policy is ``RESTART``.
+    :raises SourceRestartRequiredError: if there are changes and the policy is ``RESTART``.
     """
-    require_none(changes, OnChange.RESTART if on_change is OnChange.RESTART else OnChange.FAIL)
+    require_no_changes(changes, OnChange.RESTART if on_change is OnChange.RESTART else OnChange.FAIL)
 
 
-def described(changes: Changes) -> str:
-    """Return what happened to which files, a few of them named."""
-    told = [
-        *(f"{_shown(item)} appeared" for item in changes.appeared),
-        *(f"{_shown(item)} vanished" for item in changes.vanished),
-        *(f"{_shown(item)} changed" for item in changes.changed),
-    ]
-    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return ", ".join(_first(told, changes)) + more
-
-
-def _first(told: list[str], changes: Changes) -> list[str]:
-    # Of each kind at least one is named, however many there are of the others.
-    lengths = [len(changes.appeared), len(changes.vanished), len(changes.changed)]
-    starts = [sum(lengths[:i]) for i in range(3) if lengths[i]]
-    others = [i for i in range(len(told)) if i not in starts]
-    return [told[i] for i in sorted([*starts, *others[: _SHOWN - len(starts)]])]
-
-
-def _shown(item: Item) -> str:
-    return redact(item.name)
-
-
-def _unexpected_in_a_new_run(ledger: Ledger, changes: Changes) -> Changes:
+def _unexpected_in_new_run(ledger: Ledger, changes: Changes) -> Changes:
     finished = {ledger.items[i].name for i in ledger.finished}
     return Changes(vanished=tuple(i for i in changes.vanished if i.name not in finished), changed=changes.changed)
 
 
-def _require_the_rest(ledger: Ledger, changes: Changes) -> None:
-    # What is still to be read must be there whatever the user chose, and a file that was read in part must be the same.
+def _require_unfinished_items(ledger: Ledger, changes: Changes) -> None:
+    # No policy can replace a file that is still to be read, or a partially read file that has other row groups now.
     finished = {ledger.items[i].name for i in ledger.finished}
     in_part = {ledger.items[i].name for i in ledger.partial}
     lost = Changes(
@@ -146,17 +143,17 @@ def _require_the_rest(ledger: Ledger, changes: Changes) -> None:
     )
     if lost:
         raise SourceChangedError(
-            f"Expected all that is still to be read as it was listed, found that {described(lost)}. Put it back as it was, "
-            "or set on_change to 'restart' to read everything again."
+            f"Expected all files that are still to be read as they were listed, found that {describe_changes(lost)}. Restore "
+            "the files, or set on_change to 'restart' to read everything again."
         )
 
 
-def _items_of_the_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+def _items_of_restarted_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
     found = {item.name: item for item in now}
     return [found.get(item.name, item) for item in ledger.items]
 
 
-def _items_of_a_new_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+def _items_of_new_run(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
     found, known = {item.name: item for item in now}, {item.name for item in ledger.items}
-    still_there = [found[item.name] for item in ledger.items if item.name in found]
-    return [*still_there, *(item for item in now if item.name not in known)]
+    existing = [found[item.name] for item in ledger.items if item.name in found]
+    return [*existing, *(item for item in now if item.name not in known)]

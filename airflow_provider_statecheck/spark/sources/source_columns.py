@@ -1,4 +1,8 @@
-"""Columns of a source, and how Parquet types map to Spark's."""
+"""
+Schemas and columns of a source, and the compatibility of Parquet types with Spark types.
+
+PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's reader.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType, StructType
 
+_LEGACY_CALENDAR_KEYS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
-def struct_of(schema: Any) -> StructType:
+
+def to_struct_type(schema: Any) -> StructType:
     """
-    Return a schema that a user gave as a type or as DDL; a session must be there.
+    Convert a ``StructType`` or DDL to a ``StructType``; requires an active session.
 
-    :raises InvalidConfigurationError: if it is none.
+    :raises InvalidConfigurationError: if the schema is invalid or has no columns.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
@@ -25,31 +31,31 @@ def struct_of(schema: Any) -> StructType:
     try:
         found = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
     except (PySparkException, TypeError, ValueError) as error:
-        raise _no_schema(schema) from error
+        raise _invalid_schema(schema) from error
     if not isinstance(found, StructType) or not found.fields:
-        raise _no_schema(schema)
+        raise _invalid_schema(schema)
     return found
 
 
 def require_schema(schema: Any, kind: str) -> None:
     """
-    Refuse a source whose files do not say what is in them, and whose user does not either.
+    Require a schema for files in a format without types.
 
-    :param kind: What the files are, for the message.
+    :param kind: Format of the files, for the error message.
     :raises InvalidConfigurationError: if there is no schema.
     """
     if schema is None or schema == "":
         raise InvalidConfigurationError(
-            f"Expected a schema for {kind} files, because what Spark infers would differ between increments; found none. "
+            f"Expected a schema for {kind} files, because an inferred schema could differ between increments; found none. "
             "Give a StructType, or DDL such as 'id bigint, name string'."
         )
 
 
-def chosen(schema: StructType, columns: Sequence[str] | None) -> StructType:
+def select_fields(schema: StructType, columns: Sequence[str] | None) -> StructType:
     """
-    Return the part of a schema that is to be read.
+    Return the schema of selected columns; all columns for ``None``.
 
-    :raises InvalidConfigurationError: if there is no such column.
+    :raises InvalidConfigurationError: if a column does not exist.
     """
     from pyspark.sql.types import StructType
 
@@ -61,67 +67,64 @@ def chosen(schema: StructType, columns: Sequence[str] | None) -> StructType:
     return StructType([schema[name] for name in columns])
 
 
-def named(name: str) -> Column:
-    """Return a column by its name, whatever characters it has."""
+def quoted_column(name: str) -> Column:
+    """Return a column by its literal name, which may contain dots and backticks."""
     from pyspark.sql import functions
 
     return functions.col(f"`{name.replace('`', '``')}`")
 
 
-def _no_schema(schema: Any) -> InvalidConfigurationError:
+def _invalid_schema(schema: Any) -> InvalidConfigurationError:
     return InvalidConfigurationError(
         f"Expected schema to be a StructType or DDL such as 'id bigint, name string'; found {schema!r}."
     )
 
 
-_OLD_CALENDARS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
-
-
-def crosses(data_type: DataType) -> bool:
-    """Tell whether Spark takes a type from Python as it is."""
+def is_arrow_compatible(data_type: DataType) -> bool:
+    """Return whether Arrow batches transfer a type to Spark without a conversion."""
     from pyspark.sql import types
 
     if isinstance(data_type, types.StructType):
-        return all(crosses(field.dataType) for field in data_type.fields)
+        return all(is_arrow_compatible(field.dataType) for field in data_type.fields)
     if isinstance(data_type, types.ArrayType):
-        return crosses(data_type.elementType)
+        return is_arrow_compatible(data_type.elementType)
     if isinstance(data_type, types.MapType):
-        return crosses(data_type.keyType) and crosses(data_type.valueType)
-    # Not an instance of: texts with a collation and of a limited length are kinds of text.
-    return data_type == types.StringType() or isinstance(data_type, _plain_types())
+        return is_arrow_compatible(data_type.keyType) and is_arrow_compatible(data_type.valueType)
+    # Equality excludes the subclasses for collations and for limited lengths.
+    return data_type == types.StringType() or isinstance(data_type, _atomic_types())
 
 
-def is_read_alike(metadata: Any, schema: StructType) -> bool:
+def reads_like_spark(metadata: Any, schema: StructType) -> bool:
     """
-    Tell whether PyArrow reads a file as Spark would.
+    Return whether PyArrow reads the same rows from a file as Spark.
 
-    :param metadata: The file's, of PyArrow.
-    :param schema: The columns that are to be read from it.
+    :param metadata: ``pyarrow.parquet.FileMetaData`` of the file.
+    :param schema: The columns to read.
     """
-    if not all(crosses(field.dataType) for field in schema.fields) or _is_of_an_old_calendar(metadata):
+    if not all(is_arrow_compatible(field.dataType) for field in schema.fields) or _has_legacy_calendar(metadata):
         return False
     found, wanted = metadata.schema.to_arrow_schema(), arrow_schema(schema)
-    if _differ_by_capitals(found.names) or _differ_by_capitals(wanted.names) or _has_nanoseconds(metadata.schema):
+    if _has_ambiguous_names(found.names) or _has_ambiguous_names(wanted.names) or _has_nanoseconds(metadata.schema):
         return False
-    pairs = ((column_of(found.names, field.name), field.type) for field in wanted)
-    return all(name is None or _is_alike(found.field(name).type, kind) for name, kind in pairs)
+    pairs = ((find_column(found.names, field.name), field.type) for field in wanted)
+    return all(name is None or _is_compatible(found.field(name).type, kind) for name, kind in pairs)
 
 
-def column_of(names: Any, wanted: str) -> str | None:
-    """Return the name that a column has in a file, where capital letters do not count."""
+def find_column(names: Any, wanted: str) -> str | None:
+    """Find the name of a column in a file, ignoring case as Spark does."""
     return next((name for name in names if name.lower() == wanted.lower()), None)
 
 
-def _differ_by_capitals(names: list[str]) -> bool:
+def _has_ambiguous_names(names: list[str]) -> bool:
     return len({name.lower() for name in names}) < len(names)
 
 
 def _has_nanoseconds(schema: Any) -> bool:
-    # Those of INT96 have no logical type; Spark refuses all others.
+    # INT96 timestamps have no logical type; Spark rejects all other nanosecond timestamps.
     return any("timeUnit=nanoseconds" in str(schema.column(i).logical_type) for i in range(len(schema)))
 
 
-def _plain_types() -> tuple[type[DataType], ...]:
+def _atomic_types() -> tuple[type[DataType], ...]:
     from pyspark.sql import types
 
     return (
@@ -140,32 +143,32 @@ def _plain_types() -> tuple[type[DataType], ...]:
     )
 
 
-def _is_of_an_old_calendar(metadata: Any) -> bool:
-    told = metadata.metadata or {}
-    version = told.get(b"org.apache.spark.version", b"3")
-    # Spark shifts old days in such files; PyArrow does not.
-    return version[:1] in (b"1", b"2") or any(key in told for key in _OLD_CALENDARS)
+def _has_legacy_calendar(metadata: Any) -> bool:
+    properties = metadata.metadata or {}
+    version = properties.get(b"org.apache.spark.version", b"3")
+    # Spark rebases old dates of such files to the Gregorian calendar; PyArrow does not.
+    return version[:1] in (b"1", b"2") or any(key in properties for key in _LEGACY_CALENDAR_KEYS)
 
 
-def _is_alike(found: Any, wanted: Any) -> bool:
+def _is_compatible(found: Any, wanted: Any) -> bool:
     import pyarrow as pa
 
     kinds = pa.types
     if kinds.is_list(found) and kinds.is_list(wanted):
-        return _is_alike(found.value_type, wanted.value_type)
+        return _is_compatible(found.value_type, wanted.value_type)
     if kinds.is_map(found) and kinds.is_map(wanted):
-        return _is_alike(found.key_type, wanted.key_type) and _is_alike(found.item_type, wanted.item_type)
+        return _is_compatible(found.key_type, wanted.key_type) and _is_compatible(found.item_type, wanted.item_type)
     if kinds.is_struct(found) and kinds.is_struct(wanted):
-        return _are_fields_alike(list(found), list(wanted))
+        return _are_compatible_fields(list(found), list(wanted))
     if kinds.is_integer(found) and kinds.is_integer(wanted):
         return bool(found.bit_width + kinds.is_unsigned_integer(found) <= wanted.bit_width)
     if kinds.is_timestamp(found) and kinds.is_timestamp(wanted):
-        # Nanoseconds are those of INT96, which counts from midnight in UTC.
+        # PyArrow returns INT96 timestamps, which are in UTC, as nanoseconds without a zone.
         return (found.tz is None and found.unit != "ns") == (wanted.tz is None)
     return bool(found.equals(wanted) or (kinds.is_large_string(found) and kinds.is_string(wanted)))
 
 
-def _are_fields_alike(found: list[Any], wanted: list[Any]) -> bool:
+def _are_compatible_fields(found: list[Any], wanted: list[Any]) -> bool:
     if [field.name for field in found] != [field.name for field in wanted]:
         return False
-    return all(_is_alike(field.type, other.type) for field, other in zip(found, wanted, strict=True))
+    return all(_is_compatible(field.type, other.type) for field, other in zip(found, wanted, strict=True))

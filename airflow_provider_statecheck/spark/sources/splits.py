@@ -1,4 +1,9 @@
-"""Splits of a source: their items, order, and which are finished."""
+"""
+Items of a source and the ledger of finished items.
+
+An item is a file, a key range or a user-defined split. The ledger is stored in checkpoints in two parts: the packed listing,
+which stays the same during a run, and the progress, which changes with every increment.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +18,33 @@ from typing import Any
 from airflow_provider_statecheck.exceptions import CorruptStateError
 
 _DIGEST_BYTES = 8
-_APART = "\0"
+_SEPARATOR = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, or a part that a user named, as it was listed."""
+    """A file or another unit of input, as it was listed."""
 
     name: str
-    """Its URI, or its key."""
+    """URI or key."""
     size_bytes: int
     digest: bytes
-    """Differs if the size or what the filesystem says of its version differs."""
+    """Hash of the size and the version; differs after a change of the content."""
 
     @classmethod
     def of(cls, name: str, size_bytes: int, version: object) -> Item:
         """
-        Return an item of a listing.
+        Create an item.
 
-        :param version: What changes with the content, such as an ETag or the time of the last change.
+        :param version: A value that changes with the content, such as an ETag or a modification time.
         """
-        told = f"{size_bytes}:{version}".encode("utf-8", "surrogatepass")
-        return cls(name, size_bytes, hashlib.blake2b(told, digest_size=_DIGEST_BYTES).digest())
+        fingerprint = f"{size_bytes}:{version}".encode("utf-8", "surrogatepass")
+        return cls(name, size_bytes, hashlib.blake2b(fingerprint, digest_size=_DIGEST_BYTES).digest())
 
 
 def pack_items(items: Sequence[Item]) -> dict[str, bytes]:
-    """Return items in a few bytes each: names that are alike cost little."""
-    names = _APART.join(item.name for item in items).encode("utf-8", "surrogatepass")
+    """Encode items in compressed columns; similar names compress well."""
+    names = _SEPARATOR.join(item.name for item in items).encode("utf-8", "surrogatepass")
     return {
         "names": zlib.compress(names, 9),
         "sizes": zlib.compress(array("Q", [item.size_bytes for item in items]).tobytes(), 9),
@@ -49,20 +54,20 @@ def pack_items(items: Sequence[Item]) -> dict[str, bytes]:
 
 def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
     """
-    Return items that were packed.
+    Decode items from :func:`pack_items`.
 
-    :raises CorruptStateError: if they are not of this form.
+    :raises CorruptStateError: if the columns are invalid.
     """
     try:
-        return _unpacked(packed)
+        return _decode_items(packed)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise CorruptStateError(f"Expected the listing of a source, found something else: {error}.") from error
 
 
-def _unpacked(packed: Mapping[str, Any]) -> tuple[Item, ...]:
+def _decode_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
     sizes = array("Q")
     sizes.frombytes(zlib.decompress(packed["sizes"]))
-    names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_APART) if sizes else []
+    names = zlib.decompress(packed["names"]).decode("utf-8", "surrogatepass").split(_SEPARATOR) if sizes else []
     if len(packed["digests"]) != _DIGEST_BYTES * len(sizes):
         raise ValueError(f"{len(packed['digests'])} bytes of digests for {len(sizes)} files")
     digests = (packed["digests"][i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES] for i in range(len(sizes)))
@@ -71,17 +76,17 @@ def _unpacked(packed: Mapping[str, Any]) -> tuple[Item, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Numbers from each start to before its end; sorted, apart from each other."""
+    """An immutable set of integers as sorted, disjoint, half-open intervals."""
 
     bounds: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Intervals:
-        """Return the set of some numbers."""
+        """Create a set from single numbers."""
         return cls().plus((number, number + 1) for number in numbers)
 
     def plus(self, added: Iterable[tuple[int, int]]) -> Intervals:
-        """Return these numbers and those of more bounds."""
+        """Return the union with more intervals."""
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self.bounds, *added]):
             if merged and start <= merged[-1][1]:
@@ -104,7 +109,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What is finished of an item that was cut."""
+    """Finished row groups of an item that is read in several increments."""
 
     groups: Intervals
     size_bytes: int
@@ -112,38 +117,39 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Items by their positions."""
+    """Items of a source by position, with their progress."""
 
     items: tuple[Item, ...]
     finished: Intervals = field(default_factory=Intervals)
     partial: Mapping[int, Partial] = field(default_factory=dict)
-    """Only items that are not finished yet."""
+    """Progress of partially read items by position."""
 
     @property
     def total_bytes(self) -> int:
-        """Return the size of all items."""
+        """Size of all items."""
         return sum(item.size_bytes for item in self.items)
 
     @property
     def finished_bytes(self) -> int:
-        """Return the size of what is finished."""
+        """Size of all finished items and row groups."""
         whole = sum(self.items[i].size_bytes for i in self.finished)
-        return whole + sum(part.size_bytes for part in self.partial.values())
+        return whole + sum(progress.size_bytes for progress in self.partial.values())
 
     def finish_items(self, positions: Sequence[int]) -> Ledger:
-        """Return what is true once some items are finished."""
-        gone = set(positions)
+        """Return a ledger with some items marked as finished."""
+        added = set(positions)
         return replace(
             self,
-            finished=self.finished.plus((i, i + 1) for i in gone),
-            partial={i: part for i, part in self.partial.items() if i not in gone},
+            finished=self.finished.plus((i, i + 1) for i in added),
+            partial={i: progress for i, progress in self.partial.items() if i not in added},
         )
 
     def finish_groups(self, position: int, start: int, end: int, *, count: int, size_bytes: int) -> Ledger:
         """
-        Return what is true once some row groups of an item are finished.
+        Return a ledger with row groups ``start`` to ``end`` of an item marked as finished.
 
-        :param count: How many row groups the item has.
+        :param end: Index after the last row group.
+        :param count: Number of row groups of the item.
         """
         known = self.partial.get(position, Partial(Intervals(), 0))
         groups = known.groups.plus([(start, end)])
@@ -152,9 +158,9 @@ class Ledger:
         return replace(self, partial={**self.partial, position: Partial(groups, known.size_bytes + size_bytes)})
 
     def carried_to(self, items: Sequence[Item]) -> Ledger:
-        """Return what is finished of other items, known by their names."""
+        """Return the progress for another list of items; items are matched by name."""
         finished = {self.items[i].name for i in self.finished}
-        partial = {self.items[i].name: part for i, part in self.partial.items()}
+        partial = {self.items[i].name: progress for i, progress in self.partial.items()}
         return Ledger(
             tuple(items),
             Intervals.of(i for i, item in enumerate(items) if item.name in finished),
@@ -162,21 +168,21 @@ class Ledger:
         )
 
     def progress_state(self) -> dict[str, Any]:
-        """Return what is finished, as plain values."""
+        """Return the progress as plain values."""
         return {
             "finished": [list(bound) for bound in self.finished.bounds],
             "partial": [
-                [i, [list(bound) for bound in part.groups.bounds], part.size_bytes]
-                for i, part in sorted(self.partial.items())
+                [i, [list(bound) for bound in progress.groups.bounds], progress.size_bytes]
+                for i, progress in sorted(self.partial.items())
             ],
         }
 
 
 def restored_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledger:
     """
-    Return a ledger from what :meth:`Ledger.progress_state` gave.
+    Create a ledger from its items and the values of :meth:`Ledger.progress_state`.
 
-    :raises CorruptStateError: if it is not of this form.
+    :raises CorruptStateError: if the values are invalid.
     """
     try:
         ledger = Ledger(

@@ -1,4 +1,4 @@
-"""A table or a query of a database as a source, cut at its keys."""
+"""A table or a query of a database as a source, cut into key ranges."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     decode_source_state,
 )
 from airflow_provider_statecheck.spark.sources.source import require_count
-from airflow_provider_statecheck.spark.sources.source_changes import on_change_of
+from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change
 from airflow_provider_statecheck.spark.sources.splits import Ledger
 from airflow_provider_statecheck.spark.sources.sql.changed_rows import Watch
 from airflow_provider_statecheck.spark.sources.sql.database import Address, Database, open_database, shown_address
 from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SavedPosition, SqlReader, next_run
-from airflow_provider_statecheck.spark.sources.sql.relation import Columns, Relation, columns_of_table, given_columns
+from airflow_provider_statecheck.spark.sources.sql.relation import (
+    Columns,
+    Relation,
+    columns_of_schema,
+    columns_of_table,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,25 +34,24 @@ _ROWS_PER_INCREMENT = 1_000_000
 
 class SqlSource:
     """
-    Rows of a database in ranges of a key, each read by a Spark task of its own.
+    Rows of a database table or query, read in key ranges.
 
-    A run reads the keys that there are when it begins; the next one goes on above the largest of them.
+    A run reads the keys that exist at its start; the next run continues above the largest key.
 
-    :param url: A URL of SQLAlchemy, ``env:NAME`` for one in an environment variable of the driver, or a function that
-        returns one. It is never shown.
-    :param table: The table, with its schema before a dot if it is not the usual one.
-    :param query: A statement in place of a table.
-    :param key: A column that can be ordered: numbers, days, times or texts, best with an index.
-    :param rows_per_increment: About how many rows one Spark job reads; a million by default. Keys are counted once when a
-        run begins.
-    :param ranges: In place of that: into how many increments of equal width the keys are cut, which counts nothing.
-    :param readers: How many tasks, each with a connection of its own, read an increment.
-    :param columns: Which columns to read; all by default.
-    :param schema: The columns and their types, as a ``StructType`` or DDL; a query needs one.
-    :param version_column: A column whose value rises whenever a row changes, by which changes behind what was read are
-        noticed.
-    :param on_change: What to do if they are: ``"fail"``, ``"ignore"`` or ``"restart"``.
-    :raises InvalidConfigurationError: if an argument is out of its range, or there is not one table or query.
+    :param url: An SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that
+        returns a URL. Messages and logs never contain it.
+    :param table: Name of the table, with a schema prefix if needed.
+    :param query: A statement, instead of a table.
+    :param key: A sortable column of numbers, dates, times or texts, preferably with an index.
+    :param rows_per_increment: Approximate number of rows of one Spark job, by default 1,000,000; counted once at the start of
+        a run.
+    :param ranges: Number of increments with equal key widths, instead of counting rows.
+    :param readers: Number of tasks, each with its own connection, that read an increment.
+    :param columns: Columns to read; all by default.
+    :param schema: Columns and their types, as a ``StructType`` or DDL; required for a query.
+    :param version_column: A column whose value increases with every change of a row, to detect changes of rows that were read.
+    :param on_change: Policy for such changes: ``"fail"``, ``"ignore"`` or ``"restart"``.
+    :raises InvalidConfigurationError: if an argument is invalid, or not exactly one of ``table`` and ``query`` is given.
     """
 
     def __init__(
@@ -72,11 +76,11 @@ class SqlSource:
         self._query = None if query is None else query.strip().rstrip(";")
         self._key = key
         self._readers = require_count(readers, "readers")
-        self._cuts = _cuts(rows_per_increment, ranges, self._readers)
+        self._cuts = _parse_cuts(rows_per_increment, ranges, self._readers)
         self._names = None if columns is None else tuple(columns)
         self._schema = schema
-        self._version = version_column
-        self._on_change = on_change_of(on_change)
+        self._version_column = version_column
+        self._on_change = parse_on_change(on_change)
 
     def __repr__(self) -> str:
         return f"SqlSource({self._shown!r}, {self._table or 'query'!r})"
@@ -90,59 +94,61 @@ class SqlSource:
         storage_options: Mapping[str, Any] | None = None,
     ) -> ItemEnumerator:
         """
-        Ask for the bounds of the keys and plan what is left of them.
+        Query the bounds of the keys and plan the unfinished ranges.
 
-        :param spark: The session that will read.
-        :param restored: What an enumerator of this source gave; ``None`` at the start.
-        :param new_run: Whether a new run goes on with the state of one that has ended, so that what appeared since is read.
-        :param storage_options: Without effect; nothing is read from a filesystem.
+        :param spark: The session that reads.
+        :param restored: State from :meth:`ItemEnumerator.snapshot`; ``None`` on a fresh start.
+        :param new_run: ``True`` if a new run continues from the state of an earlier run and also reads new rows.
+        :param storage_options: Unused; the source reads no files.
         :raises SourceChangedError: if rows that were read have changed.
-        :raises SourceRestartRequiredError: if they have and the stage is to begin again.
+        :raises SourceRestartRequiredError: if so and ``on_change`` is ``"restart"``.
         :raises SourceError: if the database cannot be read.
         """
         database = open_database(self._address)
         before = None if restored is None else decode_source_state(restored)
-        kept = None if before is None else SavedPosition.decode(before.reader, self._key)
-        columns = self._columns(database, kept)
+        saved = None if before is None else SavedPosition.decode(before.reader, self._key)
+        columns = self._columns(database, saved)
         relation = self._relation(columns)
-        watch = self._watch(database, relation, kept, before)
-        position = Position(self._key) if kept is None else kept.position
+        watch = self._watch(database, relation, saved, before)
+        position = Position(self._key) if saved is None else saved.position
         ledger = Ledger(()) if before is None else before.ledger
         if before is None or new_run:
             ledger, position = next_run(database, relation, self._cuts, ledger, position)
-        reader = SqlReader(spark, database, relation, columns, self._wanted(columns), watch, position)
+        reader = SqlReader(spark, database, relation, columns, self._selected_names(columns), watch, position)
         state = SourceState(ledger, 0 if before is None else before.increments)
         return ItemEnumerator(state, Limits(items=self._readers), reader, lambda _: None)
 
-    def _columns(self, database: Database, kept: SavedPosition | None) -> Columns:
+    def _columns(self, database: Database, saved: SavedPosition | None) -> Columns:
         if self._schema is not None:
-            return given_columns(self._schema)
-        if kept is not None:
-            return kept.columns
-        needed = [self._key, *([self._version] if self._version else [])]
-        wanted = None if self._names is None else [*self._names, *needed]
-        return columns_of_table(database, str(self._table), wanted)
+            return columns_of_schema(self._schema)
+        if saved is not None:
+            return saved.columns
+        selected = None if self._names is None else [*self._names, *self._internal_names()]
+        return columns_of_table(database, str(self._table), selected)
 
     def _relation(self, columns: Columns) -> Relation:
         shown = "the query" if self._table is None else f"table {self._table}"
-        names = [*self._wanted(columns), self._key, *([self._version] if self._version else [])]
-        known = columns.of(names, shown)
+        names = [*self._selected_names(columns), *self._internal_names()]
+        known = columns.select(names, shown)
         if self._key in known.casts:
             raise InvalidConfigurationError(
-                f"Expected key to be a column of numbers, days, times or texts, found {self._key!r} of another type; take "
+                f"Expected key to be a column of numbers, dates, times or texts, found {self._key!r} of another type; use "
                 "another column."
             )
         return Relation(self._table, self._query, self._key, arrow_schema(known.schema), known.casts)
 
-    def _wanted(self, columns: Columns) -> tuple[str, ...]:
+    def _internal_names(self) -> list[str]:
+        return [self._key, *([self._version_column] if self._version_column else [])]
+
+    def _selected_names(self, columns: Columns) -> tuple[str, ...]:
         return tuple(columns.schema.names) if self._names is None else self._names
 
     def _watch(
-        self, database: Database, relation: Relation, kept: SavedPosition | None, before: SourceState | None
+        self, database: Database, relation: Relation, saved: SavedPosition | None, before: SourceState | None
     ) -> Watch:
         finished = frozenset(() if before is None else (before.ledger.items[i].name for i in before.ledger.finished))
-        seen = [] if kept is None else kept.seen_of(finished)
-        watch = Watch(database, relation, self._version, self._on_change, seen)
+        observations = [] if saved is None else saved.observations_of(finished)
+        watch = Watch(database, relation, self._version_column, self._on_change, observations)
         watch.require_finished_unchanged()
         return watch
 
@@ -154,14 +160,14 @@ def _require_one_relation(table: str | None, query: str | None, schema: Any) -> 
         )
     if query is not None and schema is None:
         raise InvalidConfigurationError(
-            "Expected a schema for a query, because a database does not say before it runs what types it gives; found none. "
-            "Give a StructType, or DDL such as 'id bigint, name string'."
+            "Expected a schema for a query, because its result types are unknown before it runs; found none. Give a StructType, "
+            "or DDL such as 'id bigint, name string'."
         )
 
 
-def _cuts(rows_per_increment: int | None, ranges: int | None, readers: int) -> Cuts:
+def _parse_cuts(rows_per_increment: int | None, ranges: int | None, readers: int) -> Cuts:
     if rows_per_increment is not None and ranges is not None:
-        raise InvalidConfigurationError("Expected rows_per_increment or ranges, found both; they cut the same keys.")
+        raise InvalidConfigurationError("Expected rows_per_increment or ranges, found both; set one of them.")
     rows = require_count(
         _ROWS_PER_INCREMENT if rows_per_increment is None else rows_per_increment, "rows_per_increment"
     )

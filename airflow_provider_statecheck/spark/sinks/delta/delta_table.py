@@ -27,7 +27,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.sinks.sink import TaskCommittable
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, lineage_directory
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.sources.file_listing import partition_of
+from airflow_provider_statecheck.spark.sources.file_listing import partition_values
 from airflow_provider_statecheck.storage.failures import advice
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import conceal, harmless
@@ -493,5 +493,5 @@ class DeltaTableAccess:
 
 
 def _partition(name: str, partition_by: Sequence[str]) -> dict[str, str | None]:
-    found = partition_of("", name)
+    found = partition_values("", name)
     return {column: found.get(column) for column in partition_by}

@@ -1,1 +1,1 @@
-"""Ranges of keys of a table or a query of a database, read by SQLAlchemy."""
+"""Key-range reads of a SQL database through SQLAlchemy."""

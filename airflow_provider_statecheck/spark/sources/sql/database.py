@@ -1,4 +1,8 @@
-"""A database by its URL, which may hold a password and is shown nowhere."""
+"""
+Connections to a database by its URL.
+
+The URL may contain a password; messages, logs and ``repr`` never contain it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 Address = str | Callable[[], str]
-"""A URL of SQLAlchemy, ``env:NAME`` for one in an environment variable of the driver, or what returns one."""
+"""An SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that returns a URL."""
 
 _IN_ENVIRONMENT = "env:"
 _FILE_URI = "file:"
@@ -31,14 +35,14 @@ _FILE_URI = "file:"
 
 class Database:
     """
-    Opens connections; it can be pickled, and is never shown with its password.
+    A database that can be pickled, and whose password is never shown.
 
-    :param url: A URL of SQLAlchemy.
-    :raises InvalidConfigurationError: if it is none.
+    :param url: An SQLAlchemy URL.
+    :raises InvalidConfigurationError: if the URL is invalid.
     """
 
     def __init__(self, url: str) -> None:
-        parsed = _parsed(url)
+        parsed = _parse_url(url)
         self._url = HiddenOptions({"url": url})
         self.shown = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
 
@@ -47,16 +51,16 @@ class Database:
 
     @property
     def is_sqlite(self) -> bool:
-        """Tell whether it is a file of SQLite."""
+        """Whether the database is an SQLite file."""
         return self.shown.startswith("sqlite")
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         """
-        Give a connection, which is closed at the end.
+        Open a connection for the duration of a ``with`` block.
 
-        :raises EnvironmentNotReadyError: if the package of its driver is missing.
-        :raises SourceError: if the database does not answer, or refuses a statement.
+        :raises EnvironmentNotReadyError: if SQLAlchemy or the driver of the database is not installed.
+        :raises SourceError: if the database does not respond, or rejects a statement.
         """
         try:
             with self._engine().connect() as connection:
@@ -64,32 +68,31 @@ class Database:
         except StateCheckError:
             raise
         except Exception as error:
-            # Without its cause: Spark writes the whole chain to its logs, and drivers name credentials.
-            raise self._told(error) from None
+            # No cause: Spark logs the whole chain, and drivers put credentials into their errors.
+            raise self._as_own_error(error) from None
 
     def _engine(self) -> Any:
         from sqlalchemy import NullPool, create_engine
 
         return create_engine(str(self._url.reveal()["url"]), poolclass=NullPool, hide_parameters=True)
 
-    def _told(self, error: Exception) -> StateCheckError:
-        # Without SQLAlchemy's own classes, for it may be what is missing.
+    def _as_own_error(self, error: Exception) -> StateCheckError:
+        # Compares the name of the class, because SQLAlchemy itself may be missing.
         if not isinstance(error, ImportError) and type(error).__name__ != "NoSuchModuleError":
-            return SourceError(f"The database {self.shown} cannot be read: {self._said(error)}")
+            return SourceError(f"The database {self.shown} cannot be read: {self._message_of(error)}")
         return EnvironmentNotReadyError(
-            f"Expected the packages with which Python reads {self.shown}, found {error}; install SQLAlchemy and the driver that "
-            "the URL names, airflow-provider-statecheck[postgres] for PostgreSQL, where the driver of Spark and its executors "
-            "run."
+            f"Expected Python packages to read {self.shown}, found {error}; install SQLAlchemy and the driver in the URL "
+            "(airflow-provider-statecheck[postgres] for PostgreSQL) for Spark's driver and executors."
         )
 
-    def _said(self, error: Exception) -> str:
-        # The driver's own words, without the statement.
+    def _message_of(self, error: Exception) -> str:
+        # The error of the driver, without the statement that SQLAlchemy adds.
         original = getattr(error, "orig", None) or error
         return f"{type(original).__name__} {conceal(str(original).strip(), self._secrets())}"
 
     def _secrets(self) -> dict[str, Any]:
         url = str(self._url.reveal()["url"])
-        parsed = _parsed(url)
+        parsed = _parse_url(url)
         password = str(parsed.password or "")
         quoted = [password, quote(password, safe=""), quote_plus(password)]
         return {"password": quoted, "token": url, "query": dict(parsed.query)}
@@ -97,15 +100,15 @@ class Database:
 
 def open_database(address: Address) -> Database:
     """
-    Return the database that a user names.
+    Return the database at an address.
 
-    :raises InvalidConfigurationError: if there is no such variable, or no URL in it.
+    :raises InvalidConfigurationError: if the environment variable is not set, or the URL is invalid.
     """
     return Database(resolved_url(address))
 
 
 def shown_address(address: Address) -> str:
-    """Return how an address is shown, without asking for it."""
+    """Return an address for messages, without resolving it."""
     if callable(address):
         return "a function"
     return address if str(address).startswith(_IN_ENVIRONMENT) else Database(address).shown
@@ -113,14 +116,14 @@ def shown_address(address: Address) -> str:
 
 def resolved_url(address: Address) -> str:
     """
-    Return the URL that an address stands for; a file of SQLite is below the directory of this process.
+    Resolve the URL of an address; the path of an SQLite file becomes absolute.
 
-    :raises InvalidConfigurationError: if there is no such variable, or no URL in it.
+    :raises InvalidConfigurationError: if the environment variable is not set, or the URL is invalid.
     """
-    return _with_absolute_file(_named_url(address))
+    return _with_absolute_file(_resolve(address))
 
 
-def _named_url(address: Address) -> str:
+def _resolve(address: Address) -> str:
     if callable(address):
         return address()
     if not str(address).startswith(_IN_ENVIRONMENT):
@@ -129,14 +132,14 @@ def _named_url(address: Address) -> str:
     found = os.environ.get(name)
     if not found:
         raise InvalidConfigurationError(
-            f"Expected the URL of a database in the environment variable {name} of the driver, found nothing; set it."
+            f"Expected the URL of a database in the environment variable {name} of the driver, found none; set the variable."
         )
     return found
 
 
 def _with_absolute_file(url: str) -> str:
-    # Tasks of Spark, which run elsewhere, would take a relative path for one of their own directories.
-    parsed = _parsed(url)
+    # Spark tasks run in other directories, where a relative path would refer to another file.
+    parsed = _parse_url(url)
     file = parsed.database or ""
     scheme = _FILE_URI if file.startswith(_FILE_URI) and "uri" in parsed.query else ""
     path = file.removeprefix(scheme)
@@ -146,21 +149,21 @@ def _with_absolute_file(url: str) -> str:
     return parsed.set(database=f"{scheme}{Path(path).absolute()}").render_as_string(hide_password=False)
 
 
-def _parsed(url: object) -> URL:
+def _parse_url(url: object) -> URL:
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
     try:
-        # An object of SQLAlchemy's is refused too: as a text it has no password any more.
-        return make_url(_required_text(url))
+        # SQLAlchemy's URL objects are rejected too: their string form masks the password.
+        return make_url(_require_text(url))
     except (ArgumentError, TypeError, ValueError):
         raise InvalidConfigurationError(
-            "Expected the URL of a database such as postgresql+psycopg2://user:password@host/name, found something else; it is "
-            "not shown, because it may hold a password."
+            "Expected the URL of a database such as postgresql+psycopg2://user:password@host/name, found another value; it is "
+            "not shown, because it may contain a password."
         ) from None
 
 
-def _required_text(url: object) -> str:
+def _require_text(url: object) -> str:
     if not isinstance(url, str):
         raise TypeError(type(url))
     return url

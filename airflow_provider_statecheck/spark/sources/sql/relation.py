@@ -1,4 +1,9 @@
-"""The table or query that a SQL source reads: columns, types and key ranges."""
+"""
+Table or query of a SQL source: columns, types and key ranges.
+
+The ranges of a relation include their upper bound and exclude their lower bound. One extra range contains the rows without a
+key.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
-from airflow_provider_statecheck.spark.sources.source_columns import crosses, struct_of
+from airflow_provider_statecheck.spark.sources.source_columns import is_arrow_compatible, to_struct_type
 from airflow_provider_statecheck.spark.sources.sql.database import Database
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
@@ -21,13 +26,261 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, FromClause, Select
     from sqlalchemy.types import TypeEngine
 
-
 _LARGEST_PRECISION = 38
 _DEFAULT_SCALE = 18
+_NO_KEY = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table or a query whose rows have a key."""
+
+    table: str | None
+    """Name of the table, with a schema prefix if needed."""
+    query: str | None
+    key: str
+    schema: Any
+    """Arrow schema of all columns in use, including the key."""
+    casts: tuple[str, ...] = ()
+    """Columns that the database casts to text."""
+
+    @property
+    def shown(self) -> str:
+        """Name of the relation in messages."""
+        return "the query" if self.table is None else f"table {self.table}"
+
+    def rows_of(self, keys: KeyRange, names: list[str]) -> Select[Any]:
+        """Return the statement that reads columns of a key range."""
+        from sqlalchemy import Text, cast, select
+
+        rows = self._rows()
+        columns = [cast(rows.c[name], Text).label(name) if name in self.casts else rows.c[name] for name in names]
+        return select(*columns).where(self._within(rows, keys))
+
+    def bounds(self, connection: Connection, above: Any) -> tuple[Any, Any]:
+        """Return the smallest and the largest key above one; ``None`` if there are no rows."""
+        from sqlalchemy import func, select
+
+        rows = self._rows()
+        key = rows.c[self.key]
+        statement: Select[Any] = select(func.min(key), func.max(key))
+        lowest, highest = connection.execute(statement if above is None else statement.where(key > above)).one()
+        return lowest, highest
+
+    def has_rows_without_key(self, connection: Connection) -> bool:
+        """Return whether there are rows whose key is null."""
+        from sqlalchemy import literal_column, select
+
+        rows = self._rows()
+        statement: Select[Any] = (
+            select(literal_column("1")).select_from(rows).where(rows.c[self.key].is_(None)).limit(1)
+        )
+        return connection.execute(statement).first() is not None
+
+    def ends_of_ranges(self, connection: Connection, count: int, keys: KeyRange) -> list[Any]:
+        """Return every ``count``-th key of a range: the upper bounds of ranges of ``count`` rows each."""
+        from sqlalchemy import func, select
+
+        rows = self._rows()
+        key = rows.c[self.key]
+        row_index = func.row_number().over(order_by=key).label("row_index")
+        numbered = select(key.label("key"), row_index).where(self._within(rows, keys)).subquery()
+        statement = select(numbered.c.key).where(numbered.c.row_index % count == 0).order_by(numbered.c.row_index)
+        return list(connection.execute(statement).scalars())
+
+    def count_and_version(self, connection: Connection, version: str, keys: KeyRange) -> tuple[int, Any]:
+        """
+        Return the number of rows of a range and their largest version.
+
+        :param version: Name of the version column.
+        """
+        from sqlalchemy import func, select
+
+        rows = self._rows()
+        statement = select(func.count(), func.max(rows.c[version])).where(self._within(rows, keys))
+        count, newest = connection.execute(statement).one()
+        return int(count), newest
+
+    def _within(self, rows: FromClause, keys: KeyRange) -> ColumnElement[bool]:
+        key = rows.c[self.key]
+        if keys.up_to is None:
+            return key.is_(None)
+        up_to: ColumnElement[bool] = key <= keys.up_to
+        return up_to if keys.above is None else (key > keys.above) & up_to
+
+    def _rows(self) -> FromClause:
+        from sqlalchemy import column, table, text
+
+        columns = [column(field.name, sql_type(field.type)) for field in self.schema]
+        if self.query is not None:
+            # Escaped, because SQLAlchemy would take a colon for the start of a parameter.
+            return text(self.query.replace(":", r"\:")).columns(*columns).subquery("given")
+        schema, _, name = str(self.table).rpartition(".")
+        return table(name, *columns, schema=schema or None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys above an exclusive lower bound, up to an inclusive upper bound."""
+
+    above: Any = None
+    """Lower bound; ``None`` for no bound."""
+    up_to: Any = None
+    """Upper bound; ``None`` for the range of rows without a key."""
+
+    @property
+    def name(self) -> str:
+        """The name of the range in checkpoints."""
+        if self.up_to is None:
+            return _NO_KEY
+        return json.dumps(encode_state([self.above, self.up_to], "the key of a source"), ensure_ascii=False)
+
+    @classmethod
+    def of_name(cls, name: str) -> KeyRange:
+        """
+        Return the range with a name.
+
+        :raises CorruptStateError: if the name is invalid.
+        """
+        if name == _NO_KEY:
+            return cls()
+        try:
+            above, up_to = decode_state(json.loads(name))
+        except (TypeError, ValueError) as error:
+            raise CorruptStateError(f"Expected a range of keys, found {name[:60]!r}: {error}.") from error
+        return cls(above, up_to)
+
+    def __str__(self) -> str:
+        if self.up_to is None:
+            return "rows without a key"
+        return f"keys up to {self.up_to}" if self.above is None else f"keys above {self.above} up to {self.up_to}"
+
+
+def ranges_between(above: Any, ends: Iterable[Any]) -> list[KeyRange]:
+    """
+    Return consecutive ranges.
+
+    :param above: Lower bound of the first range.
+    :param ends: Upper bounds in ascending order; duplicates are ignored.
+    """
+    distinct = list(dict.fromkeys(ends))
+    return [KeyRange(low, high) for low, high in pairwise([above, *distinct])]
+
+
+def equal_widths(lowest: Any, highest: Any, count: int) -> list[Any]:
+    """
+    Return the upper bounds of ``count`` ranges of equal width, or of fewer ranges if keys are too close together.
+
+    :raises InvalidConfigurationError: if keys are not numbers, dates or times.
+    """
+    if isinstance(lowest, bool) or not isinstance(lowest, int | float | Decimal | date):
+        raise InvalidConfigurationError(
+            f"Expected keys to be numbers, dates or times for ranges, found {type(lowest).__name__}; omit ranges to cut by "
+            "counting rows."
+        )
+    span = highest - lowest
+    between = [lowest + _fraction(span, i, count) for i in range(1, count)]
+    return [*(end for end in dict.fromkeys(between) if end < highest), highest]
+
+
+def _fraction(span: Any, number: int, count: int) -> Any:
+    # Integer division keeps large integers and times exact.
+    return span * number // count if isinstance(span, int | timedelta) else span * number / count
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Columns of a relation with their Spark types."""
+
+    schema: StructType
+    casts: tuple[str, ...] = ()
+    """Columns that the database casts to text."""
+
+    def encode(self) -> dict[str, Any]:
+        """Return the columns as plain values."""
+        return {"schema": self.schema.json(), "casts": list(self.casts)}
+
+    @classmethod
+    def decode(cls, encoded: Mapping[str, Any]) -> Columns:
+        """
+        Decode columns from :meth:`encode`.
+
+        :raises CorruptStateError: if the schema is invalid.
+        """
+        return cls(parse_schema(encoded["schema"]), tuple(encoded["casts"]))
+
+    def select(self, names: Sequence[str], shown: str) -> Columns:
+        """
+        Return selected columns.
+
+        :param shown: Name of the relation in messages.
+        :raises InvalidConfigurationError: if a column does not exist, or its type cannot be transferred to Spark.
+        """
+        from pyspark.sql.types import StructType
+
+        missing = [name for name in names if name not in self.schema.names]
+        if missing:
+            raise InvalidConfigurationError(
+                f"Expected columns of {shown}, found {missing}; it has {self.schema.names}."
+            )
+        fields = [self.schema[name] for name in dict.fromkeys(names)]
+        refused = [f"{f.name} {f.dataType.simpleString()}" for f in fields if not is_arrow_compatible(f.dataType)]
+        if refused:
+            raise _unsupported_columns(shown, refused)
+        return Columns(StructType(fields), tuple(name for name in self.casts if name in names))
+
+
+def columns_of_schema(schema: Any) -> Columns:
+    """
+    Return the columns of a user's schema.
+
+    :raises InvalidConfigurationError: if the schema is invalid.
+    """
+    return Columns(to_struct_type(schema))
+
+
+def columns_of_table(database: Database, table: str, wanted: Sequence[str] | None) -> Columns:
+    """
+    Return the columns of a table from the database.
+
+    :param wanted: Columns that need a Spark type; all for ``None``.
+    :raises InvalidConfigurationError: if there is no such table, or a column has no counterpart in Spark.
+    """
+    from pyspark.sql.types import StructField, StructType
+
+    with database.connect() as connection:
+        found = _column_types(connection, table)
+    types = {name: spark_type(kind) for name, kind in found.items()}
+    unknown = [f"{name} {found[name]!r}" for name in wanted or types if name in types and types[name] is None]
+    if unknown:
+        raise _unsupported_columns(f"table {table}", unknown)
+    fields = [StructField(name, kind) for name, kind in types.items() if kind is not None]
+    return Columns(StructType(fields), tuple(name for name, kind in found.items() if is_cast_to_text(kind)))
+
+
+def _column_types(connection: Connection, table: str) -> dict[str, Any]:
+    from sqlalchemy import inspect
+    from sqlalchemy.exc import NoSuchTableError
+
+    schema, _, name = table.rpartition(".")
+    try:
+        columns = inspect(connection).get_columns(name, schema=schema or None)
+    except NoSuchTableError:
+        raise InvalidConfigurationError(
+            f"Expected a table {table}, found none; write its name as in the database, with its schema before a dot."
+        ) from None
+    return {column["name"]: column["type"] for column in columns}
+
+
+def _unsupported_columns(shown: str, refused: Sequence[str]) -> InvalidConfigurationError:
+    return InvalidConfigurationError(
+        f"Expected columns of types that Spark supports, found {', '.join(refused)} in {shown}; exclude them with columns, give "
+        "a schema, or cast them in a query."
+    )
 
 
 def spark_type(found: TypeEngine[Any]) -> DataType | None:
-    """Return the type that a column of a table has for Spark; ``None`` if there is none that says the same."""
+    """Return the Spark type of a database column; ``None`` if no Spark type preserves its values."""
     import sqlalchemy.types as sql
     from pyspark.sql import types
 
@@ -47,14 +300,14 @@ def spark_type(found: TypeEngine[Any]) -> DataType | None:
 
 
 def is_cast_to_text(found: TypeEngine[Any]) -> bool:
-    """Tell whether the database itself has to turn values into the text that Spark gets."""
+    """Return whether the database must cast values of a type to text for Spark."""
     import sqlalchemy.types as sql
 
     return isinstance(found, sql.Uuid | sql.JSON | sql.Enum)
 
 
 def sql_type(arrow: Any) -> TypeEngine[Any]:
-    """Return as what SQLAlchemy binds and gives values of an Arrow type."""
+    """Return the SQLAlchemy type that binds and returns values of an Arrow type."""
     import pyarrow as pa
     import sqlalchemy.types as sql
 
@@ -80,250 +333,3 @@ def _decimal(found: Any) -> DataType | None:
     if found.precision is None:
         return DecimalType(_LARGEST_PRECISION, _DEFAULT_SCALE)
     return DecimalType(found.precision, found.scale or 0) if found.precision <= _LARGEST_PRECISION else None
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Columns with the types that they have for Spark."""
-
-    schema: StructType
-    casts: tuple[str, ...] = ()
-    """Those that the database gives as text."""
-
-    def encode(self) -> dict[str, Any]:
-        """Return them as plain values."""
-        return {"schema": self.schema.json(), "casts": list(self.casts)}
-
-    @classmethod
-    def decode(cls, encoded: Mapping[str, Any]) -> Columns:
-        """
-        Return columns of plain values.
-
-        :raises CorruptStateError: if there is no schema in them.
-        """
-        return cls(parse_schema(encoded["schema"]), tuple(encoded["casts"]))
-
-    def of(self, names: Sequence[str], shown: str) -> Columns:
-        """
-        Return some of the columns.
-
-        :param shown: What has them, for the message.
-        :raises InvalidConfigurationError: if one is not there, or of a type that Spark does not take from Python.
-        """
-        from pyspark.sql.types import StructType
-
-        missing = [name for name in names if name not in self.schema.names]
-        if missing:
-            raise InvalidConfigurationError(
-                f"Expected columns of {shown}, found {missing}; it has {self.schema.names}."
-            )
-        fields = [self.schema[name] for name in dict.fromkeys(names)]
-        refused = [f"{field.name} {field.dataType.simpleString()}" for field in fields if not crosses(field.dataType)]
-        if refused:
-            raise _unreadable(shown, refused)
-        return Columns(StructType(fields), tuple(name for name in self.casts if name in names))
-
-
-def given_columns(schema: Any) -> Columns:
-    """
-    Return the columns that a user gave.
-
-    :raises InvalidConfigurationError: if it is no schema.
-    """
-    return Columns(struct_of(schema))
-
-
-def columns_of_table(database: Database, table: str, wanted: Sequence[str] | None) -> Columns:
-    """
-    Return what the database says of a table.
-
-    :param wanted: The columns that matter, ``None`` for all.
-    :raises InvalidConfigurationError: if there is no such table, or one of them has no counterpart in Spark.
-    """
-    from pyspark.sql.types import StructField, StructType
-
-    with database.connect() as connection:
-        found = _described(connection, table)
-    types = {name: spark_type(kind) for name, kind in found.items()}
-    unknown = [f"{name} {found[name]!r}" for name in wanted or types if name in types and types[name] is None]
-    if unknown:
-        raise _unreadable(f"table {table}", unknown)
-    fields = [StructField(name, kind) for name, kind in types.items() if kind is not None]
-    return Columns(StructType(fields), tuple(name for name, kind in found.items() if is_cast_to_text(kind)))
-
-
-def _described(connection: Connection, table: str) -> dict[str, Any]:
-    from sqlalchemy import inspect
-    from sqlalchemy.exc import NoSuchTableError
-
-    schema, _, name = table.rpartition(".")
-    try:
-        columns = inspect(connection).get_columns(name, schema=schema or None)
-    except NoSuchTableError:
-        raise InvalidConfigurationError(
-            f"Expected a table {table}, found none; write its name as the database keeps it, with its schema before a dot."
-        ) from None
-    return {column["name"]: column["type"] for column in columns}
-
-
-def _unreadable(shown: str, refused: Sequence[str]) -> InvalidConfigurationError:
-    return InvalidConfigurationError(
-        f"Expected columns of types that Spark takes, found {', '.join(refused)} in {shown}; leave them out by columns, give "
-        "a schema, or cast them in a query."
-    )
-
-
-_NO_KEY = "null"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """Keys above one, as far as there is one, up to and with another."""
-
-    above: Any = None
-    """``None`` for no bound."""
-    up_to: Any = None
-    """``None`` for the rows whose key is null."""
-
-    @property
-    def name(self) -> str:
-        """Return the name by which checkpoints know the range."""
-        if self.up_to is None:
-            return _NO_KEY
-        return json.dumps(encode_state([self.above, self.up_to], "the key of a source"), ensure_ascii=False)
-
-    @classmethod
-    def of_name(cls, name: str) -> KeyRange:
-        """
-        Return the range of a name.
-
-        :raises CorruptStateError: if it is none.
-        """
-        if name == _NO_KEY:
-            return cls()
-        try:
-            above, up_to = decode_state(json.loads(name))
-        except (TypeError, ValueError) as error:
-            raise CorruptStateError(f"Expected a range of keys, found {name[:60]!r}: {error}.") from error
-        return cls(above, up_to)
-
-    def __str__(self) -> str:
-        if self.up_to is None:
-            return "rows without a key"
-        return f"keys up to {self.up_to}" if self.above is None else f"keys above {self.above} up to {self.up_to}"
-
-
-def ranges_between(above: Any, ends: Iterable[Any]) -> list[KeyRange]:
-    """
-    Return ranges without gaps.
-
-    :param above: The key after which the first one begins.
-    :param ends: The last key of each, ascending; what comes twice counts once.
-    """
-    distinct = list(dict.fromkeys(ends))
-    return [KeyRange(low, high) for low, high in pairwise([above, *distinct])]
-
-
-def equal_widths(lowest: Any, highest: Any, count: int) -> list[Any]:
-    """
-    Return the last key of each of some ranges of equal width; there are fewer where keys are too close together.
-
-    :raises InvalidConfigurationError: if keys are no numbers, days or times.
-    """
-    if isinstance(lowest, bool) or not isinstance(lowest, int | float | Decimal | date):
-        raise InvalidConfigurationError(
-            f"Expected keys to be numbers, days or times where ranges is given, found {type(lowest).__name__}; leave it out "
-            "to cut by counting rows."
-        )
-    span = highest - lowest
-    between = [lowest + _share(span, i, count) for i in range(1, count)]
-    return [*(end for end in dict.fromkeys(between) if end < highest), highest]
-
-
-def _share(span: Any, number: int, count: int) -> Any:
-    # Of whole numbers and times the parts are whole again, however large they are.
-    return span * number // count if isinstance(span, int | timedelta) else span * number / count
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """A table or a query whose rows have a key."""
-
-    table: str | None
-    """With its schema before a dot, if it has one."""
-    query: str | None
-    key: str
-    schema: Any
-    """Arrow schema of all columns that matter, the key with them."""
-    casts: tuple[str, ...] = ()
-    """Columns that the database gives as text."""
-
-    @property
-    def shown(self) -> str:
-        """Return what messages call it."""
-        return "the query" if self.table is None else f"table {self.table}"
-
-    def rows_of(self, keys: KeyRange, names: list[str]) -> Select[Any]:
-        """Return the statement that reads columns of a range."""
-        from sqlalchemy import Text, cast, select
-
-        rows = self._from()
-        columns = [cast(rows.c[name], Text).label(name) if name in self.casts else rows.c[name] for name in names]
-        return select(*columns).where(self._within(rows, keys))
-
-    def bounds(self, connection: Connection, above: Any) -> tuple[Any, Any]:
-        """Return the smallest and the largest key above one, ``None`` where there is no row."""
-        from sqlalchemy import func, select
-
-        rows = self._from()
-        key = rows.c[self.key]
-        statement: Select[Any] = select(func.min(key), func.max(key))
-        lowest, highest = connection.execute(statement if above is None else statement.where(key > above)).one()
-        return lowest, highest
-
-    def has_rows_without_key(self, connection: Connection) -> bool:
-        """Tell whether there are rows whose key is null."""
-        from sqlalchemy import literal_column, select
-
-        rows = self._from()
-        statement: Select[Any] = (
-            select(literal_column("1")).select_from(rows).where(rows.c[self.key].is_(None)).limit(1)
-        )
-        return connection.execute(statement).first() is not None
-
-    def every(self, connection: Connection, count: int, keys: KeyRange) -> list[Any]:
-        """Return each key of a range that so many rows, or a multiple of it, lie up to."""
-        from sqlalchemy import func, select
-
-        rows = self._from()
-        key = rows.c[self.key]
-        place = func.row_number().over(order_by=key).label("place")
-        numbered = select(key.label("key"), place).where(self._within(rows, keys)).subquery()
-        statement = select(numbered.c.key).where(numbered.c.place % count == 0).order_by(numbered.c.place)
-        return list(connection.execute(statement).scalars())
-
-    def observed(self, connection: Connection, version: str, keys: KeyRange) -> tuple[int, Any]:
-        """Return how many rows a range has and their largest version."""
-        from sqlalchemy import func, select
-
-        rows = self._from()
-        statement = select(func.count(), func.max(rows.c[version])).where(self._within(rows, keys))
-        count, newest = connection.execute(statement).one()
-        return int(count), newest
-
-    def _within(self, rows: FromClause, keys: KeyRange) -> ColumnElement[bool]:
-        key = rows.c[self.key]
-        if keys.up_to is None:
-            return key.is_(None)
-        up_to: ColumnElement[bool] = key <= keys.up_to
-        return up_to if keys.above is None else (key > keys.above) & up_to
-
-    def _from(self) -> FromClause:
-        from sqlalchemy import column, table, text
-
-        columns = [column(field.name, sql_type(field.type)) for field in self.schema]
-        if self.query is not None:
-            # No colon of the user's begins the name of a parameter.
-            return text(self.query.replace(":", r"\:")).columns(*columns).subquery("given")
-        schema, _, name = str(self.table).rpartition(".")
-        return table(name, *columns, schema=schema or None)

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.spark.sources.source_changes import (
     Changes,
     OnChange,
     compare,
-    described,
-    on_change_of,
+    describe_changes,
+    parse_on_change,
     reconcile,
     require_unchanged,
 )
@@ -128,13 +128,13 @@ def test_a_comparison_finds_each_difference_once(before, now, changed):
 def test_a_message_names_five_files_of_each_kind_at_least_one():
     many = Changes(appeared=files(**{f"new{i}": 1 for i in range(9)}), vanished=files(x=1, y=1), changed=files(z=1))
 
-    text = described(many)
+    text = describe_changes(many)
 
     assert text == "new0 appeared, new1 appeared, new2 appeared, x vanished, z changed and 7 more"
 
 
 def test_a_message_hides_what_a_uri_has_of_credentials():
-    found = described(Changes(vanished=(Item.of("s3://user:secret@lake/x", 1, ""),)))
+    found = describe_changes(Changes(vanished=(Item.of("s3://user:secret@lake/x", 1, ""),)))
 
     assert found == "s3://***@lake/x vanished"
 
@@ -152,4 +152,4 @@ def test_files_that_change_right_before_they_are_read_begin_a_stage_again():
 
 def test_an_unknown_choice_is_refused():
     with pytest.raises(InvalidConfigurationError, match="'retry'"):
-        on_change_of("retry")
+        parse_on_change("retry")

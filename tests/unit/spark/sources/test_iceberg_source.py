@@ -203,7 +203,7 @@ def test_changed_rows_let_the_stage_begin_again_if_told_so(folder):
     _, state = run(folder)
     with table_in(folder) as table:
         table.delete("key = 1")
-    with pytest.raises(SourceRestartRequiredError, match="begins again"):
+    with pytest.raises(SourceRestartRequiredError, match="starts over"):
         run(folder, state, on_change="restart")
 
 
@@ -234,7 +234,7 @@ def test_a_snapshot_that_was_forgotten_before_it_was_read_is_refused(folder):
     append(folder, 2)
     expire(folder, head)
     for choice in ("fail", "ignore"):
-        with pytest.raises(SourceChangedError, match=f"forgotten snapshot {head}"):
+        with pytest.raises(SourceChangedError, match=f"snapshot {head} has expired"):
             source_of(folder, on_change=choice).open(SPARK, state)
     with pytest.raises(SourceRestartRequiredError):
         source_of(folder, on_change="restart").open(SPARK, state)
@@ -250,7 +250,7 @@ def test_a_snapshot_that_was_forgotten_after_it_was_read_is_not_missed(folder):
         kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id != head]
         table.metadata = table.metadata.model_copy(update={"snapshots": kept})
         ranges = IcebergRanges(table, TABLE, OnChange.FAIL)
-        assert ranges.of_run(decode_source_state(state)).items == ()
+        assert ranges.of_restarted_run(decode_source_state(state)).items == ()
         assert len(ranges.of_new_run(decode_source_state(state)).items) == 1
 
 
@@ -289,7 +289,7 @@ def test_a_snapshot_that_others_forgot_within_what_is_still_to_be_read_is_refuse
         kept = [snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id != snapshots[1]]
         table.metadata = table.metadata.model_copy(update={"snapshots": kept})
         ranges = IcebergRanges(table, TABLE, OnChange.IGNORE)
-        for plan in (ranges.of_run, ranges.of_new_run):
+        for plan in (ranges.of_restarted_run, ranges.of_new_run):
             with pytest.raises(SourceChangedError, match=r"1 file\(s\) are still to be read"):
                 plan(decode_source_state(state))
 
@@ -305,7 +305,7 @@ def test_a_snapshot_that_nothing_names_any_more_is_missed(folder):
     (_, state), head = run(folder), head_of(folder)
     append(folder, 2)
     expire(folder, head)
-    with pytest.raises(SourceChangedError, match=f"no longer goes back to snapshot {head}"):
+    with pytest.raises(SourceChangedError, match=f"no longer includes snapshot {head}"):
         run(folder, state)
 
 
@@ -318,7 +318,7 @@ def test_a_table_that_no_longer_goes_back_to_what_was_read_is_refused(folder):
         table.manage_snapshots().rollback_to_snapshot(first).commit()
     append(folder, 3)
     for choice in ("fail", "ignore"):
-        with pytest.raises(SourceChangedError, match=f"no longer goes back to snapshot {second}"):
+        with pytest.raises(SourceChangedError, match=f"no longer includes snapshot {second}"):
             run(folder, state, on_change=choice)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, LocationNotAllowedError, StorageError
 from airflow_provider_statecheck.spark.sources import file_listing as module
-from airflow_provider_statecheck.spark.sources.file_listing import FileListing, source_paths
+from airflow_provider_statecheck.spark.sources.file_listing import FileListing, parse_paths
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def write(tmp_path):
 
 
 def listed(tmp_path, *patterns, order="path"):
-    listing = FileListing(source_paths([f"{tmp_path}/{pattern}" for pattern in patterns or [""]]), {}, order)
+    listing = FileListing(parse_paths([f"{tmp_path}/{pattern}" for pattern in patterns or [""]]), {}, order)
     return [item.name.removeprefix(f"file://{tmp_path}/") for item in listing.files()]
 
 
@@ -78,7 +78,7 @@ def test_names_are_taken_as_they_stand(tmp_path, write):
 
 def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
     write("same", "gone", "grown", "rewritten", age=5)
-    listing = FileListing(source_paths(tmp_path), {})
+    listing = FileListing(parse_paths(tmp_path), {})
     before = listing.files()
     (tmp_path / "gone").unlink()
     write("grown", content="xx", age=5)
@@ -92,7 +92,7 @@ def test_a_second_look_finds_what_vanished_and_what_changed(tmp_path, write):
 
 def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
     write("a", "b/c")
-    listing = FileListing(source_paths(tmp_path), {})
+    listing = FileListing(parse_paths(tmp_path), {})
 
     assert not listing.changes(listing.files())
 
@@ -100,7 +100,7 @@ def test_a_second_look_at_unchanged_files_finds_nothing(tmp_path, write):
 @pytest.mark.parametrize("name", ["../secret", "part/../../secret", "..", ""])
 def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, name):
     write("part/a", "part/b")
-    listing = FileListing(source_paths([f"{tmp_path}/part"]), {})
+    listing = FileListing(parse_paths([f"{tmp_path}/part"]), {})
     [item, _] = listing.files()
     foreign = replace(item, name=f"file://{tmp_path}/part/{name}" if name else f"file://{tmp_path}/secret")
 
@@ -109,7 +109,7 @@ def test_a_file_that_state_names_elsewhere_is_not_looked_at(tmp_path, write, nam
 
 
 def test_the_files_of_an_object_store_keep_their_versions(object_store):
-    listing = FileListing(source_paths(f"s3://{object_store.bucket}/sources/"), object_store.storage_options)
+    listing = FileListing(parse_paths(f"s3://{object_store.bucket}/sources/"), object_store.storage_options)
     client = fsspec.filesystem("s3", **object_store.storage_options)
     for name in ("a", "k=1/b", "_hidden"):
         client.pipe_file(f"{object_store.bucket}/sources/{name}", b"x")
@@ -124,7 +124,7 @@ def test_the_files_of_an_object_store_keep_their_versions(object_store):
 
 
 def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
-    listing = FileListing(source_paths("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
+    listing = FileListing(parse_paths("s3://no-such-bucket-of-ours/x"), object_store.storage_options)
 
     with pytest.raises(StorageError, match="cannot be listed"):
         listing.files()
@@ -133,7 +133,7 @@ def test_a_bucket_that_is_missing_is_an_error_and_no_empty_source(object_store):
 def test_credentials_are_in_no_message(object_store):
     options = {**object_store.storage_options, "secret": "wrong-secret-of-somebody"}
     with pytest.raises((StorageError, InvalidConfigurationError)) as raised:
-        FileListing(source_paths("s3://no-such-bucket-of-ours/x"), options).files()
+        FileListing(parse_paths("s3://no-such-bucket-of-ours/x"), options).files()
 
     assert "wrong-secret-of-somebody" not in str(raised.value)
 
@@ -143,14 +143,14 @@ def test_credentials_are_in_no_message(object_store):
     [1_000, 1_000.0, datetime.fromtimestamp(1_000, UTC), datetime(1970, 1, 1, 0, 16, 40), "1970-01-01T00:16:40Z"],  # noqa: DTZ001
 )
 def test_filesystems_tell_times_in_different_ways(time):
-    assert module._time("x", {"LastModified": time}) == 1_000
+    assert module._modified_at("x", {"LastModified": time}) == 1_000
 
 
 def test_a_filesystem_without_times_has_no_oldest_file():
     with pytest.raises(InvalidConfigurationError, match="order='path'"):
-        module._time("x", {})
+        module._modified_at("x", {})
 
 
 def test_a_filesystem_without_sizes_is_refused():
-    with pytest.raises(InvalidConfigurationError, match="sizes of files"):
+    with pytest.raises(InvalidConfigurationError, match="reports the sizes of files"):
         module._item("http://x", {"size": None})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, source_paths
+from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, parse_paths
 
 
 @pytest.mark.parametrize(
@@ -25,23 +25,23 @@ from airflow_provider_statecheck.spark.sources.file_listing import SourcePath, s
     ],
 )
 def test_a_path_is_a_place_with_or_without_a_pattern(path, place):
-    assert source_paths(path) == (place,)
+    assert parse_paths(path) == (place,)
 
 
 def test_a_relative_path_is_below_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    assert source_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
+    assert parse_paths("orders/*.csv") == (SourcePath(f"file://{tmp_path}/orders", "*.csv"),)
 
 
 def test_several_paths_are_several_places():
-    assert source_paths(["/a", Path("/b")]) == (SourcePath("file:///a"), SourcePath("file:///b"))
+    assert parse_paths(["/a", Path("/b")]) == (SourcePath("file:///a"), SourcePath("file:///b"))
 
 
 @pytest.mark.parametrize("path", ["", "  ", [], None, 5, "file://data/x", "/*.parquet", "s3://*/x/", [""]])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(InvalidConfigurationError):
-        source_paths(path)
+        parse_paths(path)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_what_is_no_path_is_refused(path):
     ],
 )
 def test_a_star_stays_within_a_name_and_two_stars_do_not(pattern, below, chosen):
-    assert SourcePath("file:///r", pattern).chooses(below) is chosen
+    assert SourcePath("file:///r", pattern).matches(below) is chosen
 
 
 def test_without_a_pattern_everything_is_meant():
-    assert SourcePath("file:///r").chooses("x/y/z")
+    assert SourcePath("file:///r").matches("x/y/z")

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.sources.parquet_source import (
     read_footer,
     read_row_groups,
 )
-from airflow_provider_statecheck.spark.sources.source_columns import is_read_alike
+from airflow_provider_statecheck.spark.sources.source_columns import reads_like_spark
 
 MIB = 1 << 20
 
@@ -103,7 +103,7 @@ def test_a_file_of_another_size_is_noticed_by_the_task(write):
     before = task(path)
     write(pa.table({"id": range(1000)}))
 
-    with pytest.raises(SourceChangedError, match="changed meanwhile"):
+    with pytest.raises(SourceChangedError, match="changed during the run"):
         rows([before], pa.schema({"id": pa.int64()}))
 
 
@@ -178,12 +178,12 @@ def metadata_of(write, arrow_type, name="column", **named):
 
 @pytest.mark.parametrize(("stored", "wanted"), PLAIN.values())
 def test_types_that_both_readers_know_alike_may_be_cut(write, stored, wanted):
-    assert is_read_alike(metadata_of(write, stored), t.StructType().add("column", wanted))
+    assert reads_like_spark(metadata_of(write, stored), t.StructType().add("column", wanted))
 
 
 @pytest.mark.parametrize(("stored", "wanted"), OTHER.values(), ids=OTHER.keys())
 def test_types_that_only_spark_reads_as_it_should_are_not_cut(write, stored, wanted):
-    assert not is_read_alike(metadata_of(write, stored), t.StructType().add("column", wanted))
+    assert not reads_like_spark(metadata_of(write, stored), t.StructType().add("column", wanted))
 
 
 @pytest.mark.parametrize("year", [1500, 2026, 3000])
@@ -193,7 +193,7 @@ def test_times_of_old_files_are_those_of_spark(write, year):
     path = write(pa.table({"at": pa.array([moment], pa.timestamp("us"))}), use_deprecated_int96_timestamps=True)
     schema = t.StructType().add("at", t.TimestampType())
 
-    assert is_read_alike(pq.read_metadata(path), schema)
+    assert reads_like_spark(pq.read_metadata(path), schema)
     found = rows([task(path)], pa.schema({"at": pa.timestamp("us", "UTC")}))
     assert [row["at"].replace(tzinfo=None) for row in found] == [moment]
 
@@ -204,17 +204,17 @@ def test_times_of_old_files_are_those_of_spark(write, year):
 def test_files_with_days_of_an_old_calendar_are_not_cut(write, told):
     table = pa.table({"id": [1]}).replace_schema_metadata(told)
 
-    assert not is_read_alike(pq.read_metadata(write(table)), t.StructType().add("id", t.LongType()))
+    assert not reads_like_spark(pq.read_metadata(write(table)), t.StructType().add("id", t.LongType()))
 
 
 def test_names_that_differ_by_capitals_alone_are_left_to_spark(write):
     metadata = pq.read_metadata(write(pa.table({"id": [1], "ID": [2]})))
 
-    assert not is_read_alike(metadata, t.StructType().add("id", t.LongType()))
+    assert not reads_like_spark(metadata, t.StructType().add("id", t.LongType()))
 
 
 def test_columns_that_a_file_lacks_do_not_matter(write):
-    assert is_read_alike(metadata_of(write, pa.int64()), t.StructType().add("other", t.StringType()))
+    assert reads_like_spark(metadata_of(write, pa.int64()), t.StructType().add("other", t.StringType()))
 
 
 def test_decimals_keep_their_digits(write):

@@ -81,7 +81,7 @@ def test_an_increment_has_about_as_many_rows_as_the_user_says_in_a_range_for_eac
 
 def test_ranges_of_equal_width_count_nothing(orders, monkeypatch):
     orders.add_keys([0, 1, 2, 100])
-    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.relation.Relation.every", None)
+    monkeypatch.setattr("airflow_provider_statecheck.spark.sources.sql.relation.Relation.ends_of_ranges", None)
 
     found = increments(source_of(orders, rows_per_increment=None, ranges=2).open(None))
 
@@ -251,7 +251,7 @@ def test_a_change_begins_again_where_the_user_says_so(orders):
     state = after_one(source)
     orders.execute("delete from orders where id = 0")
 
-    with pytest.raises(SourceRestartRequiredError, match="begins again"):
+    with pytest.raises(SourceRestartRequiredError, match="starts over"):
         source.open(None, state)
 
 
@@ -367,7 +367,7 @@ def test_a_column_without_a_counterpart_is_refused_unless_it_is_left_out(url):
 def test_a_key_that_the_database_gives_as_text_is_refused(postgres_url):
     table = Table(postgres_url, sa.Column("id", sa.Uuid))
 
-    with pytest.raises(InvalidConfigurationError, match="numbers, days, times or texts"):
+    with pytest.raises(InvalidConfigurationError, match="numbers, dates, times or texts"):
         source_of(table).open(None)
 
 

@@ -213,7 +213,7 @@ def test_a_retraction_begins_again_where_the_user_says_so(path, source):
     state = after(source(), 1)
     begun_again(path)
 
-    with pytest.raises(SourceRestartRequiredError, match="begins again"):
+    with pytest.raises(SourceRestartRequiredError, match="starts over"):
         source(on_change="restart").open(None, state)
     assert read(source(on_change="restart").open(None)) == [[90]]
 
