@@ -1,8 +1,8 @@
 """
 The ``checkpoint`` object of a stage, also for drivers started by ``spark-submit``.
 
-A step's DataFrame is written once and named by every later checkpoint; a try that finds it takes it from there instead
-of computing it again.
+The DataFrame of a step is written once, and every later checkpoint references its snapshot. A later try reads the
+snapshot instead of computing the step again.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ Item = TypeVar("Item")
 
 class StageContext:
     """
-    A stage's view of its checkpoints.
+    Steps, loops, state and checkpoints of a stage.
 
-    Use it as a context manager: leaving it normally closes the attempt as finished, leaving it by an error as failed.
-    Its DataFrames are meant for use inside; their files stay until the attempt ends.
+    A context manager: a normal exit closes the attempt as finished, an error closes it as failed. DataFrames of its
+    steps are valid inside it; their files are kept until the attempt ends.
 
-    :param spark: The session that computes.
-    :param attempt: The registered try.
-    :param overhead_budget: Which part of the stage's time checkpointing may take, above 0 and up to 1; what is optional
-        is put off where it takes more. ``None`` sets no limit.
-    :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
-        ``5 min``; a bare number is milliseconds, and ``auto`` finds it by what checkpoints cost and how often the job
-        failed. The last one of a loop does not wait. ``None`` sets no limit.
-    :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
-    :param monotonic: The clock for durations, in seconds.
+    :param spark: Session that computes the steps.
+    :param attempt: The registered attempt.
+    :param overhead_budget: Largest part of the stage's time for checkpointing, above 0 and up to 1; beyond it, optional
+        checkpoints are postponed. ``None`` sets no limit.
+    :param checkpoint_interval: Least time between two checkpoints of a loop, such as ``5 min``; a bare number is
+        milliseconds, and ``auto`` computes it from the cost of a checkpoint and the failures of the job. The last
+        checkpoint of a loop is not delayed. ``None`` sets no limit.
+    :param min_pause: Least time between a completed checkpoint and the next checkpoint of a loop.
+    :param monotonic: Clock for durations, in seconds.
     :raises InvalidConfigurationError: for a budget or duration out of range.
     """
 
@@ -82,19 +82,19 @@ class StageContext:
         self._monotonic = monotonic
         restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
-        """The checkpoint that this try started from; ``None`` for a fresh start."""
+        """The checkpoint that this try restored; ``None`` if it started from the beginning."""
         self._saving = StageCheckpointer(
             attempt, restored, overhead_budget=overhead_budget, pace=pace, monotonic=monotonic
         )
         self.state: StageState = self._saving.state
         """Small values by name, saved with each checkpoint."""
         self.costs: StageCosts = self._saving.costs
-        """What checkpointing took, over all tries."""
+        """Time spent on checkpointing, over all tries."""
         self._names = ScopedNames()
         self._steps = StageSteps(spark, attempt, self._saving, monotonic)
         self._auto = AutoSnapshots(self._steps)
         self.steps: list[StepReport] = self._steps.reports
-        """The steps that this try has passed, in their order."""
+        """The steps that this try has restored or computed, in order."""
 
     @classmethod
     def open(
@@ -122,36 +122,38 @@ class StageContext:
         allowed_locations: Sequence[str] = (),
     ) -> Self:
         """
-        Begin a try in a notebook or a plain script, without Airflow.
+        Start a try in a notebook or a plain script, without Airflow.
 
-        A try after one that failed or died resumes; after one that finished it starts over.
+        A try resumes after one that failed or was killed, and starts from the beginning after one that finished.
 
-        :param job: Name of the unit of recovery.
-        :param checkpoint_dir: Where the bytes go: a path or any fsspec URI.
-        :param metadata: SQLAlchemy URL of the database for the rows, such as ``sqlite:///state.db``; its tables are made.
+        :param job: Name of the job, the unit of recovery.
+        :param checkpoint_dir: Directory of checkpoints, a path or an fsspec URI.
+        :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; its tables are created.
         :param uid: Name of this stage within the job.
-        :param run: Name of the run; a new one keeps ``state`` and finished items, but computes every snapshot anew.
-        :param on_clear: ``resume_unchanged`` (default), ``resume`` (also steps whose code changed) or ``restart``.
-        :param num_retained: How many completed checkpoints to keep, at least 1.
-        :param checkpoint_timeout_seconds: How long a checkpoint may take from its id to its acknowledgement.
-        :param tolerable_failed_checkpoints: How many may fail in a row before the stage fails, ``-1`` for any number.
-        :param overhead_budget: Which part of the time checkpointing may take, such as 0.05; ``None`` sets no limit.
-        :param checkpoint_interval: How much time lies between two checkpoints that loops take by themselves, such as
-            ``5 min``; a bare number is milliseconds, ``auto`` finds it.
-        :param min_pause: How much time lies after a completed checkpoint before a loop takes the next one by itself.
+        :param run: Name of the run; a new run keeps ``state`` and finished items, but recomputes all snapshots.
+        :param on_clear: ``resume_unchanged`` (default), ``resume`` (also restores steps with changed code) or ``restart``.
+        :param num_retained: Number of completed checkpoints to retain, at least 1.
+        :param checkpoint_timeout_seconds: Time limit of a checkpoint, from its trigger to its acknowledgement.
+        :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage, ``-1`` for
+            no limit.
+        :param overhead_budget: Largest part of the time for checkpointing, such as 0.05; ``None`` sets no limit.
+        :param checkpoint_interval: Least time between two checkpoints of a loop, such as ``5 min``; a bare number is
+            milliseconds, ``auto`` computes it.
+        :param min_pause: Least time between a completed checkpoint and the next checkpoint of a loop.
         :param storage_options: Options of the fsspec filesystem.
-        :param savepoint_dir: Where savepoints go whose request names no place.
-        :param from_savepoint: Pointer to what a try begins from that would start with nothing.
-        :param claim_mode: Whose that is then: ``no_claim`` (default, its owner's) or ``claim`` (the job's).
-        :param renamed_uids: For a stage that changed its uid: the old one and the new one. It takes over the operator of the
-            old uid, and a savepoint of it. Keep it as long as the job lives.
-        :param allow_non_restored_state: Whether to start with nothing where the savepoint is another stage's, or where the
-            job has checkpoints under other uids only.
-        :param allowed_locations: Where else checkpoints and savepoints may name files, as URIs such as ``s3://archive``.
+        :param savepoint_dir: Directory of savepoints whose request names none.
+        :param from_savepoint: Pointer to a savepoint or checkpoint to restore if the job has no checkpoint of its own.
+        :param claim_mode: Owner of that savepoint: ``no_claim`` (default, stays with its owner) or ``claim`` (this job).
+        :param renamed_uids: Former uid to current uid of a renamed stage. It takes over the operator of the former uid and
+            restores its savepoints. Keep it for the lifetime of the job.
+        :param allow_non_restored_state: Whether to start without state if the savepoint is of another stage, or if the job
+            only has checkpoints under other uids.
+        :param allowed_locations: Further locations of files that checkpoints and savepoints may reference, as URIs such as
+            ``s3://archive``.
         :raises InvalidConfigurationError: for an argument out of range.
-        :raises NoRestorableCheckpointError: if there was state and none of it can be read.
-        :raises IncompatibleCheckpointError: if the savepoint is another stage's, or the uid is new in a job that has
-            checkpoints under another one.
+        :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
+        :raises IncompatibleCheckpointError: if the savepoint is of another stage, or the uid is new in a job that has
+            checkpoints under another uid.
         :raises SnapshotClaimedError: if another job claimed the savepoint.
         """
         from airflow_provider_statecheck.spark.script import open_attempt
@@ -190,12 +192,12 @@ class StageContext:
         """
         Return the context of an application that ``CheckpointedSparkSubmitOperator`` submitted.
 
-        The first call finds the coordinator by itself and restores; later ones return the same context.
+        The first call connects to the coordinator and restores; later calls return the same context.
 
-        :param spark: The session that computes; by default the running one, else a new one.
-        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing on it.
+        :param spark: Session that computes the steps; by default the running one, else a new one.
+        :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
         :raises StaleAttemptError: if a newer attempt has taken over.
-        :raises NoRestorableCheckpointError: if there was state and none of it can be read.
+        :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         """
         return cast("Self", CURRENT.get(cls, spark))
 
@@ -208,20 +210,20 @@ class StageContext:
         version: str | None = None,
     ) -> DataFrame:
         """
-        Return a step's DataFrame, from its snapshot where there is one, else computed, written and read back.
+        Return the DataFrame of a step: from its snapshot if there is one, else computed, written and read.
 
-        The result equals the DataFrame up to nullability and the order of rows. A step whose code changed since, or
-        that was built from one that changed, is computed anew.
+        The result equals the DataFrame, except for nullability and the order of rows. A step is recomputed if its code has
+        changed, or that of a step it depends on.
 
         :param name: Name of the step, unique in its scope.
-        :param build: The DataFrame, or a callable that gives it and is not called when the step is restored.
-        :param when: ``False`` lets a cheap step opt out: it is computed in each try and never written. ``"auto"`` has it
-            computed into Spark's cache and timed, and written only where computing it again would take longer.
-        :param version: Change it where the result changes for a reason that the code does not show.
+        :param build: The DataFrame, or a callable that returns it and is not called if the step is restored.
+        :param when: ``True`` (default) writes the step; ``False`` computes it in each try and never writes it; ``"auto"``
+            computes it into Spark's cache and writes it only if recomputing it would take longer.
+        :param version: Change it if the result changes for a reason outside the code.
         :raises InvalidConfigurationError: for any other ``when``.
         :raises DuplicateNameError: if the name is used twice in one scope.
-        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
-        :raises StorageError: if the disk is full, or has too little room to begin.
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises StorageError: if the disk is full or has too little free space.
         """
         _require_when(when)
         step = self._names.claim(name)
@@ -248,33 +250,32 @@ class StageContext:
         version: str | None = None,
     ) -> DataFrame:
         """
-        Refine a DataFrame step by step and return the last one, read from its snapshot.
+        Refine a DataFrame iteratively and return the result, read from its snapshot.
 
         ``ranks = checkpoint.iterate("ranks", start, 20, every=5, step=lambda ranks, number: spread(ranks, links))``.
-        The step is a function because a loop's body cannot hand its result back, and a function can be told from a changed
-        one.
 
-        After every so many steps the DataFrame is written, so that plans stay short, and a checkpoint is taken; a retry
-        goes on after the last one. In between, steps are lazy. Only the newest snapshot is kept: a DataFrame given to
-        ``step`` or ``until`` can be read until the one after the next is written, and is not to be kept for longer.
+        After ``every`` steps the DataFrame is written, which keeps plans short, and a checkpoint is taken; a retry resumes
+        from it. Steps in between are lazy. Only the newest snapshot is kept: a DataFrame that was passed to ``step`` or
+        ``until`` is readable until the snapshot after the next one is written.
 
-        More steps than before go on from the last; fewer are computed from the beginning. A changed ``step``,
-        ``initial`` or ``until`` too; a changed ``every`` only together with ``until``.
+        A larger number of steps resumes from the last checkpoint. The loop restarts if the number is smaller, if ``step``,
+        ``initial`` or ``until`` changed, or if ``every`` changed and there is an ``until``.
 
-        :param name: Name of the loop, unique in its scope. Names used in ``step`` belong to the single step.
-        :param initial: The DataFrame before the first step, or a callable that gives it and is not called on a restore.
-        :param steps: How many steps, at most.
-        :param every: Write the DataFrame and take a checkpoint after so many steps, and after the last one.
-        :param step: Gets the DataFrame and the number of the step, counted from 1, and gives the next DataFrame.
-        :param until: Gets the DataFrame and the one of ``every`` steps before, and says whether the loop is over.
-        :param version: Change it where the result changes for a reason that the code does not show.
+        :param name: Name of the loop, unique in its scope. Each call of ``step`` has its own scope of names.
+        :param initial: DataFrame before the first step, or a callable that returns it and is not called on a restore.
+        :param steps: Largest number of steps.
+        :param every: Number of steps after which the DataFrame is written; it is also written after the last step.
+        :param step: Function of the DataFrame and the number of the step, counted from 1, that returns the next DataFrame.
+        :param until: Function of the DataFrame and the one ``every`` steps before that returns whether the loop has
+            converged.
+        :param version: Change it if the result changes for a reason outside the code.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises DuplicateNameError: if the name is used twice in one scope.
-        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
-        :raises StorageError: if the disk is full, or has too little room to begin.
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises StorageError: if the disk is full or has too little free space.
         """
-        asked = Refinement(initial=initial, steps=steps, every=every, step=step, until=until, version=version)
-        return RefiningLoop(self._steps, self._names, self._names.claim(name), asked, self._auto.release).result()
+        refinement = Refinement(initial=initial, steps=steps, every=every, step=step, until=until, version=version)
+        return RefiningLoop(self._steps, self._names, self._names.claim(name), refinement, self._auto.release).result()
 
     def each(
         self,
@@ -288,17 +289,18 @@ class StageContext:
         """
         Yield the items that are not finished yet.
 
-        An item is finished when the next one is asked for, and safe with the next checkpoint. What the body does
-        outside this library is therefore done at least once. Names of steps used in the body belong to the item. Use
-        it in the head of a ``for``: a loop that is kept in a variable and left by ``break`` keeps its item open.
+        An item is finished when the loop requests the next one, and durable with the next checkpoint. Side effects of the
+        body are therefore at least once. Each item has its own scope of step names. Use it directly in a ``for``
+        statement: an iterator in a variable that is left by ``break`` keeps the scope of its item open.
 
         :param name: Name of the loop, unique in its scope.
-        :param items: The items of this try; they may differ from those of the try before.
-        :param key: Gives an item's identity; by default text, numbers and dates are their own.
-        :param every: Take a checkpoint after so many finished items.
-        :param every_seconds: Take one also when this loop's last is older than this.
+        :param items: Items of this try; they may differ from those of the last try.
+        :param key: Function that returns the identity of an item; by default, text, whole numbers, dates and UUIDs identify
+            themselves.
+        :param every: Number of finished items after which a checkpoint is taken.
+        :param every_seconds: Age of the loop's last checkpoint after which one is taken too.
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
-        :raises DuplicateNameError: if the name is taken or two items have one key.
+        :raises DuplicateNameError: if the name is already used or two items have the same key.
         """
         require_every(every)
         pairs = keyed(items, key)
@@ -308,18 +310,18 @@ class StageContext:
         """
         Take a checkpoint now.
 
-        :return: The completed checkpoint; ``None`` if it failed and failures are tolerated.
+        :return: The completed checkpoint; ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over; this one must stop.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         """
         return self._saving.checkpoint()
 
     def is_restored(self) -> bool:
-        """Tell whether this try started from a checkpoint."""
+        """Return whether this try restored a checkpoint."""
         return self.restored is not None
 
     def finish(self) -> None:
-        """Save what is not saved yet and close the attempt; steps of earlier tries that nobody asked for are dropped."""
+        """Take a last checkpoint if there are changes, without steps that this try did not use, and close the attempt."""
         self._saving.snapshots.drop_unless_used()
         if not self._saving.is_saved():
             self.checkpoint()
@@ -327,15 +329,19 @@ class StageContext:
         self._close()
 
     def fail(self, error: BaseException) -> None:
-        """Close the attempt as failed, tell which snapshot could not be read if that was why, and say what was kept."""
+        """
+        Close the attempt as failed, and report damaged snapshots and the retained checkpoint.
+
+        :param error: Cause of the failure.
+        """
         damaged = self._saving.snapshots.damage_behind(error)
         for uri, problem in damaged.items():
-            log.error("Snapshot %s is damaged, the next try computes it anew: %s", redact(uri), problem)
+            log.error("Snapshot %s is damaged; the next try recomputes it: %s", redact(uri), problem)
         self._attempt.fail(error, tuple(damaged))
         self._close()
 
     def kept(self) -> str:
-        """Say what a retry will find."""
+        """Return a line about the checkpoint that a retry restores."""
         return self._attempt.kept()
 
     def __enter__(self) -> Self:
@@ -376,12 +382,12 @@ def _require_when(when: object) -> None:
         raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")
 
 
-# A driver outlives an api-server that is restarted.
-_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+# Long enough for a restart of the api-server.
+_RETRY_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 
 
 class CurrentContext:
-    """Makes the context at the first call and remembers it: a handover is good for one."""
+    """Creates the context of a submitted driver at the first call; a handover is valid for one context."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -392,14 +398,14 @@ class CurrentContext:
         """
         Return the context of this process.
 
-        :param kind: What to make at the first call.
-        :param spark: The session that computes; by default the running one, else a new one.
+        :param kind: Class of the context to create.
+        :param spark: Session that computes the steps; by default the running one, else a new one.
         :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
         """
         with self._lock:
             if self._context is None:
                 check_driver_packages()
-                # Kept, so that a call after one that failed finds it again.
+                # A call after a failed one must find the handover again.
                 self._handover = self._handover or take_handover()
                 session, attempt = _begin(self._handover, spark)
                 self._context = kind(
@@ -417,7 +423,7 @@ CURRENT = CurrentContext()
 
 def begin_submitted() -> tuple[SparkSession, StageAttempt, DriverSettings]:
     """
-    Return what a driver works with that an operator submitted: a session, its attempt, and how it is run.
+    Return the session, the attempt and the settings of a submitted driver.
 
     :raises EnvironmentNotReadyError: if no operator submitted this driver.
     """
@@ -441,11 +447,11 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
 
     storage = CheckpointStorage.open(handover.registration.storage_base, **handover.driver.storage_options)
     storage = storage.allowing(handover.driver.savepoint_dir, locations=handover.driver.allowed_locations)
-    # The operator has shipped the package, or it is installed.
+    # No check for the package on executors: the operator has shipped it, or it is installed.
     require_reachable(spark, storage)
     http = HttpGateway(HttpClient(handover.url), GivenToken(handover.token))
     return StageAttempt(
-        RetryingGateway(http, _PAUSES_SECONDS),
+        RetryingGateway(http, _RETRY_PAUSES_SECONDS),
         storage,
         handover.registration,
         tolerable_failed_checkpoints=handover.driver.tolerable_failed_checkpoints,
@@ -455,7 +461,7 @@ def _repeat_registration(spark: SparkSession, handover: Handover) -> StageAttemp
 
 
 def _hide_from_workers(spark: SparkSession) -> None:
-    # In local mode Python workers inherit the environment of the JVM, which cannot change its own.
+    # In local mode, Python workers inherit the environment of the JVM, which still has the handover.
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         context.environment[HANDOVER_VARIABLE] = ""

@@ -1,4 +1,4 @@
-"""Key groups of the rows of a DataFrame, computed in the JVM, and the shuffle that brings each to its subtask."""
+"""Key groups of DataFrame rows, computed in the JVM, and the shuffle of rows to their subtasks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEY_GROUP_COLUMN = "__statecheck_key_group"
-"""Of each row, from 0 to below the maximum parallelism; an int."""
+"""Column of the key group, an int from 0 to below the maximum parallelism."""
 SUBTASK_COLUMN = "__statecheck_subtask"
-"""The index of the subtask that owns the key group; an int."""
+"""Column of the index of the subtask that owns the key group, an int."""
 
 
 def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerializer:
     """
-    Return the serializer of keys that lie in columns of a DataFrame.
+    Return the serializer of the key in columns of a DataFrame.
 
-    :raises InvalidConfigurationError: for no column, or one that is not there exactly once.
+    :raises InvalidConfigurationError: without key columns, or for one that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
     fields = {}
@@ -30,21 +30,24 @@ def key_serializer_of(df: DataFrame, key_columns: Sequence[str]) -> KeySerialize
         found = [field.dataType for field in df.schema.fields if field.name == name]
         if len(found) != 1:
             raise InvalidConfigurationError(
-                f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}."
+                f"Expected the key column {name} once in the input, found it {len(found)} times in {df.columns}; select or "
+                f"rename columns of the input."
             )
         fields[name] = KeyField(name, _arrow_type(name, found[0]))
     if len(fields) < len(key_columns):
-        raise InvalidConfigurationError(f"Expected different key columns, found {list(key_columns)}.")
+        raise InvalidConfigurationError(
+            f"Expected different key columns, found {list(key_columns)}; name each column once."
+        )
     return KeySerializer(tuple(fields.values()))
 
 
 def with_key_groups(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, parallelism: int) -> DataFrame:
     """
-    Return a DataFrame with the key group and the subtask of each row as last columns.
+    Return a DataFrame with the key group and the subtask of each row as its last columns.
 
-    Rows without a key have some key group too; the subtask refuses them.
+    Rows with a null key also get a key group; the subtask rejects them.
 
-    :raises InvalidConfigurationError: for a parallelism out of bounds, or a key column that is not there exactly once.
+    :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
     require_parallelism(parallelism, max_parallelism)
@@ -57,9 +60,9 @@ def with_key_groups(df: DataFrame, key_columns: Sequence[str], max_parallelism: 
 
 def shuffled(df: DataFrame, key_columns: Sequence[str], max_parallelism: int, parallelism: int) -> DataFrame:
     """
-    Return a DataFrame whose partition i has exactly the rows of the key groups of subtask i, with their key groups.
+    Return a DataFrame with the key group of each row, whose partition i contains the rows of subtask i.
 
-    :raises InvalidConfigurationError: for a parallelism out of bounds, or a key column that is not there exactly once.
+    :raises InvalidConfigurationError: for a parallelism out of range, or a key column that does not occur exactly once.
     :raises UnsupportedStateError: for a column whose type cannot be part of a key.
     """
     from pyspark.sql import functions as F
@@ -110,13 +113,13 @@ def _arrow_type(name: str, data_type: Any) -> Any:
     if found is None:
         raise UnsupportedStateError(
             f"Expected a key column of a type whose equal values have equal bytes, found {name} of type "
-            f"{data_type.simpleString()}; make a column of a simple type from it, such as one of text."
+            f"{data_type.simpleString()}; convert it to a simple type, such as a string."
         )
     return found
 
 
 def _is_plain_text(data_type: Any) -> bool:
-    # Under a collation texts of different bytes are equal, and Spark's hash follows it.
+    # Under a collation, strings of different bytes are equal and have the same hash in Spark.
     from pyspark.sql.types import CharType, StringType, VarcharType
 
     is_text = isinstance(data_type, StringType) and data_type.isUTF8BinaryCollation()

@@ -1,4 +1,4 @@
-"""Progress of loops: finished items, and iterations of refining loops."""
+"""Progress of loops: finished items of ``each``, and snapshotted iterations of ``iterate``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Item = TypeVar("Item")
 
 class LoopProgress:
     """
-    The finished items of all loops of a stage.
+    Finished items of all loops of a stage.
 
-    :param encoded: What :meth:`encode` gave.
+    :param encoded: Return value of :meth:`encode`.
     """
 
     def __init__(self, encoded: Any = ()) -> None:
@@ -35,44 +35,46 @@ class LoopProgress:
 
     @property
     def finished_items(self) -> int:
-        """Return how many items are finished over all loops."""
+        """Return the number of finished items of all loops."""
         return sum(len(keys) for keys in self._finished.values())
 
     def is_finished(self, loop: StepKey, item_key: str) -> bool:
-        """Tell whether an item was finished, in this try or an earlier one."""
+        """Return whether an item is finished, in this try or an earlier one."""
         return item_key in self._finished.get(loop, ())
 
     def finish(self, loop: StepKey, item_key: str) -> None:
-        """Record an item; what loops inside it had finished is no longer of use."""
+        """Record an item as finished, and drop the loops inside it."""
         self._finished.setdefault(loop, set()).add(item_key)
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def drop_scope(self, scope: Scope) -> None:
-        """Forget what the loops inside an item had finished."""
+        """Drop the loops inside an item."""
         self._finished = {loop: keys for loop, keys in self._finished.items() if loop[0][: len(scope)] != scope}
 
 
 def keyed(items: Iterable[Item], key: Callable[[Item], Any] | None) -> list[tuple[str, Item]]:
     """
-    Give every item its key as text.
+    Return pairs of an item's key, as text, and the item.
 
-    :param items: The items; all are taken before the first is worked on.
-    :param key: Gives an item's key; by default an item that is text, a number, a date or a UUID is its own.
+    :param items: The items; all are read before the first pair is returned.
+    :param key: Function that returns the key of an item; by default an item that is text, a whole number, a date or a
+        UUID is its own key.
     :raises InvalidConfigurationError: for an item without a key.
-    :raises DuplicateNameError: if two items have one key.
+    :raises DuplicateNameError: if two items have the same key.
     """
-    pairs = [(_text_of(item if key is None else key(item)), item) for item in items]
+    pairs = [(_encoded_key(item if key is None else key(item)), item) for item in items]
     seen: set[str] = set()
-    for text, item in pairs:
-        if text in seen:
+    for encoded, item in pairs:
+        if encoded in seen:
             raise DuplicateNameError(
-                f"Two items have the key {text!r}, the second is {item!r}; pass key= so that each item has its own."
+                f"Expected a unique key for each item, found {encoded!r} twice, the second time for {item!r}; pass key= to "
+                f"derive unique keys."
             )
-        seen.add(text)
+        seen.add(encoded)
     return pairs
 
 
-def _text_of(key: Any) -> str:
+def _encoded_key(key: Any) -> str:
     if isinstance(key, str):
         return key
     if isinstance(key, datetime | date):
@@ -81,25 +83,25 @@ def _text_of(key: Any) -> str:
         return str(key)
     raise InvalidConfigurationError(
         f"Expected the key of an item to be text, a whole number, a date or a UUID, found {key!r}; "
-        f"pass key= to derive one that stays the same in every try."
+        f"pass key= to derive a key that is the same in every try."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What a loop's snapshot holds."""
+    """Iteration of a loop that its snapshot contains."""
 
     number: int
-    """Of the step, counted from 1."""
+    """Number of the step, counted from 1."""
     is_converged: bool
-    """Whether the loop was over with it."""
+    """Whether the loop ended with this step."""
 
 
 class Iterations:
     """
-    The newest snapshotted step of each loop of a stage.
+    Newest snapshotted iteration of each loop of a stage.
 
-    :param encoded: What :meth:`encode` gave.
+    :param encoded: Return value of :meth:`encode`.
     """
 
     def __init__(self, encoded: Any = ()) -> None:
@@ -116,17 +118,17 @@ class Iterations:
         ]
 
     def find(self, loop: StepKey) -> Iteration | None:
-        """Return how far a loop has got."""
+        """Return the newest snapshotted iteration of a loop."""
         return self._reached.get(loop)
 
     def reach(self, loop: StepKey, iteration: Iteration) -> None:
-        """Record what the loop's live snapshot holds now."""
+        """Record the iteration of the loop's live snapshot."""
         self._reached[loop] = iteration
 
     def forget(self, loop: StepKey) -> None:
-        """Forget a loop whose name belongs to a plain step now."""
+        """Drop a loop whose name is now that of a step."""
         self._reached.pop(loop, None)
 
     def drop_scope(self, scope: Scope) -> None:
-        """Forget the loops inside a finished item."""
+        """Drop the loops inside a finished item."""
         self._reached = {loop: it for loop, it in self._reached.items() if loop[0][: len(scope)] != scope}

@@ -1,4 +1,4 @@
-"""Loops that refine one DataFrame and snapshot it every few iterations."""
+"""Loops that refine one DataFrame and take a snapshot of it every few iterations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
     """
-    What a loop does; the fields are the arguments of ``checkpoint.iterate``.
+    Definition of a loop; the fields are the arguments of ``checkpoint.iterate``.
 
     :raises InvalidConfigurationError: for an argument out of range.
     """
@@ -46,61 +46,61 @@ class Refinement:
         if self.until is not None:
             self._require_callable("until", self.until)
 
-    def is_border(self, number: int) -> bool:
-        """Tell whether the frame is to be kept after a step."""
+    def is_snapshotted(self, number: int) -> bool:
+        """Return whether the DataFrame is written after a step."""
         return number % self.every == 0 or number == self.steps
 
     def compares_unevenly(self, reached: Iteration) -> bool:
-        """Tell whether ``until``, going on from there, would next compare frames of fewer than ``every`` steps apart."""
+        """Return whether ``until`` would compare DataFrames fewer than ``every`` steps apart after a resume."""
         is_over = reached.is_converged or reached.number == self.steps
         return self.until is not None and not is_over and reached.number % self.every != 0
 
     def fingerprint(self, digest: Callable[[Any, str | None], str]) -> str:
         """
-        Return what tells this loop from one that computes something else; ``steps`` does not count.
+        Return the fingerprint of the loop, without its number of steps.
 
-        :param digest: Gives the fingerprint of one of its parts.
+        :param digest: Function that returns the fingerprint of a part.
         """
-        parts = [digest(self.initial, self.version), digest(self.step, self.version)]
+        fingerprints = [digest(self.initial, self.version), digest(self.step, self.version)]
         if self.until is not None:
-            # Where it looks decides where the loop ends.
-            parts += [digest(self.until, self.version), str(self.every)]
-        return combined_fingerprint(*parts)
+            # ``until`` is called at every multiple of ``every``, which therefore decides where the loop ends.
+            fingerprints += [digest(self.until, self.version), str(self.every)]
+        return combined_fingerprint(*fingerprints)
 
     def has_converged(self, number: int, current: DataFrame, previous: DataFrame) -> bool:
         """
-        Ask ``until``, which is looked at after every so many steps only.
+        Return the result of ``until`` after a multiple of ``every`` steps, else ``False``.
 
-        :raises InvalidConfigurationError: if it gives no truth value; a DataFrame or column would always count as true.
+        :raises InvalidConfigurationError: if the result is not a bool; a DataFrame or column would always count as true.
         """
         if self.until is None or number % self.every != 0:
             return False
-        found: Any = self.until(current, previous)
-        if not isinstance(found, bool):
+        converged: Any = self.until(current, previous)
+        if not isinstance(converged, bool):
             raise InvalidConfigurationError(
-                f"Expected until to give True or False, found {type(found).__name__}; collect the value and compare it."
+                f"Expected until to return True or False, found {type(converged).__name__}; collect the value and compare it."
             )
-        return found
+        return converged
 
     def _require_callable(self, name: str, value: object) -> None:
         if not callable(value):
             raise InvalidConfigurationError(
-                f"Expected {name} to be a function, found {type(value).__name__}; see checkpoint.iterate."
+                f"Expected {name} to be a function, found {type(value).__name__}; pass a callable to checkpoint.iterate."
             )
 
 
 class RefiningLoop:
     """
-    One loop in one try.
+    Execution of a loop in one try.
 
-    Only the newest snapshot of the loop is live. The one before may be deleted with the next checkpoint, because no plan
-    of the loop reads it any more; the number of snapshots on storage does not grow with that of steps.
+    Only the newest snapshot of the loop is live. The previous one is deleted after the next checkpoint, because no plan
+    of the loop reads it any more. The number of snapshots on storage does not grow with the number of steps.
 
-    :param steps: Writes and reads.
-    :param names: Gives each step a scope of its own.
-    :param loop: The loop's name.
-    :param asked: What it does.
-    :param release: Gives back the memory of a step that is behind.
+    :param steps: Reader and writer of snapshots.
+    :param names: Names in use; each step of the loop has its own scope.
+    :param loop: Key of the loop.
+    :param refinement: Definition of the loop.
+    :param release: Function that frees the cached DataFrames of a finished scope.
     """
 
     def __init__(
@@ -108,16 +108,16 @@ class RefiningLoop:
         steps: StageSteps,
         names: ScopedNames,
         loop: StepKey,
-        asked: Refinement,
+        refinement: Refinement,
         release: Callable[[Scope], None],
     ) -> None:
         self._steps = steps
         self._saving = steps.saving
         self._names = names
         self._loop = loop
-        self._asked = asked
+        self._refinement = refinement
         self._release_memory = release
-        self._fingerprint = asked.fingerprint(steps.fingerprint)
+        self._fingerprint = refinement.fingerprint(steps.fingerprint)
         self._handed_out: list[str] = []
         self._write_seconds = 0.0
         self._last_dropped = 0
@@ -125,15 +125,15 @@ class RefiningLoop:
     def result(self) -> DataFrame:
         """Return the refined DataFrame, read from its snapshot."""
         live, reached = self._restored()
-        if live is not None and (reached.is_converged or reached.number == self._asked.steps):
+        if live is not None and (reached.is_converged or reached.number == self._refinement.steps):
             self._steps.report(self._loop, live, is_restored=True)
             return self._steps.read(live)
         if live is not None:
-            log.info("Loop %s goes on after step %s of %s.", self._text, reached.number, self._asked.steps)
+            log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
         return self._refine(live, reached.number)
 
     @property
-    def _text(self) -> str:
+    def _name(self) -> str:
         return describe(self._loop)
 
     def _restored(self) -> tuple[LiveSnapshot | None, Iteration]:
@@ -142,15 +142,20 @@ class RefiningLoop:
         live = self._steps.restorable(self._loop, self._fingerprint_at(reached.number), is_loop=True)
         if live is None:
             return None, start
-        if self._asked.compares_unevenly(reached):
-            log.info("Loop %s ended between two looks of until; it is computed from the beginning.", self._text)
-            return None, start
-        if reached.number > self._asked.steps:
-            log.warning(
-                "Loop %s was snapshotted after step %s, but only %s steps are asked for: it is computed from the beginning.",
-                self._text,
+        if self._refinement.compares_unevenly(reached):
+            log.info(
+                "Loop %s restarts: its snapshot after step %s is not at a multiple of every=%s, as until requires.",
+                self._name,
                 reached.number,
-                self._asked.steps,
+                self._refinement.every,
+            )
+            return None, start
+        if reached.number > self._refinement.steps:
+            log.warning(
+                "Loop %s restarts: its snapshot is of step %s, but steps is %s.",
+                self._name,
+                reached.number,
+                self._refinement.steps,
             )
             return None, start
         return live, reached
@@ -158,13 +163,13 @@ class RefiningLoop:
     def _refine(self, live: LiveSnapshot | None, begin: int) -> DataFrame:
         self._last_dropped = begin
         stopwatch = self._steps.stopwatch(live.handle.seconds if live else 0.0)
-        frame = built(self._asked.initial) if live is None else self._read(live)
+        frame = built(self._refinement.initial) if live is None else self._read(live)
         previous = frame
-        for number in range(begin + 1, self._asked.steps + 1):
+        for number in range(begin + 1, self._refinement.steps + 1):
             with self._names.inside(self._loop[1], str(number)), self._steps.within(self._fingerprint):
                 frame = self._step(frame, number)
-            if self._asked.is_border(number):
-                frame, is_over = self._secure(number, frame, previous, stopwatch)
+            if self._refinement.is_snapshotted(number):
+                frame, is_over = self._checkpoint(number, frame, previous, stopwatch)
                 if is_over:
                     break
                 previous = frame
@@ -172,28 +177,28 @@ class RefiningLoop:
         return frame
 
     def _step(self, frame: DataFrame, number: int) -> DataFrame:
-        return built(self._asked.step(frame, number))
+        return built(self._refinement.step(frame, number))
 
-    def _secure(
+    def _checkpoint(
         self, number: int, frame: DataFrame, previous: DataFrame, stopwatch: Stopwatch
     ) -> tuple[DataFrame, bool]:
-        is_early = number < self._asked.steps and not self._saving.pace.allows()
-        is_dear = number < self._asked.steps and not is_early and not self._saving.costs.allow()
-        is_put_off = is_early or is_dear
-        # Without a snapshot the plan must not grow on: Spark keeps the rows for this try alone.
-        current = frame.localCheckpoint() if is_put_off else self._write(number, frame, stopwatch)
-        is_converged = self._asked.has_converged(number, current, previous)
-        if is_put_off and not is_converged:
-            self._saving.costs.put_off += is_dear
+        is_early = number < self._refinement.steps and not self._saving.pace.allows()
+        is_over_budget = number < self._refinement.steps and not is_early and not self._saving.costs.allow()
+        is_postponed = is_early or is_over_budget
+        # A local checkpoint keeps the plan short without a snapshot; its rows are valid for this try only.
+        current = frame.localCheckpoint() if is_postponed else self._write(number, frame, stopwatch)
+        is_converged = self._refinement.has_converged(number, current, previous)
+        if is_postponed and not is_converged:
+            self._saving.costs.put_off += is_over_budget
             return current, False
-        kept = self._write(number, current, stopwatch) if is_put_off else current
+        written = self._write(number, current, stopwatch) if is_postponed else current
         self._save(number, is_converged)
-        return kept, is_converged
+        return written, is_converged
 
     def _write(self, number: int, frame: DataFrame, stopwatch: Stopwatch) -> DataFrame:
         self._steps.require_room(self._loop)
         written = self._steps.write(self._loop, frame, self._fingerprint_at(number), stopwatch)
-        # At once: the live snapshot and its number must never be apart in a checkpoint.
+        # Set here, before any checkpoint: the live snapshot and its number must match in each.
         self._saving.iterations.reach(self._loop, Iteration(number, is_converged=False))
         self._write_seconds += written.seconds
         return self._read(written.live)
@@ -203,7 +208,7 @@ class RefiningLoop:
         self._drop_steps(number)
         self._unpin()
         self._saving.checkpoint()
-        log.info("Loop %s is saved after step %s of %s.", self._text, number, self._asked.steps)
+        log.info("Loop %s: checkpoint after step %s of %s.", self._name, number, self._refinement.steps)
 
     def _read(self, live: LiveSnapshot) -> DataFrame:
         self._handed_out.append(live.handle.uri)
@@ -211,9 +216,9 @@ class RefiningLoop:
 
     def _drop_steps(self, number: int) -> None:
         scope, name = self._loop
-        for behind in range(self._last_dropped + 1, number + 1):
-            self._saving.drop_scope((*scope, (name, str(behind))))
-            self._release_memory((*scope, (name, str(behind))))
+        for finished in range(self._last_dropped + 1, number + 1):
+            self._saving.drop_scope((*scope, (name, str(finished))))
+            self._release_memory((*scope, (name, str(finished))))
         self._last_dropped = number
 
     def _unpin(self) -> None:

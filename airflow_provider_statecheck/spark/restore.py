@@ -1,4 +1,4 @@
-"""Restore of a stage: the newest checkpoint whose files are complete and unchanged."""
+"""Restore of a stage from its newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -39,135 +39,63 @@ from airflow_provider_statecheck.storage.metadata_file import (
     load_document,
 )
 
-
-class StateVerifier:
-    """
-    Looks at the streams that checkpoints name, at each once however many name it.
-
-    :param storage: Where the bytes are.
-    :param is_deep: Whether to read and compare bytes too, where the handle has a checksum.
-    """
-
-    def __init__(self, storage: CheckpointStorage, *, is_deep: bool = False) -> None:
-        self._storage = storage
-        self._is_deep = is_deep
-        self._seen: dict[StreamStateHandle, str] = {}
-
-    def problems(self, document: CheckpointDocument) -> list[str]:
-        """
-        Say what is wrong with each stream that the operators' state names, once.
-
-        :raises StorageError: if the storage does not answer.
-        """
-        streams = {(state.uid, stream): None for state in document.operator_states for stream in streams_of(state)}
-        self._look_at_all([stream for _, stream in streams])
-        found = ((uid, self._seen[stream]) for uid, stream in streams)
-        return [f"state of operator {uid!r}: {problem}" for uid, problem in found if problem]
-
-    def _look_at_all(self, streams: Iterable[StreamStateHandle]) -> None:
-        unseen = [stream for stream in dict.fromkeys(streams) if stream not in self._seen]
-        # An object store takes its time for each file, however small the answer.
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            self._seen.update(zip(unseen, pool.map(self._look_at, unseen), strict=True))
-
-    def _look_at(self, stream: StreamStateHandle) -> str:
-        try:
-            _require(self._storage, stream, is_deep=self._is_deep)
-        except UNREADABLE as error:
-            return str(error)
-        return ""
-
-
-def _require(storage: CheckpointStorage, stream: StreamStateHandle, *, is_deep: bool) -> None:
-    if isinstance(stream, PlaceholderStateHandle):
-        raise CorruptStateError("Expected a handle with state, found a placeholder; the state was never uploaded.")
-    if isinstance(stream, FileStateHandle):
-        _require_size(storage.size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
-        _require_digest(storage, stream.uri, 0, stream.size, stream.sha256 if is_deep else "")
-    elif isinstance(stream, SegmentFileStateHandle):
-        end = stream.start + stream.length
-        _require_size(0 <= stream.start <= end <= storage.size(stream.uri), f"at least {end} bytes", stream.uri)
-        _require_digest(storage, stream.uri, stream.start, end, stream.sha256 if is_deep else "")
-
-
-def _require_size(is_as_expected: bool, expected: str, uri: str) -> None:
-    if not is_as_expected:
-        raise CorruptStateError(f"Expected {expected} in {uri}, found another size; it was changed or cut.", uri=uri)
-
-
-def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, expected: str) -> None:
-    if not expected:
-        return
-    digest = hashlib.sha256()
-    for begin in range(start, end, _CHUNK_BYTES):
-        digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))
-    if digest.hexdigest() != expected:
-        raise CorruptStateError(
-            f"Expected bytes {start} to {end} of {uri} to have the digest {expected[:12]}…, found "
-            f"{digest.hexdigest()[:12]}…; they were changed after they were written.",
-            uri=uri,
-        )
-
-
-_AT_ONCE = 8
-_CHUNK_BYTES = 8 * 1024 * 1024
-
-
 log = logging.getLogger(__name__)
+
+_VERIFYING_THREADS = 8
+_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredStage:
-    """What a try starts from."""
+    """A checkpoint that was loaded and verified."""
 
     checkpoint: CheckpointRecord
     document: CheckpointDocument
     manifests: dict[str, SnapshotManifest]
-    """By the URI of the snapshot; damaged ones have none."""
+    """Manifests by the URI of their snapshot; a damaged snapshot has none."""
     state: dict[str, Any]
     skipped: tuple[SkippedCheckpoint, ...]
 
     @property
     def damaged(self) -> tuple[SnapshotHandle, ...]:
-        """Return the snapshots that the checkpoint names and that must be computed anew."""
+        """Return the damaged snapshots of the checkpoint, which must be recomputed."""
         return tuple(handle for handle in self.document.snapshots if handle.uri not in self.manifests)
 
     def confirmation(self, attempt: AttemptRef, *, claim: bool) -> ConfirmRestore:
-        """Return what to tell the coordinator."""
+        """Return the message that confirms the restore to the coordinator."""
         checkpoint_id = self.checkpoint.checkpoint_id
         return ConfirmRestore(attempt=attempt, checkpoint_id=checkpoint_id, skipped=self.skipped, claim=claim)
 
 
 def restore_latest(storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt) -> RestoredStage:
     """
-    Load the newest candidate that verifies.
+    Load the newest intact candidate.
 
-    A storage that does not answer is no reason to fall back: only bytes that are there and wrong, or known to be
-    missing, are. Where every candidate names a damaged snapshot, the newest is restored without its damaged ones.
+    Corrupt or missing files cause a fallback to the next older candidate; an unavailable storage does not. If every
+    candidate has a damaged snapshot, the newest is restored without its damaged snapshots.
 
-    :raises NoRestorableCheckpointError: if none verifies.
+    :raises NoRestorableCheckpointError: if no candidate is readable.
     :raises StorageError: if the storage does not answer.
     """
-    restored, skipped = _newest(storage, grant, registration, leaves_out=False)
+    restored, skipped = _newest(storage, grant, registration, omits_damaged=False)
     for each in skipped:
-        log.error(
-            "Checkpoint %s cannot be restored, falling back to the one before: %s", each.checkpoint_id, each.reason
-        )
+        log.error("Checkpoint %s cannot be restored; falling back to an older one: %s", each.checkpoint_id, each.reason)
     if restored is None:
-        restored, _ = _newest(storage, grant, registration, leaves_out=True)
+        restored, _ = _newest(storage, grant, registration, omits_damaged=True)
     if restored is None:
-        raise _none_left(grant, skipped)
+        raise _no_restorable_checkpoint(grant, skipped)
     return restored
 
 
 def _newest(
-    storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt, *, leaves_out: bool
+    storage: CheckpointStorage, grant: AttemptGrant, registration: RegisterAttempt, *, omits_damaged: bool
 ) -> tuple[RestoredStage | None, tuple[SkippedCheckpoint, ...]]:
-    known = frozenset(grant.damaged_snapshots)
+    damaged = frozenset(grant.damaged_snapshots)
     skipped: tuple[SkippedCheckpoint, ...] = ()
     for candidate in grant.candidates:
+        checkpoint = _as_restored(candidate, registration)
         try:
-            return _load(storage, _as_restored(candidate, registration), skipped, known, leaves_out=leaves_out), skipped
+            return _load(storage, checkpoint, skipped, damaged, omits_damaged=omits_damaged), skipped
         except UNREADABLE as error:
             skipped = (*skipped, SkippedCheckpoint(checkpoint_id=candidate.checkpoint_id, reason=str(error)))
     return None, skipped
@@ -186,11 +114,11 @@ def _load(
     skipped: tuple[SkippedCheckpoint, ...],
     damaged: AbstractSet[str] = frozenset(),
     *,
-    leaves_out: bool = False,
+    omits_damaged: bool = False,
 ) -> RestoredStage:
     document = load_document(storage, candidate)
-    find = _sound_manifest if leaves_out else _verified_manifest
-    # What an earlier attempt failed to read would only fail again.
+    find = _intact_manifest if omits_damaged else _verified_manifest
+    # A snapshot that an earlier attempt failed to read may pass the checks here and fail again later.
     found = {handle.uri: find(storage, handle) for handle in document.snapshots if handle.uri not in damaged}
     _verify_operator_states(storage, document)
     return RestoredStage(
@@ -206,7 +134,7 @@ def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snapsho
     """
     Return the manifest of a snapshot.
 
-    :raises CorruptStateError: if it is not what the checkpoint's metadata says.
+    :raises CorruptStateError: if its size or digest differs from the handle.
     :raises CheckpointNotFoundError: if it is missing.
     """
     uri = f"{handle.uri}/{MANIFEST_FILE}"
@@ -215,9 +143,9 @@ def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Snapsho
 
 def read_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
     """
-    Return what a checkpoint holds beside its snapshots.
+    Return the driver's state of a checkpoint.
 
-    :raises CorruptStateError: if it is not what the checkpoint's metadata says.
+    :raises CorruptStateError: if its size or digest differs from the handle, or it is not a JSON object.
     :raises CheckpointNotFoundError: if its file is missing.
     """
     handle = document.state
@@ -241,11 +169,11 @@ def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> Sn
     return manifest
 
 
-def _sound_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest | None:
+def _intact_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest | None:
     try:
         return _verified_manifest(storage, handle)
     except UNREADABLE as error:
-        log.error("Snapshot %r is damaged and is left out: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
+        log.error("Snapshot %r is damaged and will be recomputed: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
         return None
 
 
@@ -255,11 +183,84 @@ def _verify_operator_states(storage: CheckpointStorage, document: CheckpointDocu
         raise CorruptStateError("; ".join(problems))
 
 
-def _none_left(grant: AttemptGrant, skipped: tuple[SkippedCheckpoint, ...]) -> NoRestorableCheckpointError:
+def _no_restorable_checkpoint(
+    grant: AttemptGrant, skipped: tuple[SkippedCheckpoint, ...]
+) -> NoRestorableCheckpointError:
     reasons = "; ".join(f"checkpoint {s.checkpoint_id}: {s.reason}" for s in skipped)
     return NoRestorableCheckpointError(
-        f"The stage is to be restored ({grant.start_reason}), but no completed checkpoint can be read: {reasons}. "
-        f"Bring the files back, clear the task with on_clear='restart' where this is the job's first "
-        f"run, or begin another job from a savepoint.",
+        f"Expected a readable checkpoint to restore ({grant.start_reason}), found none: {reasons}. "
+        f"Restore the files from a backup, clear the task with on_clear='restart' if this is the job's first run, or "
+        f"start another job from a savepoint.",
         checkpoint_ids=tuple(s.checkpoint_id for s in skipped),
     )
+
+
+class StateVerifier:
+    """
+    Verifies the state streams that checkpoints reference, each stream once.
+
+    :param storage: Storage of the streams.
+    :param is_deep: Whether to compare checksums too, if the handle has one.
+    """
+
+    def __init__(self, storage: CheckpointStorage, *, is_deep: bool = False) -> None:
+        self._storage = storage
+        self._is_deep = is_deep
+        self._problems: dict[StreamStateHandle, str] = {}
+
+    def problems(self, document: CheckpointDocument) -> list[str]:
+        """
+        Return a message for each damaged or missing stream of the operator states.
+
+        :raises StorageError: if the storage does not answer.
+        """
+        streams = {(state.uid, stream): None for state in document.operator_states for stream in streams_of(state)}
+        self._verify_all([stream for _, stream in streams])
+        found = ((uid, self._problems[stream]) for uid, stream in streams)
+        return [f"state of operator {uid!r}: {problem}" for uid, problem in found if problem]
+
+    def _verify_all(self, streams: Iterable[StreamStateHandle]) -> None:
+        unverified = [stream for stream in dict.fromkeys(streams) if stream not in self._problems]
+        # The latency of an object store dominates.
+        with ThreadPoolExecutor(_VERIFYING_THREADS) as pool:
+            self._problems.update(zip(unverified, pool.map(self._problem_of, unverified), strict=True))
+
+    def _problem_of(self, stream: StreamStateHandle) -> str:
+        try:
+            _require_intact(self._storage, stream, is_deep=self._is_deep)
+        except UNREADABLE as error:
+            return str(error)
+        return ""
+
+
+def _require_intact(storage: CheckpointStorage, stream: StreamStateHandle, *, is_deep: bool) -> None:
+    if isinstance(stream, PlaceholderStateHandle):
+        raise CorruptStateError("Expected a handle with state, found a placeholder; the state was never uploaded.")
+    if isinstance(stream, FileStateHandle):
+        _require_size(storage.size(stream.uri) == stream.size, f"{stream.size} bytes", stream.uri)
+        _require_digest(storage, stream.uri, 0, stream.size, stream.sha256 if is_deep else "")
+    elif isinstance(stream, SegmentFileStateHandle):
+        end = stream.start + stream.length
+        _require_size(0 <= stream.start <= end <= storage.size(stream.uri), f"at least {end} bytes", stream.uri)
+        _require_digest(storage, stream.uri, stream.start, end, stream.sha256 if is_deep else "")
+
+
+def _require_size(is_as_expected: bool, expected: str, uri: str) -> None:
+    if not is_as_expected:
+        raise CorruptStateError(
+            f"Expected {expected} in {uri}, found another size; the file was changed or truncated.", uri=uri
+        )
+
+
+def _require_digest(storage: CheckpointStorage, uri: str, start: int, end: int, expected: str) -> None:
+    if not expected:
+        return
+    digest = hashlib.sha256()
+    for begin in range(start, end, _CHUNK_BYTES):
+        digest.update(storage.read_range(uri, begin, min(begin + _CHUNK_BYTES, end)))
+    if digest.hexdigest() != expected:
+        raise CorruptStateError(
+            f"Expected bytes {start} to {end} of {uri} to have the digest {expected[:12]}…, found "
+            f"{digest.hexdigest()[:12]}…; they were changed after they were written.",
+            uri=uri,
+        )

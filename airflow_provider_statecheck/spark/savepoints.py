@@ -1,4 +1,4 @@
-"""Savepoints that a running stage is asked for: taken at a boundary, as a copy of the checkpoint that was just completed."""
+"""Savepoints of a running stage, written as copies of its latest checkpoint."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 class StageSavepoints:
     """
-    Serves the requests for savepoints of one attempt; one that fails is told so, and the stage goes on.
+    Takes the requested savepoints of one attempt; a failed savepoint does not fail the stage.
 
-    :param gateway: The way to the coordinator.
-    :param storage: Where the bytes are.
-    :param documents: The metadata of the attempt's checkpoints.
-    :param attempt: Who takes them.
-    :param directory: Where savepoints go whose request names no place.
+    :param gateway: Gateway to the coordinator.
+    :param storage: Storage of the checkpoints.
+    :param documents: Cache of the metadata of the attempt's checkpoints.
+    :param attempt: The attempt that takes the savepoints.
+    :param directory: Directory of savepoints whose request names none.
     """
 
     def __init__(
@@ -57,12 +57,13 @@ class StageSavepoints:
 
     def serve(self, requests: tuple[SnapshotRequest, ...], source: CheckpointRecord, *, is_end: bool = False) -> None:
         """
-        Take the savepoints that are asked for.
+        Take the requested savepoints.
 
-        :param source: The checkpoint that was just completed.
-        :param is_end: Whether the stage has come to its end, which is what a request to terminate waits for.
+        :param requests: Open requests of the operator.
+        :param source: The latest completed checkpoint.
+        :param is_end: Whether the stage has finished; requests to terminate wait for this.
         :raises StaleAttemptError: if a newer attempt has taken over.
-        :raises StoppedWithSavepointError: if the stage is to stop with one of them.
+        :raises StoppedWithSavepointError: if a request stops the stage.
         """
         for request in requests:
             if request.properties.is_terminate and not is_end:
@@ -77,8 +78,8 @@ class StageSavepoints:
         except StaleAttemptError:
             raise
         except StateCheckError as error:
-            # Somebody else ended the request, or the coordinator is away: a request that is still queued is offered again.
-            log.warning("A savepoint that was asked for could not be begun: %s", error)
+            # The request was cancelled, or the coordinator is unavailable; it returns open requests with its next reply.
+            log.warning("A requested savepoint could not be triggered: %s", error)
             return None
         try:
             return self._complete(request, pending, source)
@@ -94,14 +95,14 @@ class StageSavepoints:
         return self._gateway.trigger(
             TriggerCheckpoint(
                 attempt=self._attempt,
-                request_key=self._key_of(request),
+                request_key=self._trigger_key(request),
                 serves=request.request_key,
                 savepoint_dir=base,
             )
         )
 
-    def _key_of(self, request: SnapshotRequest) -> str:
-        # The same for each time that this attempt is asked, so that a reply that was lost leaves no second savepoint.
+    def _trigger_key(self, request: SnapshotRequest) -> str:
+        # The same for each trigger of this attempt: a lost reply must not lead to a second savepoint.
         return hashlib.sha256(f"{request.request_key}/{self._attempt.epoch}".encode()).hexdigest()[:32]
 
     def _complete(
@@ -109,7 +110,7 @@ class StageSavepoints:
     ) -> CheckpointRecord | None:
         if request.target is None and self._directory is None:
             raise InvalidConfigurationError(
-                "Expected a place for savepoints, found none; name one in the request, or set [statecheck] savepoint_dir."
+                "Expected a directory for savepoints, found none; name one in the request, or set [statecheck] savepoint_dir."
             )
         written = write_savepoint(
             self._storage,
@@ -132,7 +133,7 @@ class StageSavepoints:
             )
         )
         if reply.is_completed:
-            log.info("Savepoint %s is complete: %s", pending.checkpoint_id, redact(pending.location))
+            log.info("Savepoint %s completed: %s", pending.checkpoint_id, redact(pending.location))
         return reply.checkpoint if reply.is_completed else None
 
     def _decline(self, pending: PendingCheckpoint, error: StateCheckError) -> None:
@@ -143,14 +144,14 @@ class StageSavepoints:
         try:
             self._gateway.decline(message)
         except CoordinatorError as declining:
-            # It expires by itself, and the request with it.
+            # The savepoint will expire, and its request with it.
             log.warning("Savepoint %s could not be declined: %s", pending.checkpoint_id, declining)
 
 
 def _stopped(request: SnapshotRequest, completed: CheckpointRecord) -> StoppedWithSavepointError:
-    asked_by = f" by {request.requested_by}" if request.requested_by else ""
+    requester = f" by {request.requested_by}" if request.requested_by else ""
     return StoppedWithSavepointError(
-        f"The stage was asked{asked_by} to stop with a savepoint and did: {redact(completed.location)}. Clear the task to go "
-        f"on from its last checkpoint, or begin another job from the savepoint.",
+        f"The stage stopped with a savepoint, as requested{requester}: {redact(completed.location)}. Clear the task to resume "
+        f"from its last checkpoint, or start another job from the savepoint.",
         pointer=redact(completed.location),
     )

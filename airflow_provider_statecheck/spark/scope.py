@@ -1,4 +1,4 @@
-"""Names of steps, each within the item of ``each`` in which it is used."""
+"""Scopes of step names: each item of a loop is a scope."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAX_NAME = 200
 
 class ScopedNames:
     """
-    The names used so far in this try.
+    Names of steps and loops that were used in this try.
 
-    A second use of a name in one scope is an error: it would silently give the first one's data.
+    A second use of a name in one scope is an error: it would return the data of the first step.
     """
 
     def __init__(self) -> None:
@@ -26,24 +26,24 @@ class ScopedNames:
 
     def claim(self, name: object) -> StepKey:
         """
-        Take a name in the current scope.
+        Register a name in the current scope and return its key.
 
         :raises InvalidConfigurationError: for a name that is not 1 to 200 characters of text.
-        :raises DuplicateNameError: if it is taken.
+        :raises DuplicateNameError: if the name is already used.
         """
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise InvalidConfigurationError(
-                f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}."
+                f"Expected the name of a step to be text of 1 to {_MAX_NAME} characters, found {name!r}; rename the step."
             )
         step = (self.current, name)
         if step in self._used:
-            raise DuplicateNameError(f"The name {describe(step)!r} is used twice; give each step a name of its own.")
+            raise DuplicateNameError(f"The name {describe(step)!r} is used twice; give each step a unique name.")
         self._used.add(step)
         return step
 
     @contextmanager
     def inside(self, name: str, item_key: str) -> Iterator[Scope]:
-        """Make an item the current scope; its names are free again afterwards."""
+        """Make an item the current scope; its names are released at the end."""
         outer = self.current
         inner = (*outer, (name, item_key))
         self.current = inner
@@ -55,6 +55,6 @@ class ScopedNames:
 
 
 def describe(step: StepKey) -> str:
-    """Return a step's name with its items, for people: ``days[2026-01-01]/sessions``."""
+    """Return a step's name with its items, such as ``days[2026-01-01]/sessions``."""
     scope, name = step
     return "/".join([*(f"{loop}[{item}]" for loop, item in scope), name])

@@ -1,4 +1,4 @@
-"""A try outside Airflow: a notebook or a script, with a database of its own."""
+"""Attempts outside Airflow: a notebook or a script with its own metadata database."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def open_attempt(
     allowed_locations: Sequence[str] | str = (),
     data_inline_threshold: int = INLINE_STATE_BYTES,
 ) -> StageAttempt:
-    """Register a try of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
+    """Register an attempt of a script; for the arguments see :meth:`StageContext.open` and :func:`run_stage`."""
     if is_test_job(job):
         raise InvalidConfigurationError(
-            f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, which is for test runs, found {job!r}; name "
-            f"it otherwise."
+            f"Expected a job name without the prefix {TEST_NAMESPACE!r}, which is reserved for test runs, found {job!r}; "
+            f"choose another name."
         )
-    _require_one_beginning(from_savepoint, from_checkpoint, fork)
+    _require_one_source(from_savepoint, from_checkpoint, fork)
     storage = CheckpointStorage.open(checkpoint_dir, **storage_options)
     storage = storage.allowing(savepoint_dir, locations=parse_locations(allowed_locations))
     give_workers_this_python(spark)
@@ -105,17 +105,17 @@ def open_attempt(
     )
 
 
-def _require_one_beginning(from_savepoint: str | None, from_checkpoint: str | None, fork: str | None) -> None:
+def _require_one_source(from_savepoint: str | None, from_checkpoint: str | None, fork: str | None) -> None:
     if from_checkpoint is not None and from_savepoint is not None:
         raise InvalidConfigurationError("Expected from_checkpoint or from_savepoint, found both; leave one out.")
     if fork is not None and from_checkpoint is None:
         raise InvalidConfigurationError(
-            f"Expected from_checkpoint with fork={fork!r}, found none; say where it begins."
+            f"Expected from_checkpoint with fork={fork!r}, found none; name the checkpoint that the fork starts from."
         )
 
 
 def _owner(job: str, run: str) -> AttemptOwner:
-    # A person who starts a script again means what a person means who clears a task, so each start counts as a clear.
+    # Each start counts as a clear: starting a script again is what clearing a task is in Airflow.
     return AttemptOwner(
         logical_task=f"{SCRIPT_PREFIX}{job}",
         run_key=run,

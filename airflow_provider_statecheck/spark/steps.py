@@ -1,4 +1,4 @@
-"""Steps of a stage: restored from a snapshot, or computed and written."""
+"""Steps of a stage: restored from their snapshots, or computed and written."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from airflow_provider_statecheck.storage.state_codec import decode_state, encode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+
 
 class StageState(MutableMapping[str, Any]):
     """
-    Values by name, restored exactly as they were, types included.
+    Named values that are restored with their types.
 
-    Holds what :func:`~airflow_provider_statecheck.storage.state_codec.encode_state` can save: numbers, text, bytes,
-    dates, decimals and collections of these. It is meant for cursors and counters, not for data.
+    Supports the types of :func:`~airflow_provider_statecheck.storage.state_codec.encode_state`: numbers, text, bytes,
+    dates, decimals and collections of these. Intended for cursors and counters, not for data.
 
-    :raises UnsupportedStateError: on assignment of anything else.
+    :raises UnsupportedStateError: on assignment of a value of another type.
     """
 
     def __init__(self, encoded: Any = None) -> None:
@@ -45,7 +47,7 @@ class StageState(MutableMapping[str, Any]):
         """
         Return the mapping as JSON.
 
-        :raises UnsupportedStateError: if a collection in it was changed to hold something that cannot be saved.
+        :raises UnsupportedStateError: if a value of an unsupported type was added to a collection in it.
         """
         return encode_state(self._values)
 
@@ -56,7 +58,7 @@ class StageState(MutableMapping[str, Any]):
     @override
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
-            raise UnsupportedStateError(f"Expected the name of a state to be text, found {name!r}.")
+            raise UnsupportedStateError(f"Expected the name of a state to be text, found {name!r}; use a str.")
         encode_state({name: value})
         self._values[name] = value
 
@@ -79,13 +81,13 @@ class StageState(MutableMapping[str, Any]):
 
 class StageCheckpointer:
     """
-    The parts of a stage's state, and the checkpoints that hold them.
+    Holds the parts of a stage's state and takes checkpoints of them.
 
-    :param attempt: The registered try.
-    :param restored: What it started from.
-    :param overhead_budget: Which part of the time checkpointing may take.
-    :param pace: How soon after a checkpoint the next one may be taken by itself.
-    :param monotonic: The clock for durations, in seconds.
+    :param attempt: The registered attempt.
+    :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
+    :param overhead_budget: Largest part of the time for checkpointing, ``None`` for no limit.
+    :param pace: Least time between automatic checkpoints.
+    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class StageCheckpointer:
         saved = restored.state if restored else {}
         self._attempt = attempt
         self.run = _run_of(attempt, restored)
-        """The run whose snapshots these are: this one, or the one whose savepoint it began from."""
+        """The run that computed the snapshots: this run, or the run of the restored savepoint."""
         self.state = StageState(saved.get("values"))
         self.progress = LoopProgress(saved.get("loops", ()))
         self.iterations = Iterations(saved.get("iterations", ()))
@@ -110,18 +112,18 @@ class StageCheckpointer:
         self.costs = StageCosts(overhead_budget, monotonic, saved.get("costs"))
         self.snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
         self.unsaved_bytes = 0
-        """Of snapshots that no checkpoint names yet."""
+        """Size of the snapshots that no checkpoint references yet."""
         self._saved = self._content() if restored else ((), _NOTHING)
 
     def checkpoint(self) -> CheckpointRecord | None:
-        """Take a checkpoint; ``None`` if it failed and failures are tolerated."""
+        """Take a checkpoint; return ``None`` if it failed and the failure is tolerated."""
         if not self._own_borrowed():
             return None
         content, before = self._content(), self.costs.spent_seconds
         with self.costs.timed():
             completed = self._attempt.take_checkpoint(
                 self.snapshots.handles,
-                content[1] | self._knowledge(),
+                content[1] | self._costs_and_run(),
                 finished_items=self.progress.finished_items,
                 new_bytes=self.unsaved_bytes,
                 pinned=self.snapshots.pinned,
@@ -140,16 +142,16 @@ class StageCheckpointer:
         return True
 
     def is_saved(self) -> bool:
-        """Tell whether the last checkpoint holds all that a retry needs; what was learned of costs does not count."""
+        """Return whether the last checkpoint contains the current state; measured costs are not compared."""
         return self._content() == self._saved
 
     def finish_item(self, loop: StepKey, item_key: str) -> None:
-        """Record an item of ``each`` as finished; what belongs to it goes with the next checkpoint."""
+        """Record an item of ``each`` as finished; its steps and loops are dropped with the next checkpoint."""
         self.progress.finish(loop, item_key)
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def drop_scope(self, scope: Scope) -> None:
-        """Let go what belongs to an item or a step that is behind."""
+        """Drop the steps and loops inside a finished item or iteration."""
         self.snapshots.drop_scope(scope)
         self.progress.drop_scope(scope)
         self.iterations.drop_scope(scope)
@@ -163,7 +165,7 @@ class StageCheckpointer:
             "iterations": self.iterations.encode(),
         }
 
-    def _knowledge(self) -> dict[str, Any]:
+    def _costs_and_run(self) -> dict[str, Any]:
         return {
             "costs": self.costs.encode(),
             "writes": self.write_times.encode(),
@@ -177,10 +179,10 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     if restored is None or "run" not in restored.state:
         return own
     saved, ref = restored.state["run"], attempt.grant.attempt
-    # A later run of a job computes its snapshots anew. One that begins from a savepoint was told to go on with them.
+    # A later run of a job recomputes all snapshots, unless the user asked to start from a savepoint.
     is_foreign = (restored.document.job_id, restored.document.operator_id) != (ref.job_id, ref.operator_id)
-    is_begun_from = is_foreign or restored.document.properties.is_savepoint
-    return str(saved["of_snapshots"]) if is_begun_from or saved["of_attempt"] == own else own
+    is_chosen = is_foreign or restored.document.properties.is_savepoint
+    return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
 _NOTHING: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": []}
@@ -188,20 +190,17 @@ _NOTHING: dict[str, Any] = {"values": StageState().encode(), "loops": [], "itera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What became of one step in this try."""
+    """Outcome of one step in this try."""
 
     name: str
-    """With its items: ``days[2026-01-01]/sessions``."""
+    """Name with its items, such as ``days[2026-01-01]/sessions``."""
     is_restored: bool
     seconds: float
-    """What computing and writing it took, in the try that did so."""
+    """Time to compute and write the step, in the try that did so."""
     size_bytes: int
     rows: int | None
     write_seconds: float = 0.0
-    """What writing it took in this try, as measured or estimated; 0 for a step that was restored."""
-
-
-log = logging.getLogger(__name__)
+    """Measured or estimated time to write the step in this try; 0 for a restored step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +209,17 @@ class Written:
 
     live: LiveSnapshot
     seconds: float
-    """What writing took of the whole, as measured or estimated."""
+    """Measured or estimated time of the write, without the computation."""
 
 
 class StageSteps:
     """
-    Finds, computes and writes steps, and counts what that costs.
+    Restores, computes and writes steps, and measures their costs.
 
-    :param spark: The session that computes.
-    :param attempt: The registered try.
-    :param saving: What the stage saves.
-    :param monotonic: The clock for durations, in seconds.
+    :param spark: Session that computes the steps.
+    :param attempt: The registered attempt.
+    :param saving: State and checkpoints of the stage.
+    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -231,15 +230,15 @@ class StageSteps:
         self._monotonic = monotonic
         self.saving = saving
         self.reports: list[StepReport] = []
-        # A pipeline's job lives on from run to run, its DataFrames belong to the run that computed them.
+        # Snapshots are valid for one run only, even if the job continues in later runs.
         self._salts = [saving.run]
 
     @contextmanager
     def within(self, fingerprint: str) -> Iterator[None]:
         """
-        Let steps count as changed where what they are inside of changed, which their own plans need not show.
+        Include the fingerprint of a loop in those of the steps inside it, whose plans may not show a changed loop.
 
-        :param fingerprint: Of the loop that they are inside of.
+        :param fingerprint: Fingerprint of the loop.
         """
         self._salts.append(fingerprint)
         try:
@@ -248,15 +247,15 @@ class StageSteps:
             self._salts.pop()
 
     def fingerprint(self, build: DataFrame | Callable[..., object], version: str | None) -> str:
-        """Return what tells a step from one that computes something else."""
-        known = self.saving.snapshots.fingerprints()
-        return step_fingerprint(build, version=version, snapshots=known, salt="\n".join(self._salts))
+        """Return the fingerprint of a step's code, inputs and enclosing loops."""
+        snapshots = self.saving.snapshots.fingerprints()
+        return step_fingerprint(build, version=version, snapshots=snapshots, salt="\n".join(self._salts))
 
     def restorable(self, step: StepKey, fingerprint: str, *, is_loop: bool = False) -> LiveSnapshot | None:
         """
-        Return the snapshot of a step, unless the step changed since it was taken.
+        Return the snapshot of a step, ``None`` if there is none or the step has changed.
 
-        :param is_loop: Whether the step is a loop, whose snapshot may be one of its way.
+        :param is_loop: Whether the step is a loop, whose snapshot may be of an intermediate iteration.
         """
         live = self.saving.snapshots.find(step)
         if live is None:
@@ -264,26 +263,26 @@ class StageSteps:
         is_other_kind = (self.saving.iterations.find(step) is not None) is not is_loop
         has_changed = live.handle.fingerprint != fingerprint and self._attempt.grant.verify_fingerprints
         if is_other_kind or has_changed:
-            log.warning("Step %s changed since its snapshot was taken; it is computed anew.", describe(step))
+            log.warning("Step %s has changed since its snapshot was taken; it is recomputed.", describe(step))
             return None
         return live
 
     def require_room(self, step: StepKey) -> None:
         """
-        Refuse to begin a step whose snapshot will not fit, as far as its last one tells.
+        Check that there is free space for the snapshot of a step, estimated by its last snapshot.
 
         :raises StorageError: if there is too little space.
         """
-        before = self.saving.snapshots.find(step)
-        require_room(self._attempt.storage, describe(step), None if before is None else before.handle.size_bytes)
+        last = self.saving.snapshots.find(step)
+        require_room(self._attempt.storage, describe(step), None if last is None else last.handle.size_bytes)
 
     def shortage(self, step: StepKey, size_bytes: int | None) -> str | None:
-        """Return why a step of some size would not fit, ``None`` where it does."""
+        """Return an error message if there is too little space for a step of a size, else ``None``."""
         return shortage_of(self._attempt.storage, describe(step), size_bytes)
 
     def compute(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> DataFrame:
         """
-        Compute a step while it is written, and take a checkpoint.
+        Compute and write a step in one pass, and take a checkpoint.
 
         :raises StorageError: if there is too little space.
         """
@@ -293,7 +292,7 @@ class StageSteps:
         return self.save(step, written)
 
     def save(self, step: StepKey, written: Written) -> DataFrame:
-        """Take a checkpoint that names a written step, and return the step from its files."""
+        """Take a checkpoint that references a written step, and return the step, read from its snapshot."""
         self.saving.iterations.forget(step)
         self.saving.checkpoint()
         self.report(step, written.live, is_restored=False, write_seconds=written.seconds)
@@ -309,9 +308,11 @@ class StageSteps:
         is_computed: bool = False,
     ) -> Written:
         """
-        Write a step and count the part of it that was writing.
+        Write a step and count the time of the write.
 
-        :param is_computed: Whether Spark has the rows already, so that all of it is writing and there is to learn from.
+        :param seconds_so_far: Stopwatch of the step, started before it was computed.
+        :param is_computed: Whether the rows are already in Spark's cache: the write is then timed alone, and its time
+            improves later estimates.
         :raises StorageError: if the disk is full.
         """
         stopwatch = self.stopwatch()
@@ -327,16 +328,16 @@ class StageSteps:
         return Written(live, seconds)
 
     def read(self, live: LiveSnapshot) -> DataFrame:
-        """Return a snapshot as a DataFrame whose plan starts at it."""
+        """Return a DataFrame that reads a snapshot."""
         return self.saving.snapshots.read(self._spark, live)
 
     def stopwatch(self, seconds_before: float = 0.0) -> Stopwatch:
-        """Return a stopwatch that runs from now."""
+        """Return a stopwatch that starts now, at ``seconds_before``."""
         begin = self._monotonic() - seconds_before
         return lambda: self._monotonic() - begin
 
     def report(self, step: StepKey, live: LiveSnapshot, *, is_restored: bool, write_seconds: float = 0.0) -> None:
-        """Add a step to the report and log it."""
+        """Add a step to the reports and log it."""
         handle = live.handle
         report = StepReport(
             name=describe(step),
@@ -347,23 +348,24 @@ class StageSteps:
             write_seconds=round(write_seconds, 3),
         )
         self.reports.append(report)
-        what, seconds = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
+        size, duration = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
         if is_restored:
-            log.info("Step %s restored: %s; that saved %s", report.name, what, seconds)
+            log.info("Step %s restored: %s; saved %s", report.name, size, duration)
         else:
-            log.info("Step %s computed in %s: %s", report.name, seconds, what)
+            log.info("Step %s computed in %s: %s", report.name, duration, size)
 
 
 def built(build: object) -> DataFrame:
     """
-    Return the DataFrame that a step gives.
+    Return the DataFrame of a step.
 
-    :param build: The DataFrame, or a callable that gives it.
-    :raises InvalidConfigurationError: for anything else.
+    :param build: The DataFrame, or a callable that returns it.
+    :raises InvalidConfigurationError: if it is not a DataFrame.
     """
     frame: Any = build() if callable(build) else build
     if not hasattr(frame, "schema") or not hasattr(frame, "write"):
         raise InvalidConfigurationError(
-            f"Expected a step to give a Spark DataFrame, found {type(frame).__name__}; return the DataFrame from the callable."
+            f"Expected a step to return a Spark DataFrame, found {type(frame).__name__}; return the DataFrame from the "
+            f"callable."
         )
     return cast("DataFrame", frame)

@@ -1,14 +1,14 @@
-"""Restore points chosen by time or from another job: time travel and forks."""
+"""Lookup of checkpoints by id, run or time, for time travel and forks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from datetime import datetime
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
-from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
@@ -27,10 +27,10 @@ from airflow_provider_statecheck.storage.uris import redact
 
 
 class Jobs(Protocol):
-    """What tells of jobs: any gateway to the coordinator."""
+    """Access to the rows of jobs; every gateway to the coordinator has it."""
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return all that is kept of a job."""
+        """Return the rows of a job."""
         ...
 
 
@@ -44,55 +44,54 @@ def find_checkpoint(
     at: datetime | None = None,
 ) -> str:
     """
-    Return the pointer of a retained checkpoint or savepoint of a job: the newest, or the one that is asked for.
+    Return the pointer of a retained checkpoint or savepoint of a job, by default of the newest.
 
-    A checkpoint may be deleted as soon as newer ones take its place; what is to be read later, or for long, should be a
-    savepoint.
+    A checkpoint may be deleted as soon as newer ones subsume it; use a savepoint for long reads.
 
-    :param job: The job's name.
-    :param uid: Of the stage.
-    :param metadata: SQLAlchemy URL of the database with the rows, or a gateway, such as ``StatecheckHook().get_conn()``.
-    :param checkpoint_id: The checkpoint of this id.
-    :param run: The newest that this run took; its logical date or its id.
-    :param at: The newest that was complete at this time.
-    :raises CheckpointNotFoundError: if there is none, naming those that there are.
-    :raises InvalidConfigurationError: for more than one condition, or a time without a zone.
+    :param job: Name of the job.
+    :param uid: Uid of the stage.
+    :param metadata: SQLAlchemy URL of the metadata database, or a gateway, such as ``StatecheckHook().get_conn()``.
+    :param checkpoint_id: Id of the checkpoint.
+    :param run: Logical date or id of the run whose newest checkpoint is returned.
+    :param at: Time at which the returned checkpoint was the newest completed one.
+    :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
+    :raises InvalidConfigurationError: for more than one condition, or a time without a time zone.
     """
-    _require_one(checkpoint_id, run, at)
+    _require_one_condition(checkpoint_id, run, at)
     jobs = open_gateway(metadata) if isinstance(metadata, str) else metadata
     view = jobs.describe(job_id_of(job))
-    operator = _operator(view, uid)
-    retained = _retained(view, operator)
-    found = [each for each in retained if _is_wanted(view, each, checkpoint_id, run, at)]
+    retained = _retained(view, {_operator(view, uid).operator_id})
+    found = [each for each in retained if _matches(view, each, checkpoint_id, run, at)]
     if not found:
-        raise _none_left(view, uid, retained, _wanted(checkpoint_id, run, at))
+        raise _checkpoint_not_found(view, uid, retained, _describe_condition(checkpoint_id, run, at))
     return found[-1].location
 
 
-def _require_one(checkpoint_id: int | None, run: str | None, at: datetime | None) -> None:
+def _require_one_condition(checkpoint_id: int | None, run: str | None, at: datetime | None) -> None:
     if sum(each is not None for each in (checkpoint_id, run, at)) > 1:
-        raise InvalidConfigurationError(
-            "Expected one of checkpoint_id, run and at, found several; leave the others out."
-        )
+        raise InvalidConfigurationError("Expected one of checkpoint_id, run and at, found several; pass only one.")
     if at is not None and at.tzinfo is None:
-        raise InvalidConfigurationError(f"Expected a time with a zone, found {at.isoformat()}; give it a tzinfo.")
+        raise InvalidConfigurationError(f"Expected a time with a time zone, found {at.isoformat()}; set its tzinfo.")
 
 
 def _operator(view: JobView, uid: str) -> OperatorRecord:
     found = next((each for each in view.operators if each.uid == uid), None)
     if found is None:
         uids = ", ".join(repr(each.uid) for each in view.operators) or "none"
-        raise CheckpointNotFoundError(f"Expected a stage {uid!r} in job {view.job.name!r}, found {uids}.")
+        raise CheckpointNotFoundError(
+            f"Expected a stage {uid!r} in job {view.job.name!r}, found {uids}; pass the uid of one of the job's stages."
+        )
     return found
 
 
-def _retained(view: JobView, operator: OperatorRecord) -> list[CheckpointRecord]:
-    own = view.of_operator(operator.operator_id)
-    found = [each for each in own if each.status is CheckpointStatus.COMPLETED and each.unusable_reason is None]
-    return sorted(found, key=lambda each: each.checkpoint_id)
+def _retained(view: JobView, operator_ids: AbstractSet[OperatorId]) -> list[CheckpointRecord]:
+    """Return the usable checkpoints and savepoints of operators, oldest first."""
+    found = (each for each in view.checkpoints if each.operator_id in operator_ids)
+    usable = [each for each in found if each.status is CheckpointStatus.COMPLETED and each.unusable_reason is None]
+    return sorted(usable, key=lambda each: each.checkpoint_id)
 
 
-def _is_wanted(
+def _matches(
     view: JobView, checkpoint: CheckpointRecord, checkpoint_id: int | None, run: str | None, at: datetime | None
 ) -> bool:
     if checkpoint_id is not None:
@@ -104,11 +103,11 @@ def _is_wanted(
 
 
 def _attempt(view: JobView, checkpoint: CheckpointRecord) -> AttemptRecord | None:
-    of_checkpoint = (checkpoint.operator_id, checkpoint.epoch)
-    return next((each for each in view.attempts if (each.operator_id, each.epoch) == of_checkpoint), None)
+    key = (checkpoint.operator_id, checkpoint.epoch)
+    return next((each for each in view.attempts if (each.operator_id, each.epoch) == key), None)
 
 
-def _wanted(checkpoint_id: int | None, run: str | None, at: datetime | None) -> str:
+def _describe_condition(checkpoint_id: int | None, run: str | None, at: datetime | None) -> str:
     if checkpoint_id is not None:
         return f" of id {checkpoint_id}"
     if run is not None:
@@ -116,10 +115,12 @@ def _wanted(checkpoint_id: int | None, run: str | None, at: datetime | None) -> 
     return "" if at is None else f" that was complete at {at.isoformat()}"
 
 
-def _none_left(view: JobView, uid: str, retained: list[CheckpointRecord], wanted: str) -> CheckpointNotFoundError:
-    shown = ", ".join(f"{each.checkpoint_id} ({redact(each.location)})" for each in retained) or "none"
+def _checkpoint_not_found(
+    view: JobView, uid: str, retained: list[CheckpointRecord], condition: str
+) -> CheckpointNotFoundError:
+    found = ", ".join(f"{each.checkpoint_id} ({redact(each.location)})" for each in retained) or "none"
     return CheckpointNotFoundError(
-        f"Expected a retained checkpoint{wanted} of {uid!r} in job {view.job.name!r}, found {shown}; keep more by "
+        f"Expected a retained checkpoint{condition} of {uid!r} in job {view.job.name!r}, found {found}; retain more with "
         f"num_retained, or take savepoints."
     )
 
@@ -129,7 +130,7 @@ _ID = re.compile(r"[0-9]+")
 
 
 def fork_name(job: str, fork: str) -> str:
-    """Return the name of the job that a fork works in."""
+    """Return the job name of a fork."""
     return f"{job}@{fork}"
 
 
@@ -144,23 +145,25 @@ def find_fork_source(
     allow_non_restored_state: bool,
 ) -> RestoreSource | None:
     """
-    Find the checkpoint that a fork begins at.
+    Find the checkpoint that a fork starts from.
 
-    One that is gone is an error only where the fork has no checkpoint of its own yet, so that its retries need it no more.
+    A deleted checkpoint is reported as a problem of the source: it fails only a fork without checkpoints, because retries
+    of a fork restore the fork's own checkpoints.
 
-    :param gateway: The way to the coordinator.
-    :param storage: Where the checkpoints are.
-    :param job: The name of the job that is forked.
+    :param gateway: Gateway to the coordinator.
+    :param storage: Storage of the checkpoints.
+    :param job: Name of the forked job.
     :param wanted: A checkpoint id, ``run:<run>``, ``before:<run>``, or a pointer.
-    :param uid: The operator that is to be restored.
-    :param renamed_uids: For operators that changed their uid: the old one and the new one.
-    :param allow_non_restored_state: Whether to start with nothing where the checkpoint is another operator's.
-    :return: ``None`` where nothing of it is to be restored.
-    :raises InvalidConfigurationError: for what is none of these.
-    :raises IncompatibleCheckpointError: if it is another operator's.
+    :param uid: Uid of the operator to restore.
+    :param renamed_uids: Former uid to current uid of renamed operators.
+    :param allow_non_restored_state: Whether to start without state if the checkpoint is of another operator.
+    :return: ``None`` if the operator starts without state.
+    :raises InvalidConfigurationError: if ``wanted`` has none of these forms.
+    :raises IncompatibleCheckpointError: if the checkpoint is of another operator.
     """
+    uids = {uid, *(old for old, new in renamed_uids.items() if new == uid)}
     try:
-        pointer = _pointer(gateway, job, wanted, {uid, *(old for old, new in renamed_uids.items() if new == uid)})
+        pointer = _fork_pointer(gateway, job, wanted, uids)
     except CheckpointNotFoundError as error:
         return RestoreSource(pointer=wanted, metadata_uri="", metadata_size=0, metadata_sha256="", problem=str(error))
     return find_source(
@@ -173,42 +176,38 @@ def find_fork_source(
     )
 
 
-def _pointer(gateway: CheckpointCoordinatorGateway, job: str, wanted: str, uids: set[str]) -> str:
+def _fork_pointer(gateway: CheckpointCoordinatorGateway, job: str, wanted: str, uids: set[str]) -> str:
     is_of_job = wanted.startswith((_OF_RUN, _BEFORE_RUN)) or _ID.fullmatch(wanted) is not None
     if not is_of_job and "/" not in wanted:
         raise InvalidConfigurationError(
             f"Expected from_checkpoint to be a checkpoint id, {_OF_RUN}<run>, {_BEFORE_RUN}<run> or a pointer, found "
-            f"{wanted!r}."
+            f"{wanted!r}; pass one of these forms."
         )
     if not is_of_job:
         return wanted
     view = gateway.describe(job_id_of(job))
-    taken = _fork_point_retained(view, uids)
-    found = next(iter(_meant(view, taken, wanted)), None)
+    newest_first = _retained(view, {o.operator_id for o in view.operators if o.uid in uids})[::-1]
+    found = next(iter(_fork_candidates(view, newest_first, wanted)), None)
     if found is None:
-        raise _fork_point_none_left(job, wanted, taken)
+        raise _fork_source_not_found(job, wanted, newest_first)
     return found.location
 
 
-def _fork_point_retained(view: JobView, uids: set[str]) -> list[CheckpointRecord]:
-    operators = {o.operator_id for o in view.operators if o.uid in uids}
-    completed = [c for c in view.checkpoints if c.operator_id in operators and c.status is CheckpointStatus.COMPLETED]
-    return [c for c in reversed(completed) if c.unusable_reason is None]
-
-
-def _meant(view: JobView, taken: Sequence[CheckpointRecord], wanted: str) -> Sequence[CheckpointRecord]:
+def _fork_candidates(
+    view: JobView, newest_first: Sequence[CheckpointRecord], wanted: str
+) -> Sequence[CheckpointRecord]:
     if wanted.startswith(_OF_RUN):
-        return [c for c in taken if c.run_key == wanted.removeprefix(_OF_RUN)]
+        return [c for c in newest_first if c.run_key == wanted.removeprefix(_OF_RUN)]
     if wanted.startswith(_BEFORE_RUN):
         current = {(o.operator_id, o.generation) for o in view.operators}
-        line = [c for c in taken if c.is_restorable and (c.operator_id, c.generation) in current]
-        return stood_before(line, wanted.removeprefix(_BEFORE_RUN))
-    return [c for c in taken if c.checkpoint_id == int(wanted)]
+        restorable = [c for c in newest_first if c.is_restorable and (c.operator_id, c.generation) in current]
+        return stood_before(restorable, wanted.removeprefix(_BEFORE_RUN))
+    return [c for c in newest_first if c.checkpoint_id == int(wanted)]
 
 
-def _fork_point_none_left(job: str, wanted: str, taken: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:
-    there = ", ".join(f"{c.checkpoint_id} of run {c.run_key!r}" for c in taken) or "none"
+def _fork_source_not_found(job: str, wanted: str, retained: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:
+    found = ", ".join(f"{c.checkpoint_id} of run {c.run_key!r}" for c in retained) or "none"
     return CheckpointNotFoundError(
-        f"Expected a retained checkpoint {wanted} of job {job!r} to begin a fork at, found {there}; name one of these, keep "
-        f"those of more runs with retained_runs, or begin from a savepoint."
+        f"Expected a retained checkpoint {wanted} of job {job!r} to start a fork from, found {found}; name one of these, "
+        f"retain those of more runs with retained_runs, or start from a savepoint."
     )

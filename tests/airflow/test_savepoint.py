@@ -17,7 +17,7 @@ def test_a_stage_stops_with_a_savepoint_without_a_retry_and_another_run_begins_f
     view = airflow.job("test/decorated/2026-02-01T00:00:00+00:00")
     assert [a.status for a in view.attempts] == [AttemptStatus.FAILED]
     [savepoint] = [c for c in view.checkpoints if c.properties.is_savepoint]
-    assert f"to stop with a savepoint and did: {savepoint.location}" in airflow.output
+    assert f": {savepoint.location}. Clear the task" in airflow.output
 
     airflow.environment["FROM_SAVEPOINT"] = savepoint.location
     assert airflow.test_dag("decorated", "2026-02-02T00:00:00+00:00") == 0, airflow.output

@@ -272,7 +272,7 @@ def test_a_restored_step_says_how_much_time_that_saved(tries, caplog):
     size = sizes[0]
     assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("Step")] == [
         f"Step slow computed in 34 s: 4 rows, {size} bytes",
-        f"Step slow restored: 4 rows, {size} bytes; that saved 34 s",
+        f"Step slow restored: 4 rows, {size} bytes; saved 34 s",
     ]
 
 
@@ -389,7 +389,7 @@ def test_a_rhythm_below_one_item_is_refused(tries, every):
 
 def test_bad_items_are_refused_before_the_first_is_worked_on(tries):
     with tries.failing() as checkpoint:
-        with pytest.raises(DuplicateNameError, match="Two items have the key"):
+        with pytest.raises(DuplicateNameError, match="Expected a unique key for each item"):
             checkpoint.each("twice", [1, 2, "1"])
         with pytest.raises(InvalidConfigurationError, match="pass key="):
             checkpoint.each("keyless", [{"a": 1}])

@@ -167,7 +167,7 @@ def check_falls_back(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         assert stage.run() == RESULT
     assert stage.computed == ["second"]
     (message,) = errors(caplog)
-    assert message.startswith("Checkpoint 2 cannot be restored, falling back to the one before: ")
+    assert message.startswith("Checkpoint 2 cannot be restored; falling back to an older one: ")
     assert stage.view().attempts[-1].restored_from == 1
     assert stage.checkpoint(2).unusable_reason is not None
 
@@ -292,7 +292,7 @@ def test_a_snapshot_that_every_checkpoint_names_is_computed_anew_when_it_is_dama
     with caplog.at_level(logging.ERROR):
         assert stage.run() == RESULT
     assert stage.computed == ["first", "second"]
-    assert errors(caplog)[-1].startswith("Snapshot 'first' is damaged and is left out: ")
+    assert errors(caplog)[-1].startswith("Snapshot 'first' is damaged and will be recomputed: ")
     assert stage.view().attempts[-1].restored_from == 2
 
 

@@ -187,7 +187,7 @@ def test_the_retry_computes_the_damaged_step_and_what_stands_on_it(stage, caplog
     with pytest.raises(Exception, match="FAILED_READ_FILE"):
         stage.run()
     assert stage.tries.take_computed() == []
-    assert f"/{damaged}-" in next(m for m in caplog.messages if "is damaged, the next try computes it anew" in m)
+    assert f"/{damaged}-" in next(m for m in caplog.messages if "is damaged; the next try recomputes it" in m)
     (uri,) = stage.tries.view().operators[0].damaged_snapshots
     assert f"/{damaged}-" in uri
     with pytest.raises(PlannedError):

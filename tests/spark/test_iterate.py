@@ -158,7 +158,7 @@ def test_more_steps_go_on_and_fewer_begin_anew(tries, caplog):
     with caplog.at_level(logging.WARNING), tries.open() as checkpoint:
         assert run(checkpoint, 3) == doubled(3, 3)
     assert tries.take_computed() == numbers(1, 2, 3)
-    assert "snapshotted after step 6, but only 3 steps are asked for" in caplog.text
+    assert "restarts: its snapshot is of step 6, but steps is 3" in caplog.text
 
 
 CODE = """
@@ -428,5 +428,5 @@ def test_a_step_that_gives_no_dataframe_and_an_end_that_is_no_truth_value_are_re
     with tries.failing() as checkpoint:
         with pytest.raises(InvalidConfigurationError, match="Spark DataFrame"):
             checkpoint.iterate("nothing", tries.spark.range(1), 1, step=lambda frame, number: None)
-        with pytest.raises(InvalidConfigurationError, match="until to give True or False, found DataFrame"):
+        with pytest.raises(InvalidConfigurationError, match="until to return True or False, found DataFrame"):
             checkpoint.iterate("rows", tries.spark.range(1), 1, step=doubling(tries), until=lambda now, before: now)

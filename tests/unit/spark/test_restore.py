@@ -144,7 +144,7 @@ def test_damage_makes_a_restore_fall_back_to_the_checkpoint_before(written, capl
     assert restored.checkpoint.checkpoint_id == written.first.checkpoint_id
     assert [each.checkpoint_id for each in restored.skipped] == [written.second.checkpoint_id]
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("Checkpoint 2 cannot be restored, falling back to the one before: ")
+    assert message.startswith("Checkpoint 2 cannot be restored; falling back to an older one: ")
 
 
 @pytest.mark.parametrize("damage", [footer, cut, Path.unlink])
@@ -156,7 +156,7 @@ def test_a_damaged_snapshot_that_every_checkpoint_names_is_left_out_of_the_newes
     assert restored.state["done"] == LARGE_STATE
     assert list(restored.manifests) == [written.sessions.uri]
     assert restored.damaged == (written.raw,)
-    assert "Snapshot 'raw' is damaged and is left out" in caplog.text
+    assert "Snapshot 'raw' is damaged and will be recomputed" in caplog.text
 
 
 def test_without_readable_metadata_there_is_nothing_to_leave_out_of(written):

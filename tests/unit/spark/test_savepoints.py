@@ -192,7 +192,7 @@ def test_a_coordinator_that_is_away_when_the_savepoint_begins_costs_nothing(
 def test_stopping_with_a_savepoint_stops_the_stage_and_says_where_it_is(stage: WrittenStage, target: str) -> None:
     attempt = stage.attempt()
     ask(stage, target, kind=CheckpointType.SAVEPOINT_SUSPEND, requested_by="the night shift")
-    with pytest.raises(StoppedWithSavepointError, match="asked by the night shift") as stopped:
+    with pytest.raises(StoppedWithSavepointError, match="requested by the night shift") as stopped:
         stage.take(attempt, stage.snapshot(attempt, "orders"))
     assert stopped.value.pointer == savepoints_of(stage)[0].location
 
@@ -359,5 +359,5 @@ def test_a_savepoint_whose_metadata_changed_since_it_was_read_is_not_restored(st
     found = source(stage, savepoint.location)
     metadata = local_path(savepoint.location) / "_metadata"
     metadata.write_bytes(metadata.read_bytes() + b" ")
-    with pytest.raises(Exception, match="no completed checkpoint can be read"):
+    with pytest.raises(Exception, match="Expected a readable checkpoint to restore"):
         stage.attempt("heir", restore_from=found).restore()

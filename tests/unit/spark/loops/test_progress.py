@@ -49,7 +49,7 @@ def test_all_items_are_taken_at_once_in_their_order():
 
 @pytest.mark.parametrize("items", [["a", "a"], [1, "1"], [date(2026, 1, 1), "2026-01-01"]])
 def test_two_items_of_one_key_are_refused(items):
-    with pytest.raises(DuplicateNameError, match="Two items have the key"):
+    with pytest.raises(DuplicateNameError, match="Expected a unique key for each item"):
         keyed(items, None)
 
 

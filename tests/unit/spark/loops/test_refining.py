@@ -21,7 +21,7 @@ class Loop(RefiningLoop):
     """A loop that notes what it would write; a step takes a second."""
 
     def __init__(self, asked: Refinement, saving: Any) -> None:
-        self._asked = asked
+        self._refinement = asked
         self._saving = saving
         self.written: list[int] = []
 
@@ -51,7 +51,7 @@ def written(*, pause: str | None, converged_at: int = 0, budget: float | None = 
     for number in range(1, 11):
         seconds[0] += 1.0
         frame: Any = Frame()
-        if loop._secure(number, frame, frame, Any)[1]:  # type: ignore[arg-type]
+        if loop._checkpoint(number, frame, frame, Any)[1]:  # type: ignore[arg-type]
             break
     return loop.written, costs.put_off
 
