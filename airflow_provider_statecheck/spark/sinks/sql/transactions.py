@@ -100,7 +100,7 @@ class SinkDatabase(Database):
         original = getattr(error, "orig", None) or error
         kinds = {kind.__name__ for kind in type(original).__mro__}
         # The first line says what is wrong; those behind it may show rows, and of values that do not convert the first one too.
-        told = type(original).__name__ if "DataError" in kinds else self._said(error)
+        told = type(original).__name__ if "DataError" in kinds else self.message_of(error)
         said = (told.splitlines() or [""])[0].rstrip(".")
         if kinds & {"IntegrityError", "DataError"}:
             return UnsupportedStateError(

@@ -79,14 +79,14 @@ class Database:
     def _as_own_error(self, error: Exception) -> StateCheckError:
         # Compares the name of the class, because SQLAlchemy itself may be missing.
         if not isinstance(error, ImportError) and type(error).__name__ != "NoSuchModuleError":
-            return SourceError(f"The database {self.shown} cannot be read: {self._message_of(error)}")
+            return SourceError(f"The database {self.shown} cannot be read: {self.message_of(error)}")
         return EnvironmentNotReadyError(
             f"Expected Python packages to read {self.shown}, found {error}; install SQLAlchemy and the driver in the URL "
             "(airflow-provider-statecheck[postgres] for PostgreSQL) for Spark's driver and executors."
         )
 
-    def _message_of(self, error: Exception) -> str:
-        # The error of the driver, without the statement that SQLAlchemy adds.
+    def message_of(self, error: Exception) -> str:
+        """Return the message of the database driver, without the statement that SQLAlchemy adds and without secrets."""
         original = getattr(error, "orig", None) or error
         return f"{type(original).__name__} {conceal(str(original).strip(), self._secrets())}"
 
