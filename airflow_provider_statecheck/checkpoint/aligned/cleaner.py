@@ -20,73 +20,7 @@ log = logging.getLogger(__name__)
 Job = Callable[[], None]
 
 
-class StagedWork:
-    """
-    Runs jobs in stages.
-
-    A failed job does not stop the others. No executor thread waits for another job.
-
-    :param executor: The executor that runs the jobs.
-    :param stages: The jobs; a stage starts after all jobs of the previous one have ended.
-    :param ended: Called exactly once, after the last job, with the errors that the jobs raised.
-    :param is_parallel: Whether the jobs of one stage run concurrently.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        stages: Sequence[Sequence[Job]],
-        ended: Callable[[list[Exception]], None],
-        *,
-        is_parallel: bool = True,
-    ) -> None:
-        self._executor = executor
-        stages = [[job for stage in stages for job in stage]] if not is_parallel else stages
-        self._waiting = [stage for stage in stages if stage] or [[_nothing]]
-        self._is_parallel = is_parallel
-        self._ended = ended
-        self._lock = threading.Lock()
-        self._running = 0
-        self._errors: list[Exception] = []
-
-    def start(self) -> None:
-        """Submit the first stage and return."""
-        stage = self._waiting.pop(0)
-        bundles = [[job] for job in stage] if self._is_parallel else [list(stage)]
-        self._running = len(bundles)
-        for bundle in bundles:
-            self._submit(bundle)
-
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        try:
-            self._executor.submit(self._run, jobs)
-        except RuntimeError as error:
-            # The executor was shut down and will not run the jobs.
-            self._finish([error])
-
-    def _run(self, jobs: Sequence[Job]) -> None:
-        errors: list[Exception] = []
-        for job in jobs:
-            try:
-                job()
-            except Exception as error:
-                errors.append(error)
-        self._finish(errors)
-
-    def _finish(self, errors: list[Exception]) -> None:
-        with self._lock:
-            self._errors += errors
-            self._running -= 1
-            is_stage_over = self._running == 0
-        if not is_stage_over:
-            return
-        if self._waiting:
-            self.start()
-        else:
-            self._ended(self._errors)
-
-
-def _nothing(*_: object) -> None:
+def no_op(*_: object) -> None:
     """Do nothing."""
 
 
@@ -109,7 +43,7 @@ class CheckpointsCleaner:
         executor: Executor,
         *,
         is_parallel: bool = True,
-        discarded: Callable[[CompletedCheckpoint], None] = _nothing,
+        discarded: Callable[[CompletedCheckpoint], None] = no_op,
     ) -> None:
         self._discarder = discarder
         self._executor = executor
@@ -138,7 +72,7 @@ class CheckpointsCleaner:
             self._subsumed[checkpoint.checkpoint_id] = checkpoint
 
     def clean_subsumed(
-        self, lowest_valid_id: int, in_use_ids: AbstractSet[int], post_cleanup: Callable[[], None] = _nothing
+        self, lowest_valid_id: int, in_use_ids: AbstractSet[int], post_cleanup: Callable[[], None] = no_op
     ) -> None:
         """
         Delete the queued subsumed checkpoints that are no longer in use; the others stay in the queue.
@@ -157,7 +91,7 @@ class CheckpointsCleaner:
             self._run(self._stages_of(checkpoint, checkpoint.properties.discard_on_subsumed), ended)
 
     def clean_checkpoint(
-        self, checkpoint: CompletedCheckpoint, should_discard: bool, post_cleanup: Callable[[], None] = _nothing
+        self, checkpoint: CompletedCheckpoint, should_discard: bool, post_cleanup: Callable[[], None] = no_op
     ) -> None:
         """
         Delete a completed checkpoint, or log the location of one to retain.
@@ -171,17 +105,17 @@ class CheckpointsCleaner:
         ended = partial(self._end_checkpoint, checkpoint, should_discard, post_cleanup)
         self._run(self._stages_of(checkpoint, should_discard), ended)
 
-    def clean(self, plan: DiscardPlan, what: str, post_cleanup: Callable[[], None] = _nothing) -> None:
+    def clean(self, plan: DiscardPlan, subject: str, post_cleanup: Callable[[], None] = no_op) -> None:
         """
         Delete the files of an aborted checkpoint or of a late acknowledgement.
 
-        :param what: The description for the log.
+        :param subject: The description for the log.
         :param post_cleanup: A callback that runs afterwards, even if a delete failed.
         :raises CoordinatorError: if the cleaner was closed.
         """
         with self._changed:
             self._begin(1)
-        self._run(self._stages(plan), partial(self._end, what, post_cleanup))
+        self._run(self._stages(plan), partial(self._end, subject, post_cleanup))
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """
@@ -232,25 +166,93 @@ class CheckpointsCleaner:
         post_cleanup: Callable[[], None],
         errors: list[Exception],
     ) -> None:
-        what = f"checkpoint {checkpoint.checkpoint_id}"
+        subject = f"checkpoint {checkpoint.checkpoint_id}"
         if was_discarded and not errors:
-            _run_logged(partial(self._discarded, checkpoint), what)
-        self._end(what, post_cleanup, errors)
+            _run_logged(partial(self._discarded, checkpoint), subject)
+        self._end(subject, post_cleanup, errors)
 
-    def _end(self, what: str, post_cleanup: Callable[[], None], errors: list[Exception]) -> None:
+    def _end(self, subject: str, post_cleanup: Callable[[], None], errors: list[Exception]) -> None:
         if errors:
-            log.warning("%s deletes of %s failed, the first with: %s", len(errors), what, errors[0], exc_info=errors[0])
+            log.warning(
+                "%s deletes of %s failed, the first with: %s", len(errors), subject, errors[0], exc_info=errors[0]
+            )
         with self._changed:
             self._cleanings -= 1
         # The callback may read ``cleanings``, which must not count this cleaning.
-        _run_logged(post_cleanup, what)
+        _run_logged(post_cleanup, subject)
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
 
-def _run_logged(callback: Callable[[], None], what: str) -> None:
+def _run_logged(callback: Callable[[], None], subject: str) -> None:
     try:
         callback()
     except Exception:
-        log.exception("A callback after the cleaning of %s failed", what)
+        log.exception("A callback after the cleaning of %s failed", subject)
+
+
+class StagedWork:
+    """
+    Runs jobs in stages.
+
+    A failed job does not stop the others. No executor thread waits for another job.
+
+    :param executor: The executor that runs the jobs.
+    :param stages: The jobs; a stage starts after all jobs of the previous one have ended.
+    :param ended: Called exactly once, after the last job, with the errors that the jobs raised.
+    :param is_parallel: Whether the jobs of one stage run concurrently.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        stages: Sequence[Sequence[Job]],
+        ended: Callable[[list[Exception]], None],
+        *,
+        is_parallel: bool = True,
+    ) -> None:
+        self._executor = executor
+        stages = [[job for stage in stages for job in stage]] if not is_parallel else stages
+        self._waiting = [stage for stage in stages if stage] or [[no_op]]
+        self._is_parallel = is_parallel
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._running = 0
+        self._errors: list[Exception] = []
+
+    def start(self) -> None:
+        """Submit the first stage and return."""
+        stage = self._waiting.pop(0)
+        bundles = [[job] for job in stage] if self._is_parallel else [list(stage)]
+        self._running = len(bundles)
+        for bundle in bundles:
+            self._submit(bundle)
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        try:
+            self._executor.submit(self._run, jobs)
+        except RuntimeError as error:
+            # The executor was shut down and will not run the jobs.
+            self._finish([error])
+
+    def _run(self, jobs: Sequence[Job]) -> None:
+        errors: list[Exception] = []
+        for job in jobs:
+            try:
+                job()
+            except Exception as error:
+                errors.append(error)
+        self._finish(errors)
+
+    def _finish(self, errors: list[Exception]) -> None:
+        with self._lock:
+            self._errors += errors
+            self._running -= 1
+            is_stage_over = self._running == 0
+        if not is_stage_over:
+            return
+        if self._waiting:
+            self.start()
+        else:
+            self._ended(self._errors)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner
+from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCleaner, no_op
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreMode
@@ -33,10 +33,6 @@ log = logging.getLogger(__name__)
 DEFAULT_RETAINED = 2
 _DIGITS = 19
 _UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
-
-
-def nothing() -> None:
-    """Do nothing."""
 
 
 def handle_name(checkpoint_id: int) -> str:
@@ -65,7 +61,7 @@ class CompletedCheckpointStore(Protocol):
         ...
 
     def add_checkpoint_and_subsume_oldest(
-        self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
+        self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> CompletedCheckpoint | None:
         """
         Add a checkpoint, then drop the checkpoints that it subsumes; adding it again has no effect.
@@ -99,7 +95,7 @@ class CompletedCheckpointStore(Protocol):
         ...
 
     def shutdown(
-        self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
+        self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> None:
         """
         Close the store; repeat the call after an error.
@@ -160,7 +156,7 @@ class DefaultCompletedCheckpointStore:
             self._is_recovered = True
 
     def add_checkpoint_and_subsume_oldest(
-        self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
+        self, checkpoint: CompletedCheckpoint, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> CompletedCheckpoint | None:
         """Add a checkpoint, then drop the checkpoints that it subsumes."""
         self._require_in_use()
@@ -200,7 +196,7 @@ class DefaultCompletedCheckpointStore:
         return self._num_retained
 
     def shutdown(
-        self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = nothing
+        self, status: JobStatus, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None] = no_op
     ) -> None:
         """Close the store."""
         if self._is_over:

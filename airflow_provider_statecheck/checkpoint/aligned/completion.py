@@ -23,8 +23,8 @@ from airflow_provider_statecheck.checkpoint.aligned.snapshot_contents import (
     completed_of,
     contents,
     merged,
-    not_named_by,
     require_whole_union_state,
+    unreferenced_streams,
 )
 from airflow_provider_statecheck.checkpoint.aligned.transitions import Aborted, Assessment, Verdict
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
@@ -180,7 +180,7 @@ class AcknowledgementHandler:
         if state is None:
             return
         try:
-            plan = DiscardPlan(states=not_named_by([state], self._named_states(assessment)))
+            plan = DiscardPlan(states=unreferenced_streams([state], self._named_states(assessment)))
             if plan.states:
                 self._components.cleaner.clean(plan, f"state of operator {state.uid!r} from a rejected acknowledgement")
         except StateCheckError as error:

@@ -89,39 +89,41 @@ USED_SETTINGS = (
     "checkpoints_after_tasks_finish",
     "cleaner_parallel_mode",
 )
-"""Settings that a coordinator acts on; how many to retain and to tolerate its store and its failure manager know."""
+"""The settings of a coordinator; the store and the failure manager have the numbers to retain and to tolerate."""
 DEFAULT_LEASE = timedelta(minutes=1)
 
 
 class CheckpointCoordinator:
     """
-    Triggers checkpoints of several operators, collects what they acknowledge and completes them.
+    Triggers checkpoints of several operators, collects their acknowledgements and completes the checkpoints.
 
-    What matters is in the rows: several coordinators with the same leader, in as many processes, act as one, and a new
-    one goes on where another ended. No thread and no timer is started; :meth:`tick` has to be called again and again.
+    The coordinator keeps its state in rows: coordinators with the same leader act as one, also in different processes, and
+    a new coordinator continues the work of an earlier one. It starts no thread and no timer; call :meth:`tick`
+    periodically.
 
     :param job_id: The job.
-    :param config: How often, how many and how long.
-    :param tasks_to_trigger: Tasks that are told to begin.
-    :param tasks_to_wait_for: Tasks without which there is no checkpoint.
-    :param tasks_to_commit_to: Tasks that are told how it ended.
-    :param registry: Knows the files that checkpoints share; the completed store has the same.
-    :param id_counter: Gives the ids.
-    :param completed_store: Keeps what is complete.
-    :param checkpoint_storage: Where the bytes go.
-    :param executor: Where tasks are notified and bytes are deleted.
-    :param failure_manager: Counts failures.
-    :param jobs: The rows.
-    :param leader: In whose name they are changed; an older one is refused.
-    :param discarder: Who deletes bytes.
-    :param fail_task: What is done with a task that failed when it was told of a completion.
-    :param clock: What time it is for periodic checkpoints; all else goes by the time of the rows.
-    :param random: Where the delay of the first periodic checkpoint comes from.
-    :param operator_coordinators: What operators keep on this side.
-    :param waiter: How futures wait.
-    :param lease: How long whoever finalizes a checkpoint may be silent.
-    :raises InvalidConfigurationError: if a setting was given that it does not act on, there is no task to wait for, or the leader is of another job.
-    :raises StorageError: if checkpoints are periodic and their directories cannot be made.
+    :param config: The checkpoint settings.
+    :param tasks_to_trigger: The tasks to trigger.
+    :param tasks_to_wait_for: The tasks that must acknowledge a checkpoint.
+    :param tasks_to_commit_to: The tasks to notify of the end of a checkpoint.
+    :param registry: The registry of shared state, which the completed store must use as well.
+    :param id_counter: The counter of checkpoint ids.
+    :param completed_store: The store of completed checkpoints.
+    :param checkpoint_storage: The storage of checkpoint files.
+    :param executor: The executor that notifies tasks and deletes files.
+    :param failure_manager: The manager that counts failures.
+    :param jobs: The store of the job's rows.
+    :param leader: The leader; calls of earlier leaders have no effect.
+    :param discarder: The deleter of files.
+    :param fail_task: A callback that fails a task after an error on a completion.
+    :param clock: The clock of periodic checkpoints; all other times are database times.
+    :param random: The source of the delay before the first periodic checkpoint.
+    :param operator_coordinators: The coordinators of operators.
+    :param waiter: The strategy for futures to wait, polling by default.
+    :param lease: The time after which another coordinator may take over a finalization.
+    :raises InvalidConfigurationError: if the config contains an unsupported setting, there is no task to wait for, or the
+        leader is of another job.
+    :raises StorageError: if checkpoints are periodic and their directories cannot be created.
     :raises CoordinatorError: if the counter cannot be started.
     """
 
@@ -210,25 +212,25 @@ class CheckpointCoordinator:
 
     @property
     def cleaner(self) -> CheckpointsCleaner:
-        """Return who deletes the bytes of checkpoints, for the shutdown of the completed store."""
+        """Return the cleaner, which the shutdown of the completed store needs."""
         return self._components.cleaner
 
     @property
     def is_shut_down(self) -> bool:
-        """Tell whether it does nothing any more."""
+        """Return whether the coordinator was shut down."""
         return self._is_shut_down
 
     @property
     def is_periodic_checkpointing_started(self) -> bool:
-        """Tell whether checkpoints are triggered without being asked for."""
+        """Return whether periodic checkpoints are triggered."""
         return self._periodic is not None and self._periodic.is_started
 
     def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:
         """
-        Add something that takes part in every checkpoint.
+        Add a hook that participates in every checkpoint.
 
-        :return: Whether it was added; a second one of the same identifier is not.
-        :raises InvalidConfigurationError: for an empty identifier.
+        :return: Whether it was added; a second hook with the same identifier is ignored.
+        :raises InvalidConfigurationError: if the identifier is blank.
         """
         return self._components.hooks.add_master_hook(hook)
 
@@ -241,13 +243,13 @@ class CheckpointCoordinator:
         request_key: str | None = None,
     ) -> CheckpointFuture:
         """
-        Ask for a checkpoint; every failure but a wrong argument is told by the future.
+        Request a checkpoint; the future reports all failures except invalid arguments.
 
-        :param properties: Whose it is and what kind, or a kind for one that stays as long as is configured.
-        :param external_savepoint_location: The directory below which a savepoint is written.
-        :param is_periodic: Whether nobody asked for it.
-        :param request_key: Made by the caller; the same key is the same request.
-        :raises InvalidConfigurationError: for no kind, or a savepoint without target where there is no default.
+        :param properties: The properties, or a kind with the configured retention.
+        :param external_savepoint_location: The parent directory of a savepoint.
+        :param is_periodic: Whether the periodic trigger requests the checkpoint.
+        :param request_key: An idempotency key; requests with the same key are the same request.
+        :raises InvalidConfigurationError: if the kind is invalid, or a savepoint has neither a target nor a default.
         """
         properties = properties_of(properties, self._components.config.retention_policy)
         if properties.is_savepoint and not external_savepoint_location:
@@ -275,9 +277,12 @@ class CheckpointCoordinator:
         request_key: str | None = None,
     ) -> CheckpointFuture:
         """
-        Ask for a savepoint, which neither subsumes checkpoints nor is told to tasks.
+        Request a savepoint; it subsumes no checkpoints, and tasks are not notified of its completion.
 
-        :raises InvalidConfigurationError: without target where there is no default.
+        :param target: The parent directory, ``None`` for the configured default.
+        :param savepoint_format: The format of the savepoint.
+        :param request_key: An idempotency key; requests with the same key are the same request.
+        :raises InvalidConfigurationError: if there is neither a target nor a default.
         """
         properties = CheckpointProperties.for_savepoint(savepoint_format=savepoint_format)
         return self.trigger_checkpoint(properties, target, request_key=request_key)
@@ -291,10 +296,13 @@ class CheckpointCoordinator:
         request_key: str | None = None,
     ) -> CheckpointFuture:
         """
-        Ask for a savepoint after which tasks wait until they are told that it is complete.
+        Request a savepoint after which the tasks wait for its completion.
 
-        :param terminate: Whether they come to their end then.
-        :raises InvalidConfigurationError: without target where there is no default.
+        :param terminate: Whether the tasks end after the completion.
+        :param target: The parent directory, ``None`` for the configured default.
+        :param savepoint_format: The format of the savepoint.
+        :param request_key: An idempotency key; requests with the same key are the same request.
+        :raises InvalidConfigurationError: if there is neither a target nor a default.
         """
         properties = CheckpointProperties.for_sync_savepoint(terminate=terminate, savepoint_format=savepoint_format)
         return self.trigger_checkpoint(properties, target, request_key=request_key)
@@ -308,12 +316,15 @@ class CheckpointCoordinator:
         fail_job: Callable[[Exception], None],
     ) -> StopWithSavepoint:
         """
-        Stop periodic checkpoints and ask for a savepoint with which the job stops.
+        Stop periodic checkpoints and request the savepoint with which the job stops.
 
-        The caller says in the answer how the tasks ended, once all of them have.
+        After all tasks have ended, the caller passes their statuses to the returned object.
 
-        :param fail_job: What is done if some task does not finish.
-        :raises InvalidConfigurationError: without target where there is no default.
+        :param terminate: Whether the tasks end after the completion.
+        :param target: The parent directory, ``None`` for the configured default.
+        :param savepoint_format: The format of the savepoint.
+        :param fail_job: A callback that fails the job if a task does not finish.
+        :raises InvalidConfigurationError: if there is neither a target nor a default.
         """
         was_periodic = self.is_periodic_checkpointing_started
         if was_periodic:
@@ -333,15 +344,15 @@ class CheckpointCoordinator:
         return stop
 
     def future_of(self, request_key: str) -> CheckpointFuture:
-        """Return the future of a request that was made here or in another process."""
+        """Return the future of a request from any process."""
         return self._future(request_key)
 
     def receive_acknowledge_message(self, message: AcknowledgeMessage | None, sender: str = "") -> bool:
         """
-        Take the part of an operator.
+        Handle the acknowledgement of an operator.
 
-        :param sender: Where it comes from, for people.
-        :return: Whether the checkpoint is known here.
+        :param sender: The origin of the message, for the log.
+        :return: Whether the checkpoint is known.
         :raises CheckpointException: if the checkpoint cannot be completed.
         """
         if self._is_shut_down or message is None:
@@ -354,16 +365,17 @@ class CheckpointCoordinator:
                 self._expire()
                 return self._acknowledgements.acknowledge(message, sender)
             except StaleAttemptError as error:
-                log.warning("An acknowledgement is left to the coordinator that leads now: %s", error)
+                log.warning("Ignored an acknowledgement after a change of the leader: %s", error)
                 return False
             finally:
                 self._forget_ended_futures()
 
     def receive_decline_message(self, message: DeclineMessage | None, sender: str = "") -> None:
         """
-        Abort the checkpoint of which an operator will not take its part, if it is pending.
+        Abort the checkpoint that an operator declines, if it is pending.
 
-        :raises InvalidConfigurationError: if it is of another job.
+        :param sender: The origin of the message, for the log.
+        :raises InvalidConfigurationError: if the message is of another job.
         """
         if self._is_shut_down or message is None:
             return
@@ -374,16 +386,18 @@ class CheckpointCoordinator:
         with self._components.raising_job_failures():
             try:
                 if not self._aborter.abort_one(message.checkpoint_id, message.cause, attempt_id=message.attempt_id):
-                    log.debug("Decline of checkpoint %s (%s) changes nothing", message.checkpoint_id, sender)
+                    log.debug("Ignored a decline of checkpoint %s (%s)", message.checkpoint_id, sender)
             except StaleAttemptError as error:
-                log.warning("A decline is left to the coordinator that leads now: %s", error)
+                log.warning("Ignored a decline after a change of the leader: %s", error)
             self._trigger_next()
 
     def fail_unacknowledged_for(self, attempt_id: str, cause: Exception) -> None:
         """
-        Abort the pending checkpoints that a try of a task has not acknowledged, for it failed.
+        Abort the pending checkpoints that a failed attempt has not acknowledged.
 
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; repeat it then.
+        :param attempt_id: The failed attempt.
+        :param cause: The error of the attempt.
+        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
         """
         error = CheckpointException(CheckpointFailureReason.TASK_FAILURE_DURING_CHECKPOINT, cause)
 
@@ -396,27 +410,27 @@ class CheckpointCoordinator:
                 with as_checkpoint_exception():
                     self._aborter.abort(chosen, error, attempt_id=attempt_id)
             except StaleAttemptError as stale:
-                log.warning("The checkpoints of a failed task are left to the coordinator that leads now: %s", stale)
+                log.warning("Ignored a failed task after a change of the leader: %s", stale)
             self._trigger_next()
 
     def start_checkpoint_scheduler(self) -> None:
         """
-        Take checkpoints periodically, whenever :meth:`tick` finds one due; beginning again is beginning anew.
+        Start periodic checkpoints, which :meth:`tick` triggers when they are due; a second call restarts the interval.
 
         :raises CoordinatorError: after the shutdown, or if no interval is configured.
         """
         self._require_in_use()
         if self._periodic is None:
             raise CoordinatorError(
-                "Expected an interval of periodic checkpoints, found none; set execution.checkpointing.interval."
+                "Expected an interval for periodic checkpoints, found none; set execution.checkpointing.interval."
             )
         self._periodic.start(self._clock.now())
 
     def stop_checkpoint_scheduler(self) -> None:
         """
-        Take no more periodic checkpoints, and abort all that is pending or queued; it may be repeated.
+        Stop periodic checkpoints and abort all pending and queued ones; repeated calls have no effect.
 
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; none is taken periodically all the same.
+        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; periodic checkpoints are stopped anyway.
         """
         if self._periodic is not None:
             self._periodic.stop()
@@ -424,11 +438,11 @@ class CheckpointCoordinator:
 
     def tick(self) -> None:
         """
-        Do what time demands: expire, finish what another left, take a periodic checkpoint.
+        Expire checkpoints, take over finalizations whose lease has expired, and trigger a due periodic checkpoint.
 
-        Like the calls that take the messages of tasks, it raises what the callback raises that fails the job.
+        Like the methods that handle messages, it raises the errors of the callback that fails the job.
 
-        :raises StaleAttemptError: if another leads.
+        :raises StaleAttemptError: if another leader has taken over.
         """
         if self._is_shut_down:
             return
@@ -454,12 +468,17 @@ class CheckpointCoordinator:
         mode: OperatorCoordinatorRestoreMode = OperatorCoordinatorRestoreMode.RESTORE_OR_RESET,
     ) -> bool:
         """
-        Give tasks their state of the newest completed checkpoint; either all of it fits, or none is given any.
+        Restore the tasks from the newest completed checkpoint; if a state does not fit, no task is restored.
 
-        :param all_or_nothing_state: Whether an operator of which some subtasks have state must have state of all.
+        :param tasks: The tasks, which must not have started.
+        :param error_if_no_checkpoint: Whether to raise if there is no checkpoint.
+        :param all_or_nothing_state: Whether an operator with state must have state for all of its subtasks.
+        :param allow_non_restored_state: Whether to drop state that has no operator or hook.
+        :param renamed_uids: The new uids of operators by their uids in the checkpoint.
+        :param mode: How to restore operator coordinators.
         :return: Whether there is a checkpoint.
-        :raises CoordinatorError: after the shutdown, or if there is no checkpoint and there has to be one.
-        :raises IncompatibleCheckpointError: if its state does not fit.
+        :raises CoordinatorError: after the shutdown, or if a required checkpoint does not exist.
+        :raises IncompatibleCheckpointError: if a state does not fit.
         """
         self._require_in_use()
         return self._restorer.restore_latest(
@@ -481,13 +500,16 @@ class CheckpointCoordinator:
         renamed_uids: Mapping[str, str] | None = None,
     ) -> CompletedCheckpoint:
         """
-        Begin the job from a snapshot.
+        Restore the tasks of a new job from a snapshot.
 
-        :param pointer: Its directory or metadata file.
-        :param restore_mode: Whose it is from then on.
+        :param pointer: The directory or metadata file of the snapshot.
+        :param tasks: The tasks, which must not have started.
+        :param restore_mode: The claim mode, which determines the owner of the snapshot's files.
+        :param allow_non_restored_state: Whether to drop state that has no operator or hook.
+        :param renamed_uids: The new uids of operators by their uids in the snapshot.
         :raises CoordinatorError: after the shutdown, or if the job has newer checkpoints.
-        :raises CheckpointNotFoundError: if there is none.
-        :raises IncompatibleCheckpointError: if its state does not fit.
+        :raises CheckpointNotFoundError: if the snapshot does not exist.
+        :raises IncompatibleCheckpointError: if a state does not fit.
         """
         self._require_in_use()
         adopted = self._restorer.adopt(
@@ -504,15 +526,15 @@ class CheckpointCoordinator:
 
     def shutdown_store(self, status: JobStatus) -> None:
         """
-        End the completed store with the job; its checkpoints go or stay as their properties say. It may be repeated.
+        Shut down the completed store; the properties of its checkpoints decide which are deleted.
 
-        :param status: How the job ended.
-        :raises StateCheckError: if rows or storage do not answer.
+        :param status: The status of the job.
+        :raises StateCheckError: if the database or the storage fails; the call may be repeated.
         """
         retained_checkpoints.end_with_job(self._components, status)
 
     def shutdown(self) -> None:
-        """Do nothing any more: abort all that is pending or queued, and close the hooks; it may be repeated."""
+        """Abort all pending and queued checkpoints, close the hooks and reject further calls; may be repeated."""
         with self._lock:
             if self._is_shut_down:
                 return
@@ -527,7 +549,7 @@ class CheckpointCoordinator:
         try:
             self._abort_all(error)
         except StaleAttemptError as stale:
-            log.warning("What is pending is left to the coordinator that leads now: %s", stale)
+            log.warning("Pending checkpoints were not aborted after a change of the leader: %s", stale)
         self._forget_ended_futures()
 
     def _abort_all(self, error: CheckpointException) -> None:
@@ -564,7 +586,7 @@ class CheckpointCoordinator:
     def _require_in_use(self) -> None:
         if self._is_shut_down:
             raise CoordinatorError(
-                "Expected a coordinator that is in use, found one that was shut down; make a new one."
+                "Expected a coordinator that is in use, found one that was shut down; create a new one."
             )
 
     def _rearm(self, delay: timedelta) -> None:
@@ -579,12 +601,12 @@ class CheckpointCoordinator:
         self._aborter.settle(aborted)
 
     def _trigger_next(self) -> None:
-        """Trigger what may be triggered now; whoever asked for it learns of failures by its future."""
+        """Trigger the checkpoints that may start now; their futures report failures."""
         if not self._is_shut_down:
             try:
                 self._trigger.run()
             except Exception:
-                log.exception("The queue of checkpoints could not be served; the next call tries again")
+                log.exception("Queued checkpoints could not be triggered; the next call retries")
         self._forget_ended_futures()
 
     def _forget_ended_futures(self) -> None:
@@ -593,7 +615,7 @@ class CheckpointCoordinator:
         try:
             ended = [future for future in futures if future.done()]
         except StateCheckError as error:
-            log.warning("What became of checkpoints is not known yet: %s", error)
+            log.warning("The outcome of checkpoints could not be read; the next call retries: %s", error)
             return
         with self._lock:
             self._futures = [future for future in self._futures if future not in ended]
@@ -606,7 +628,7 @@ class CheckpointCoordinator:
         try:
             content = self._components.storage.read(metadata)
         except CheckpointNotFoundError:
-            # It was subsumed since; that it was complete is true all the same.
+            # The checkpoint was completed, then subsumed and deleted.
             content = SnapshotContent()
         return completed_of(record, content, metadata)
 

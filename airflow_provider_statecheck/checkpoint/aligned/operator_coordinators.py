@@ -159,14 +159,14 @@ def _result(operator_id: OperatorId, future: Future[bytes | None], timeout: time
         raise _failure(operator_id, error, "save its state") from error
 
 
-def _tolerate(context: OperatorCoordinatorContext, what: str, call: Callable[[], None]) -> None:
+def _tolerate(context: OperatorCoordinatorContext, action: str, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception:
-        log.warning("The coordinator of operator %s could not %s", context.operator_id, what, exc_info=True)
+        log.warning("The coordinator of operator %s could not %s", context.operator_id, action, exc_info=True)
 
 
-def _failure(operator_id: OperatorId, error: Exception, what: str) -> CoordinatorError:
+def _failure(operator_id: OperatorId, error: Exception, action: str) -> CoordinatorError:
     return CoordinatorError(
-        f"Expected the coordinator of operator {operator_id} to {what}, found {error!r}.", operator_id=operator_id
+        f"Expected the coordinator of operator {operator_id} to {action}, found {error!r}.", operator_id=operator_id
     )

@@ -49,7 +49,7 @@ class CheckpointRequestDecider:
 
     def __init__(self, max_concurrent: int, min_pause: timedelta, max_queued: int = MAX_QUEUED_REQUESTS) -> None:
         require("max_concurrent_checkpoints", max_concurrent, lambda n: n >= 1, "at least 1")
-        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "no negative time")
+        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "0 or longer")
         require("max_queued_requests", max_queued, lambda n: n >= 1, "at least 1")
         self._max_concurrent = max_concurrent
         self._min_pause = min_pause

@@ -29,10 +29,300 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 
+log = logging.getLogger(__name__)
+
+
+class TriggerKind(StrEnum):
+    """The kind of a requested checkpoint."""
+
+    CONFIGURED = "configured"
+    """The kind of periodic checkpoints."""
+    FULL = "full"
+    """A checkpoint that writes all state and refers to no earlier file."""
+    INCREMENTAL = "incremental"
+    """A checkpoint that writes the changed state, if the state backend supports it."""
+
+
+def properties_of(
+    asked: CheckpointProperties | TriggerKind | None, policy: CheckpointRetentionPolicy
+) -> CheckpointProperties:
+    """
+    Return the properties of a requested checkpoint.
+
+    :param asked: The properties or the kind.
+    :param policy: The retention policy of a checkpoint that is requested by kind.
+    :raises InvalidConfigurationError: if ``asked`` is neither.
+    """
+    if isinstance(asked, CheckpointProperties):
+        return asked
+    if not isinstance(asked, TriggerKind):
+        kinds = ", ".join(kind.value for kind in TriggerKind)
+        raise InvalidConfigurationError(f"Expected a kind of checkpoint ({kinds}) or its properties, found {asked!r}.")
+    return CheckpointProperties.for_checkpoint(policy, is_full=asked is TriggerKind.FULL)
+
+
+Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
+"""A function that reads a completed checkpoint from storage."""
+
+
+class FutureWaiter(Protocol):
+    """Waits between two reads of the rows."""
+
+    def monotonic(self) -> float:
+        """Return the seconds of a monotonic clock."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the given time or less."""
+        ...
+
+
+class PollingWaiter:
+    """
+    Waiter that sleeps.
+
+    :param longest: The longest time between two reads of the rows, in seconds.
+    """
+
+    def __init__(self, longest: float = 1.0) -> None:
+        self._longest = longest
+
+    def monotonic(self) -> float:
+        """Return the seconds of a monotonic clock."""
+        return time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the given time or less."""
+        time.sleep(min(seconds, self._longest))
+
+
+class CheckpointFuture:
+    """
+    Future of a request, with a completed checkpoint or a ``CheckpointException`` as its result.
+
+    The result is read from rows: futures with the same key have the same result in every process.
+
+    :param jobs: The store of the job's rows.
+    :param job_id: The job.
+    :param request_key: The key of the request.
+    :param load: The function that reads the completed checkpoint.
+    :param waiter: The strategy to wait, polling by default.
+    """
+
+    def __init__(
+        self, jobs: JobStore, job_id: JobId, request_key: str, load: Loader, waiter: FutureWaiter | None = None
+    ) -> None:
+        self._jobs = jobs
+        self._job_id = job_id
+        self._load = load
+        self._waiter = waiter or PollingWaiter()
+        self._lock = Condition()
+        self._ended: CheckpointRecord | CheckpointException | None = None
+        self._loaded: CompletedCheckpoint | None = None
+        self._callbacks: list[Callable[[CheckpointFuture], object]] = []
+        self.request_key = request_key
+
+    @property
+    def checkpoint_id(self) -> int | None:
+        """Return the id of the checkpoint, ``None`` if it was not triggered."""
+        if isinstance(self._ended, CheckpointRecord):
+            return self._ended.checkpoint_id
+        with as_checkpoint_exception():
+            request = self._jobs.request(self._job_id, self.request_key)
+        return None if request is None else request.checkpoint_id
+
+    def fail(self, error: CheckpointException) -> None:
+        """Fail a future whose request has no row; a future that is done is unchanged."""
+        self._end(error)
+
+    def done(self) -> bool:
+        """
+        Read the rows and return whether the request has ended.
+
+        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
+        """
+        if self._ended is None:
+            with as_checkpoint_exception():
+                found = self._find_outcome()
+            if found is not None:
+                self._end(found)
+        return self._ended is not None
+
+    def exception(self, timeout: float | None = None) -> CheckpointException | None:
+        """
+        Wait for the end and return the error, ``None`` if the checkpoint was completed.
+
+        :param timeout: The longest wait in seconds, ``None`` for no limit.
+        :raises CheckpointException: ``IO_EXCEPTION`` if the database fails; the call may be repeated.
+        :raises TimeoutError: if the request has not ended within the timeout.
+        """
+        ended = self._wait(timeout)
+        return ended if isinstance(ended, CheckpointException) else None
+
+    def result(self, timeout: float | None = None) -> CompletedCheckpoint:
+        """
+        Wait for the end and return the checkpoint.
+
+        :param timeout: The longest wait in seconds, ``None`` for no limit.
+        :raises CheckpointException: if the request failed, or ``IO_EXCEPTION`` if the database or the storage fails.
+        :raises TimeoutError: if the request has not ended within the timeout.
+        """
+        ended = self._wait(timeout)
+        if isinstance(ended, CheckpointException):
+            raise ended
+        if self._loaded is None:
+            with as_checkpoint_exception():
+                self._loaded = self._load(ended)
+        return self._loaded
+
+    def add_done_callback(self, callback: Callable[[CheckpointFuture], object]) -> None:
+        """Add a callback to run with this future when a call finds it done, or now if it is done."""
+        with self._lock:
+            if self._ended is None:
+                self._callbacks.append(callback)
+                return
+        _run_callback(callback, self)
+
+    def _wait(self, timeout: float | None) -> CheckpointRecord | CheckpointException:
+        deadline = None if timeout is None else self._waiter.monotonic() + timeout
+        while not self.done() or self._ended is None:
+            remaining = float("inf") if deadline is None else deadline - self._waiter.monotonic()
+            if remaining <= 0:
+                raise TimeoutError(f"Request {self.request_key} has not ended within {timeout} seconds.")
+            self._waiter.wait(remaining)
+        return self._ended
+
+    def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
+        request = self._jobs.request(self._job_id, self.request_key)
+        if request is None:
+            return _forgotten(
+                f"Expected the row of request {self.request_key}, found none; it was never made or its row was pruned."
+            )
+        if request.status is RequestStatus.FAILED:
+            return failure_of(request)
+        if request.status is not RequestStatus.COMPLETED:
+            return None
+        number = request.checkpoint_id
+        found = None if number is None else self._jobs.checkpoint(self._job_id, number)
+        return found or _forgotten(f"Expected the row of completed checkpoint {number}, found none; it was pruned.")
+
+    def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
+        with self._lock:
+            if self._ended is not None:
+                return
+            self._ended = ended
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _run_callback(callback, self)
+
+
+def failure_of(request: SnapshotRequest) -> CheckpointException:
+    """Return the error of a failed request."""
+    reason = CheckpointFailureReason(request.failure_reason or CheckpointFailureReason.UNSPECIFIED)
+    message = request.failure_message
+    cause = RuntimeError(message) if message and message != reason.message else None
+    return CheckpointException(reason, cause, checkpoint_id=request.checkpoint_id)
+
+
+def _forgotten(why: str) -> CheckpointException:
+    return CheckpointException(CheckpointFailureReason.UNSPECIFIED, CheckpointNotFoundError(why))
+
+
+def _run_callback(callback: Callable[[CheckpointFuture], object], future: CheckpointFuture) -> None:
+    try:
+        callback(future)
+    except Exception:
+        log.exception("A callback of request %s failed", future.request_key)
+
+
+class StopWithSavepoint:
+    """
+    Progress of a stop with a savepoint: the savepoint is created first, then the tasks end.
+
+    :param restart_scheduler: A callback that restarts periodic checkpoints if the savepoint fails.
+    :param fail_job: A callback that fails the job if a task does not finish.
+    """
+
+    def __init__(self, restart_scheduler: Callable[[], None], fail_job: Callable[[Exception], None]) -> None:
+        self._restart_scheduler = restart_scheduler
+        self._fail_job = fail_job
+        self._changed = Condition()
+        self._pointer: str | None = None
+        self._error: Exception | None = None
+        self._is_ended = False
+
+    def done(self) -> bool:
+        """Return whether the stop has succeeded or failed."""
+        return self._is_ended
+
+    def result(self, timeout: float | None = None) -> str:
+        """
+        Wait for the end and return the location of the savepoint.
+
+        :param timeout: The longest wait in seconds, ``None`` for no limit.
+        :raises CheckpointError: if the job did not stop; the message contains the location of a completed savepoint.
+        :raises TimeoutError: if the job has not stopped within the timeout.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._is_ended, timeout):
+                raise TimeoutError(f"The job has not stopped with a savepoint within {timeout} seconds.")
+        if self._pointer is None or self._error is not None:
+            raise self._error or CoordinatorError("Expected a savepoint or an error, found neither.")
+        return self._pointer
+
+    def handle_savepoint_creation(self, pointer: str | None = None, error: Exception | None = None) -> None:
+        """
+        Record the result of the savepoint.
+
+        :param pointer: The location of the completed savepoint.
+        :param error: The error of the failed savepoint.
+        :raises InvalidConfigurationError: unless exactly one of them is given.
+        :raises CoordinatorError: if a result was recorded before.
+        """
+        if (pointer is None) == (error is None):
+            raise InvalidConfigurationError("Expected either a savepoint or an error, found both or neither.")
+        with self._changed:
+            if self._is_ended or self._pointer is not None:
+                raise CoordinatorError("Expected one result of the savepoint, found a second one.")
+            self._pointer = pointer
+        if error is not None:
+            self._end(error)
+            self._restart_scheduler()
+
+    def handle_executions_termination(self, statuses: Sequence[ExecutionStatus]) -> None:
+        """
+        Record the final statuses of the tasks.
+
+        :param statuses: The statuses of all tasks.
+        :raises CoordinatorError: before the savepoint was created, or if statuses were recorded before.
+        """
+        with self._changed:
+            if self._is_ended or self._pointer is None:
+                raise CoordinatorError(
+                    "Expected the statuses of the tasks once and after the savepoint, found them out of order."
+                )
+        unfinished = sorted({status.value for status in statuses if status is not ExecutionStatus.FINISHED})
+        if not unfinished:
+            self._end(None)
+            return
+        error = CheckpointError(
+            f"Expected all tasks to finish after the savepoint {self._pointer}, found {', '.join(unfinished)}; the savepoint "
+            f"is retained, and the job restarts.",
+            pointer=self._pointer,
+        )
+        self._end(error)
+        self._fail_job(error)
+
+    def _end(self, error: Exception | None) -> None:
+        with self._changed:
+            self._error = error
+            self._is_ended = True
+            self._changed.notify_all()
+
 
 class RequestQueue:
     """
-    Takes requests for checkpoints.
+    Queue of requested checkpoints.
 
     :param components: The components of the coordinator.
     """
@@ -44,9 +334,9 @@ class RequestQueue:
         self, request_key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
     ) -> SnapshotRequest:
         """
-        Add a request; one that is known stays as it is.
+        Add a request; a request with a known key is returned unchanged.
 
-        Where the queue is full, it or the least important one fails at once.
+        If the queue is full, the request with the lowest priority fails.
         """
         error = CheckpointException(CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS)
         with self._components.transition() as tx:
@@ -73,41 +363,13 @@ class RequestQueue:
         return request
 
 
-class TriggerKind(StrEnum):
-    """How much of a checkpoint is written anew."""
-
-    CONFIGURED = "configured"
-    """As much as of a periodic one."""
-    FULL = "full"
-    """All of it: it names no file of an earlier one."""
-    INCREMENTAL = "incremental"
-    """What changed, where the state backend can tell."""
-
-
-def properties_of(
-    asked: CheckpointProperties | TriggerKind | None, policy: CheckpointRetentionPolicy
-) -> CheckpointProperties:
-    """
-    Return the properties of a checkpoint that somebody asks for.
-
-    :param policy: After which ends of the job it stays, if only its kind is given.
-    :raises InvalidConfigurationError: if nothing is given.
-    """
-    if isinstance(asked, CheckpointProperties):
-        return asked
-    if not isinstance(asked, TriggerKind):
-        kinds = ", ".join(kind.value for kind in TriggerKind)
-        raise InvalidConfigurationError(f"Expected a kind of checkpoint ({kinds}) or its properties, found {asked!r}.")
-    return CheckpointProperties.for_checkpoint(policy, is_full=asked is TriggerKind.FULL)
-
-
 @contextmanager
 def as_checkpoint_exception() -> Iterator[None]:
     """
-    Give an error of rows or storage a reason.
+    Convert errors of the database or the storage.
 
-    :raises CheckpointException: ``IO_EXCEPTION`` with the error as its cause; one that has a reason stays as it is.
-    :raises StaleAttemptError: if another leads.
+    :raises CheckpointException: ``IO_EXCEPTION`` with the error as its cause; a ``CheckpointException`` is unchanged.
+    :raises StaleAttemptError: if another leader has taken over.
     """
     try:
         yield
@@ -115,259 +377,3 @@ def as_checkpoint_exception() -> Iterator[None]:
         raise
     except StateCheckError as error:
         raise CheckpointException(CheckpointFailureReason.IO_EXCEPTION, error) from error
-
-
-log = logging.getLogger(__name__)
-
-Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
-"""Reads a completed checkpoint from storage."""
-
-
-class FutureWaiter(Protocol):
-    """Lets time pass between two looks at the rows."""
-
-    def monotonic(self) -> float:
-        """Return seconds that never go back."""
-        ...
-
-    def wait(self, seconds: float) -> None:
-        """Return after some time, or sooner."""
-        ...
-
-
-class PollingWaiter:
-    """
-    Sleeps.
-
-    :param longest: Seconds after which the rows are looked at again.
-    """
-
-    def __init__(self, longest: float = 1.0) -> None:
-        self._longest = longest
-
-    def monotonic(self) -> float:
-        """Return seconds that never go back."""
-        return time.monotonic()
-
-    def wait(self, seconds: float) -> None:
-        """Return after some time, or sooner."""
-        time.sleep(min(seconds, self._longest))
-
-
-class CheckpointFuture:
-    """
-    What will become of a request; it ends once, with a completed checkpoint or a ``CheckpointException``.
-
-    :param jobs: The rows.
-    :param job_id: The job.
-    :param request_key: Which request is meant; a future of the same key in another process tells the same.
-    :param load: How the completed checkpoint is read.
-    :param waiter: How to wait.
-    """
-
-    def __init__(
-        self, jobs: JobStore, job_id: JobId, request_key: str, load: Loader, waiter: FutureWaiter | None = None
-    ) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
-        self._load = load
-        self._waiter = waiter or PollingWaiter()
-        self._lock = Condition()
-        self._ended: CheckpointRecord | CheckpointException | None = None
-        self._loaded: CompletedCheckpoint | None = None
-        self._callbacks: list[Callable[[CheckpointFuture], object]] = []
-        self.request_key = request_key
-
-    @property
-    def checkpoint_id(self) -> int | None:
-        """Return the id of the checkpoint, ``None`` before it was triggered or if it never is."""
-        if isinstance(self._ended, CheckpointRecord):
-            return self._ended.checkpoint_id
-        with as_checkpoint_exception():
-            request = self._jobs.request(self._job_id, self.request_key)
-        return None if request is None else request.checkpoint_id
-
-    def fail(self, error: CheckpointException) -> None:
-        """End a future of which no row tells; one that has ended stays as it is."""
-        self._end(error)
-
-    def done(self) -> bool:
-        """
-        Look at the rows and tell whether it has ended.
-
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; it has not ended then, so ask again.
-        """
-        if self._ended is None:
-            with as_checkpoint_exception():
-                found = self._find_outcome()
-            if found is not None:
-                self._end(found)
-        return self._ended is not None
-
-    def exception(self, timeout: float | None = None) -> CheckpointException | None:
-        """
-        Wait for the end and return why there is no checkpoint, ``None`` if there is one.
-
-        :param timeout: Seconds to wait at most.
-        :raises CheckpointException: ``IO_EXCEPTION`` if the rows do not answer; it has not ended then, so ask again.
-        :raises TimeoutError: if it has not ended by then.
-        """
-        ended = self._wait(timeout)
-        return ended if isinstance(ended, CheckpointException) else None
-
-    def result(self, timeout: float | None = None) -> CompletedCheckpoint:
-        """
-        Wait for the end and return the checkpoint.
-
-        :param timeout: Seconds to wait at most.
-        :raises CheckpointException: if there is none, or ``IO_EXCEPTION`` if rows or storage do not answer.
-        :raises TimeoutError: if it has not ended by then.
-        """
-        ended = self._wait(timeout)
-        if isinstance(ended, CheckpointException):
-            raise ended
-        if self._loaded is None:
-            with as_checkpoint_exception():
-                self._loaded = self._load(ended)
-        return self._loaded
-
-    def add_done_callback(self, callback: Callable[[CheckpointFuture], object]) -> None:
-        """Call something once with this future when somebody sees that it has ended, or now if it has."""
-        with self._lock:
-            if self._ended is None:
-                self._callbacks.append(callback)
-                return
-        _run_callback(callback, self)
-
-    def _wait(self, timeout: float | None) -> CheckpointRecord | CheckpointException:
-        deadline = None if timeout is None else self._waiter.monotonic() + timeout
-        while not self.done() or self._ended is None:
-            remaining = float("inf") if deadline is None else deadline - self._waiter.monotonic()
-            if remaining <= 0:
-                raise TimeoutError(f"Request {self.request_key} has not ended within {timeout} seconds.")
-            self._waiter.wait(remaining)
-        return self._ended
-
-    def _find_outcome(self) -> CheckpointRecord | CheckpointException | None:
-        request = self._jobs.request(self._job_id, self.request_key)
-        if request is None:
-            return _forgotten(f"There is no request {self.request_key}; it was never made, or its row was pruned.")
-        if request.status is RequestStatus.FAILED:
-            return failure_of(request)
-        if request.status is not RequestStatus.COMPLETED:
-            return None
-        number = request.checkpoint_id
-        found = None if number is None else self._jobs.checkpoint(self._job_id, number)
-        return found or _forgotten(f"Checkpoint {number} was completed, but its row was pruned since.")
-
-    def _end(self, ended: CheckpointRecord | CheckpointException) -> None:
-        with self._lock:
-            if self._ended is not None:
-                return
-            self._ended = ended
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _run_callback(callback, self)
-
-
-def failure_of(request: SnapshotRequest) -> CheckpointException:
-    """Return why a request failed."""
-    reason = CheckpointFailureReason(request.failure_reason or CheckpointFailureReason.UNSPECIFIED)
-    message = request.failure_message
-    cause = RuntimeError(message) if message and message != reason.message else None
-    return CheckpointException(reason, cause, checkpoint_id=request.checkpoint_id)
-
-
-def _forgotten(why: str) -> CheckpointException:
-    return CheckpointException(CheckpointFailureReason.UNSPECIFIED, CheckpointNotFoundError(why))
-
-
-def _run_callback(callback: Callable[[CheckpointFuture], object], future: CheckpointFuture) -> None:
-    try:
-        callback(future)
-    except Exception:
-        log.exception("What follows the request %s failed", future.request_key)
-
-
-class StopWithSavepoint:
-    """
-    What becomes of a job that is to stop; first the savepoint has to be there, then the tasks have to end.
-
-    :param restart_scheduler: Lets the job go on as before, for there is no savepoint.
-    :param fail_job: Restarts the job, for some tasks have stopped and others have not.
-    """
-
-    def __init__(self, restart_scheduler: Callable[[], None], fail_job: Callable[[Exception], None]) -> None:
-        self._restart_scheduler = restart_scheduler
-        self._fail_job = fail_job
-        self._changed = Condition()
-        self._pointer: str | None = None
-        self._error: Exception | None = None
-        self._is_ended = False
-
-    def done(self) -> bool:
-        """Tell whether it has come to its end, good or bad."""
-        return self._is_ended
-
-    def result(self, timeout: float | None = None) -> str:
-        """
-        Wait for the end and return where the savepoint is.
-
-        :raises CheckpointError: if the job did not stop; the message says where the savepoint is if there is one.
-        :raises TimeoutError: if it has not ended by then.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._is_ended, timeout):
-                raise TimeoutError(f"The job has not stopped with a savepoint within {timeout} seconds.")
-        if self._pointer is None or self._error is not None:
-            raise self._error or CoordinatorError("Expected a savepoint or an error, found neither.")
-        return self._pointer
-
-    def handle_savepoint_creation(self, pointer: str | None = None, error: Exception | None = None) -> None:
-        """
-        Say what became of the savepoint.
-
-        :param pointer: Where it is.
-        :param error: Why there is none.
-        :raises InvalidConfigurationError: unless exactly one of them is given.
-        :raises CoordinatorError: if that was message before.
-        """
-        if (pointer is None) == (error is None):
-            raise InvalidConfigurationError("Expected either a savepoint or an error, found both or neither.")
-        with self._changed:
-            if self._is_ended or self._pointer is not None:
-                raise CoordinatorError("Expected to hear of the savepoint once, found a second time.")
-            self._pointer = pointer
-        if error is not None:
-            self._end(error)
-            self._restart_scheduler()
-
-    def handle_executions_termination(self, statuses: Sequence[ExecutionStatus]) -> None:
-        """
-        Say how the tasks ended.
-
-        :param statuses: Of all tasks.
-        :raises CoordinatorError: if there is no savepoint yet, or that was message before.
-        """
-        with self._changed:
-            if self._is_ended or self._pointer is None:
-                raise CoordinatorError(
-                    "Expected to hear how the tasks ended after the savepoint and once, found it out of order."
-                )
-        unfinished = sorted({status.value for status in statuses if status is not ExecutionStatus.FINISHED})
-        if not unfinished:
-            self._end(None)
-            return
-        error = CheckpointError(
-            f"Expected all tasks to finish after the savepoint {self._pointer}, found {', '.join(unfinished)}; the savepoint "
-            f"is kept, the job starts again.",
-            pointer=self._pointer,
-        )
-        self._end(error)
-        self._fail_job(error)
-
-    def _end(self, error: Exception | None) -> None:
-        with self._changed:
-            self._error = error
-            self._is_ended = True
-            self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Restore of a job's operators, and takeover of an earlier coordinator's checkpoints."""
+"""Restore of operator state, and takeover of the checkpoints of earlier leaders."""
 
 from __future__ import annotations
 
@@ -48,28 +48,29 @@ _UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
 
 
 class RestorableTask(Protocol):
-    """The task of an operator that has not begun and is given its state."""
+    """The task of an operator that has not started and receives its initial state."""
 
     @property
     def restore_target(self) -> RestoreTarget:
-        """Return what a restore asks of its operator."""
+        """Return the operator, with the requirements of its state."""
         ...
 
     def set_initial_state(
         self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
     ) -> None:
         """
-        Take the state to begin with.
+        Set the initial state.
 
-        :param subtask_states: By index; a subtask for which there is nothing has no entry.
-        :param is_finished: Whether the operator was at its end and does not run again.
+        :param checkpoint_id: The restored checkpoint.
+        :param subtask_states: The states by subtask index; subtasks without state have no entry.
+        :param is_finished: Whether the operator had finished and does not run again.
         """
         ...
 
 
 class StateRestorer:
     """
-    Gives tasks their state.
+    Restores tasks, hooks and operator coordinators.
 
     :param components: The components of the coordinator.
     """
@@ -88,11 +89,11 @@ class StateRestorer:
         mode: OperatorCoordinatorRestoreMode,
     ) -> bool:
         """
-        Restore from the newest completed checkpoint.
+        Restore the tasks from the newest completed checkpoint.
 
-        :return: Whether there is one.
-        :raises CoordinatorError: if there is none and there has to be one, or a hook or coordinator fails.
-        :raises IncompatibleCheckpointError: if its state does not fit; then no task was given any.
+        :return: Whether there is a checkpoint.
+        :raises CoordinatorError: if a required checkpoint does not exist, or a hook or operator coordinator fails.
+        :raises IncompatibleCheckpointError: if a state does not fit; no task was restored.
         """
         retained_checkpoints.refresh(self._components)
         latest = self._components.completed_store.get_latest_checkpoint()
@@ -114,13 +115,14 @@ class StateRestorer:
         renamed_uids: Mapping[str, str] | None,
     ) -> CompletedCheckpoint:
         """
-        Make a snapshot the newest completed checkpoint of the job, if its state fits the tasks.
+        Add a snapshot as the newest completed checkpoint of the job, if its state fits the tasks.
 
-        :param mode: Whose it is from then on.
-        :raises CheckpointNotFoundError: if there is none at the pointer.
-        :raises IncompatibleCheckpointError: if its state does not fit; then the snapshot stays its owner's.
+        :param pointer: The directory or metadata file of the snapshot.
+        :param mode: The claim mode.
+        :raises CheckpointNotFoundError: if the snapshot does not exist.
+        :raises IncompatibleCheckpointError: if a state does not fit; the owner of the snapshot does not change.
         :raises CoordinatorError: if the job has newer checkpoints.
-        :raises SnapshotClaimedError: if it is to be claimed and belongs to another.
+        :raises SnapshotClaimedError: if another job has claimed the snapshot.
         """
         found = self._components.storage.resolve_checkpoint(pointer)
         retained_checkpoints.refresh(self._components)
@@ -128,7 +130,7 @@ class StateRestorer:
         if newest > found.checkpoint_id:
             raise CoordinatorError(
                 f"Expected to restore {pointer} into a job without newer checkpoints, found checkpoint {newest}; restore "
-                f"that, or start a new job."
+                f"checkpoint {newest}, or start a new job."
             )
         _assign(tasks, found, renamed_uids, allow_non_restored_state, all_or_nothing_state=False)
         self._components.id_counter.set_count(found.checkpoint_id + 1)
@@ -163,7 +165,7 @@ class StateRestorer:
         if error_if_no_checkpoint:
             raise CoordinatorError(
                 f"Expected a completed checkpoint of job {self._components.leader.job_id} to restore, found none; start the job "
-                f"without one, or name a savepoint."
+                f"without a restore, or restore a savepoint."
             )
         self._components.hooks.reset()
         self._components.operator_coordinators.restore(mode)
@@ -210,7 +212,7 @@ def _assign(
 
 
 def _coordinator_bytes(assignment: StateAssignment) -> dict[OperatorId, bytes]:
-    # The coordinator writes these itself, and never to a file of their own.
+    # Checkpoints store the state of operator coordinators inline only.
     handles = assignment.coordinator_states.items()
     return {operator_id: h.data for operator_id, h in handles if isinstance(h, ByteStreamStateHandle)}
 
@@ -226,9 +228,9 @@ def _set_initial_states(
 
 def resume(components: CoordinatorComponents, aborter: CheckpointAborter, finalizer: CheckpointFinalizer) -> None:
     """
-    Go on with the checkpoints of earlier leaders that can still become complete, and end the others.
+    Resume the checkpoints of earlier leaders that can still be completed, and abort the others.
 
-    :raises StateCheckError: if rows or storage do not answer; nothing is lost then, and it may be tried again.
+    :raises StateCheckError: if the database or the storage fails; the call may be repeated.
     """
     for record, reason in _unrecoverable(components):
         error = CheckpointException(CheckpointFailureReason.JOB_FAILURE, CoordinatorError(reason))
@@ -249,17 +251,17 @@ def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRe
     unrecoverable = []
     for record, is_triggered, acknowledged in facts:
         if not is_triggered:
-            unrecoverable.append((record, "the coordinator ended before it had told all tasks"))
+            unrecoverable.append((record, "the coordinator ended before it had triggered all tasks"))
             continue
         try:
             merged(contents(components.storage, acknowledged))
         except (CheckpointNotFoundError, CorruptStateError) as error:
-            unrecoverable.append((record, f"what was acknowledged is gone: {error}"))
+            unrecoverable.append((record, f"acknowledged state cannot be read: {error}"))
     return unrecoverable
 
 
 def _resume_cleaning(components: CoordinatorComponents, aborter: CheckpointAborter) -> None:
-    """Delete what was to be deleted when nobody was there; what is subsumed waits until no file of it is used."""
+    """Resume unfinished deletions; a subsumed checkpoint is deleted when none of its files is in use."""
     with components.transition() as tx:
         rows = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.awaits_discard]
         facts = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
@@ -277,5 +279,5 @@ def _subsumed(components: CoordinatorComponents, record: CheckpointRecord) -> Co
     try:
         return completed_of(record, components.storage.read(metadata), metadata)
     except (CheckpointNotFoundError, CorruptStateError):
-        # Half of it was deleted before; the rest goes with the directory.
+        # Partly deleted before; deleting the directory removes the remaining files.
         return completed_of(record, SnapshotContent(), metadata)

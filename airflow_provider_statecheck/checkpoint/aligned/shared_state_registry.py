@@ -1,7 +1,7 @@
 """
-Reference counts of files shared by checkpoints: Flink's ``SharedStateRegistry``.
+Registry of files shared by checkpoints: Flink's ``SharedStateRegistry``.
 
-It is derived from the retained checkpoints, so that a coordinator that starts builds an equal one anew.
+A new coordinator rebuilds its content from the retained checkpoints.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, StateCheckE
 log = logging.getLogger(__name__)
 
 CONTENT_PREFIX = "sha256:"
-"""Begins the path of a file that is known by what is in it, whichever backend wrote it."""
+"""The prefix of the path of a content-addressed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStateKey:
-    """Under which name the checkpoints of an operator share a file."""
+    """The key under which the checkpoints of an operator share a file."""
 
     operator_id: OperatorId
     scope: str
-    """The backend that wrote it, or the range of key groups if its name is a digest."""
+    """The id of the backend that wrote the file, or the range of key groups if the path is a digest."""
     path: str
 
     @classmethod
@@ -49,7 +49,7 @@ class SharedStateKey:
         """
         Return the key of one shared file of a handle.
 
-        :param path: Its path in the backend, or ``sha256:`` and its digest.
+        :param path: The path in the backend, or ``sha256:`` and the digest.
         """
         if not path.startswith(CONTENT_PREFIX):
             return cls(operator_id, handle.backend_id, path)
@@ -59,30 +59,29 @@ class SharedStateKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedStateEntry:
-    """A shared file and who needs it."""
+    """A shared file and the checkpoints that use it."""
 
     handle: StreamStateHandle
     created_by: int
-    """The checkpoint with which it came."""
+    """The id of the checkpoint that created it."""
     last_used: int
-    """The newest checkpoint that names it."""
+    """The id of the newest checkpoint that refers to it."""
     is_confirmed: bool = False
-    """Whether it is part of a completed checkpoint."""
+    """Whether a completed checkpoint contains it."""
     prevents_discard: bool = False
-    """Whether the checkpoint with which it came must stay as long as the file is used."""
+    """Whether the checkpoint that created it must not be deleted while the file is in use."""
 
 
 class SharedStateRegistry:
     """
-    Knows every shared file and deletes it when no checkpoint needs it.
+    Tracks shared files and deletes them after their last use.
 
-    A file is registered when the acknowledgement that names it arrives, whatever becomes of the checkpoint, and again
-    for every retained checkpoint when a coordinator starts. Only what was registered here is known here: whoever calls
-    :meth:`unregister_unused` has registered all checkpoints that are retained or pending. Files are deleted outside of
-    the lock.
+    Files are registered when an acknowledgement arrives, and for every retained checkpoint when a coordinator starts.
+    Before a call of :meth:`unregister_unused`, all retained and pending checkpoints must be registered. Files are deleted
+    without the lock.
 
-    :param discarder: Who deletes.
-    :param executor: Where files are deleted; the calling thread if there is none.
+    :param discarder: The deleter of files.
+    :param executor: The executor that deletes files, ``None`` for the calling thread.
     """
 
     def __init__(self, discarder: StateDiscarder, executor: Executor | None = None) -> None:
@@ -97,12 +96,12 @@ class SharedStateRegistry:
 
     @property
     def highest_not_claimed_id(self) -> int:
-        """Return the newest checkpoint that was restored without a claim: files of it and of older ones are not ours."""
+        """Return the id of the newest checkpoint restored without a claim; files up to it are never deleted."""
         return self._highest_not_claimed_id
 
     @property
     def entries(self) -> Mapping[SharedStateKey, SharedStateEntry]:
-        """Return a copy of what is registered."""
+        """Return a copy of the registered entries."""
         with self._lock:
             return dict(self._entries)
 
@@ -110,11 +109,13 @@ class SharedStateRegistry:
         self, key: SharedStateKey, handle: StreamStateHandle, checkpoint_id: int, *, prevents_discard: bool = False
     ) -> StreamStateHandle:
         """
-        Note that a checkpoint names a file, and return the handle to use for it.
+        Register the use of a file by a checkpoint and return the handle to use.
 
-        :param handle: The file, or a placeholder for the one that is known under the key.
-        :param prevents_discard: Whether the checkpoint that brought the file must stay as long as the file is used.
-        :raises CoordinatorError: for a placeholder under an unknown key, and after the registry was closed.
+        :param key: The key of the file.
+        :param handle: The file, or a placeholder for the file already registered with the key.
+        :param checkpoint_id: The checkpoint that refers to the file.
+        :param prevents_discard: Whether the checkpoint that created the file must not be deleted while it is in use.
+        :raises CoordinatorError: if a placeholder has an unknown key, or the registry was closed.
         """
         with self._lock:
             self._require_open()
@@ -123,7 +124,7 @@ class SharedStateRegistry:
             entry = replace(entry, prevents_discard=entry.prevents_discard or prevents_discard)
             self._entries[key] = entry
             if old is not None and location_of(old.handle) != location_of(entry.handle):
-                # A checkpoint that is still pending may name it, and be completed.
+                # A pending checkpoint may refer to the replaced file and still be completed.
                 self._replaced.append(old)
             surplus = self._unnamed([] if old is None or _is_placeholder(handle) else [handle])
         self._discard(surplus)
@@ -133,31 +134,31 @@ class SharedStateRegistry:
         self, operator_states: Iterable[OperatorState], checkpoint_id: int
     ) -> dict[OperatorId, OperatorState]:
         """
-        Register the shared files of a checkpoint, or of one operator's part in it.
+        Register the shared files of operator states.
 
-        :return: The states with the handles to use.
-        :raises CoordinatorError: as :meth:`register`.
+        :return: The states with the handles to use, by operator.
+        :raises CoordinatorError: see :meth:`register`.
         """
         return {s.operator_id: self._register_operator(s, checkpoint_id) for s in operator_states}
 
     def register_all_after_restored(self, checkpoint: CompletedCheckpoint, mode: RestoreMode) -> None:
         """
-        Register the files of a checkpoint that is retained or was restored; all of them are confirmed.
+        Register the files of a retained or restored checkpoint as confirmed.
 
-        :param mode: Without a claim, neither its files nor those of older ones are ever deleted here.
-        :raises CoordinatorError: as :meth:`register`.
+        :param mode: The claim mode; without a claim, files of this checkpoint and of earlier ones are never deleted.
+        :raises CoordinatorError: see :meth:`register`.
         """
         self.register_all(checkpoint.operator_states.values(), checkpoint.checkpoint_id)
         self.checkpoint_completed(checkpoint.checkpoint_id)
-        was = checkpoint.restored_properties or checkpoint.properties
+        original = checkpoint.restored_properties or checkpoint.properties
         with self._lock:
-            if was.snapshot_type.sharing is SharingStrategy.NO_SHARING:
+            if original.snapshot_type.sharing is SharingStrategy.NO_SHARING:
                 self._unshareable.add(checkpoint.checkpoint_id)
             if mode is not RestoreMode.CLAIM:
                 self._highest_not_claimed_id = max(self._highest_not_claimed_id, checkpoint.checkpoint_id)
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Note that a checkpoint is complete: what it used last is confirmed."""
+        """Confirm the files that a completed checkpoint was the last to use."""
         with self._lock:
             for key, entry in self._entries.items():
                 if entry.last_used == checkpoint_id:
@@ -165,10 +166,10 @@ class SharedStateRegistry:
 
     def unregister_unused(self, lowest_retained_id: int) -> frozenset[int]:
         """
-        Forget, and delete where they are ours, the files that no retained checkpoint uses.
+        Unregister files that no retained checkpoint uses, and delete those that the job owns.
 
-        :param lowest_retained_id: The oldest checkpoint that is retained.
-        :return: The checkpoints that must not be deleted yet, because files in them are used.
+        :param lowest_retained_id: The id of the oldest retained checkpoint.
+        :return: The ids of checkpoints that must not be deleted yet, because their files are in use.
         """
         with self._lock:
             unused = [e for e in self._all_entries() if e.last_used < lowest_retained_id]
@@ -180,7 +181,7 @@ class SharedStateRegistry:
         return needed
 
     def close(self) -> None:
-        """Register nothing more; what is being deleted goes on."""
+        """Reject further registrations; deletes in progress continue."""
         with self._lock:
             self._is_closed = True
 
@@ -189,7 +190,7 @@ class SharedStateRegistry:
         yield from self._replaced
 
     def _unnamed(self, handles: Iterable[StreamStateHandle]) -> list[StreamStateHandle]:
-        # One file may be registered under two names, for example of the backends before and after a change of parallelism.
+        # A file may have two keys, for example of the backends before and after a change of the parallelism.
         candidates = list(handles)
         named = {location_of(entry.handle) for entry in self._all_entries()} if candidates else set()
         return [handle for handle in candidates if location_of(handle) not in named]
@@ -200,8 +201,8 @@ class SharedStateRegistry:
     def _require_open(self) -> None:
         if self._is_closed:
             raise CoordinatorError(
-                "Expected an open registry of shared state, found a closed one; the coordinator was shut down, register "
-                "with the one that follows it."
+                "Expected an open registry of shared state, found a closed one; the coordinator was shut down, create a new "
+                "one."
             )
 
     def _register_operator(self, state: OperatorState, checkpoint_id: int) -> OperatorState:
@@ -241,27 +242,26 @@ class SharedStateRegistry:
         try:
             self._discarder.discard_state(handle)
         except StateCheckError as error:
-            # It is an orphan now: no checkpoint names it, and the sweep of its epoch finds it.
-            log.warning("A shared file that no checkpoint uses could not be deleted: %s", error)
+            log.warning("An unused shared file could not be deleted and is left to garbage collection: %s", error)
 
 
 def _new_entry(key: SharedStateKey, handle: StreamStateHandle, checkpoint_id: int) -> SharedStateEntry:
     if _is_placeholder(handle):
         raise CoordinatorError(
             f"Expected the bytes of shared state {key.path!r} of operator {key.operator_id}, found a placeholder and no "
-            f"earlier upload; the task has to upload it with checkpoint {checkpoint_id}.",
+            f"earlier upload; upload the state with checkpoint {checkpoint_id}.",
             checkpoint_id=checkpoint_id,
         )
     return SharedStateEntry(handle, created_by=checkpoint_id, last_used=checkpoint_id)
 
 
 def _used(entry: SharedStateEntry, handle: StreamStateHandle, checkpoint_id: int) -> SharedStateEntry:
-    # What is in no completed checkpoint may be gone since a failover; the task that uploads again knows better.
-    is_better = (
+    # An unconfirmed file may have been deleted in a failover; a new upload replaces it.
+    is_replacement = (
         not _is_placeholder(handle) and not entry.is_confirmed and location_of(handle) != location_of(entry.handle)
     )
-    kept = handle if is_better else entry.handle
-    return replace(entry, handle=kept, last_used=max(entry.last_used, checkpoint_id))
+    current = handle if is_replacement else entry.handle
+    return replace(entry, handle=current, last_used=max(entry.last_used, checkpoint_id))
 
 
 def _is_placeholder(handle: StreamStateHandle) -> bool:

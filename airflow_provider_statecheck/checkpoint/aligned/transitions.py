@@ -1,4 +1,9 @@
-"""Status transitions of the rows of an aligned checkpoint."""
+"""
+Status transitions of aligned checkpoints in the rows.
+
+Each function runs in a transaction of the job. A checkpoint is pending until all acknowledgements have arrived, then
+finalizing, then completed; a pending or finalizing checkpoint may be aborted.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ from airflow_provider_statecheck.exceptions import CoordinatorError
 
 REMEMBERED_CHECKPOINTS = 16
 COORDINATOR = "coordinator"
-"""Who answers for the coordinator's own part of a checkpoint."""
+"""The attempt id in the acknowledgement row of the coordinator."""
 _ENDED = (
     CheckpointStatus.COMPLETED,
     CheckpointStatus.SUBSUMED,
@@ -36,23 +41,23 @@ _ENDED = (
 
 
 class Verdict(StrEnum):
-    """What an acknowledgement is worth."""
+    """The verdict on an acknowledgement."""
 
     SUCCESS = "success"
-    """It is the first of a task that was waited for."""
+    """The checkpoint awaits it."""
     DUPLICATE = "duplicate"
-    """The task has acknowledged before."""
+    """The attempt has acknowledged before."""
     UNKNOWN = "unknown"
-    """Nobody waited for this try of a task."""
+    """The checkpoint does not await this attempt."""
     DISCARDED = "discarded"
-    """It is too late, but the checkpoint is remembered."""
+    """The checkpoint has ended recently."""
     FORGOTTEN = "forgotten"
-    """There is no such checkpoint, or it is long over."""
+    """The checkpoint does not exist or ended long ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A checkpoint as an acknowledgement finds it."""
+    """The verdict on an acknowledgement and the rows of its checkpoint."""
 
     verdict: Verdict
     checkpoint: CheckpointRecord | None = None
@@ -61,7 +66,7 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """A checkpoint that has just been aborted, and what had been acknowledged of it."""
+    """A checkpoint that was just aborted, with its acknowledgements."""
 
     checkpoint: CheckpointRecord
     acknowledgements: tuple[AcknowledgementRecord, ...]
@@ -71,28 +76,28 @@ class Aborted:
 
 
 def of_status(tx: JobTransaction, status: CheckpointStatus) -> list[CheckpointRecord]:
-    """Return the aligned checkpoints of a status whose bytes are there, oldest first."""
+    """Return the aligned checkpoints with a status whose files exist, oldest first."""
     return [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.status is status]
 
 
 def in_progress(tx: JobTransaction) -> list[CheckpointRecord]:
-    """Return the checkpoints that have not ended."""
+    """Return the pending and finalizing checkpoints."""
     return [*of_status(tx, CheckpointStatus.PENDING), *of_status(tx, CheckpointStatus.FINALIZING)]
 
 
 def is_triggered(tx: JobTransaction, checkpoint_id: int) -> bool:
-    """Tell whether all tasks were told of a pending checkpoint, and the coordinator's own part is written."""
+    """Return whether all tasks of a pending checkpoint were triggered and the coordinator's manifest is written."""
     own = (part for part in tx.acknowledgements(checkpoint_id) if part.operator_id == ALIGNED_OPERATOR_ID)
     return all(part.is_acknowledged for part in own)
 
 
 def is_triggering(tx: JobTransaction) -> bool:
-    """Tell whether a checkpoint is being triggered, in this process or another."""
+    """Return whether any process is triggering a checkpoint."""
     return not all(is_triggered(tx, c.checkpoint_id) for c in of_status(tx, CheckpointStatus.PENDING))
 
 
 def last_completed_at(tx: JobTransaction) -> datetime | None:
-    """Return when the last checkpoint was completed."""
+    """Return the completion time of the last completed checkpoint."""
     times = [c.completed_at for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.completed_at is not None]
     return max(times, default=None)
 
@@ -106,7 +111,7 @@ def begin(
     location: str,
     timeout: timedelta,
 ) -> CheckpointRecord:
-    """Add a pending checkpoint with the acknowledgements that are waited for, and say so in the request."""
+    """Add a pending checkpoint with the rows of its awaited acknowledgements, and start its request."""
     operator = tx.operator(ALIGNED_OPERATOR_ID)
     checkpoint = CheckpointRecord(
         job_id=leader.job_id,
@@ -150,7 +155,7 @@ def _awaited_acknowledgement(
 
 
 def assess(tx: JobTransaction, checkpoint_id: int, attempt_id: str) -> Assessment:
-    """Tell what an acknowledgement of a task is worth."""
+    """Return the verdict on an acknowledgement."""
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.operator_id != ALIGNED_OPERATOR_ID:
         return Assessment(verdict=Verdict.FORGOTTEN)
@@ -170,7 +175,7 @@ def _verdict(
 ) -> Verdict:
     own = acknowledgement_of(acknowledgements, attempt_id)
     if checkpoint.status in _ENDED:
-        # The answer to an acknowledgement may be lost: what is sent again then is part of what was completed.
+        # A task repeats an acknowledgement if the reply was lost; its state is part of the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
             return Verdict.DUPLICATE
         return Verdict.DISCARDED if _is_remembered(tx, checkpoint.checkpoint_id) else Verdict.FORGOTTEN
@@ -182,7 +187,7 @@ def _verdict(
 def acknowledgement_of(
     acknowledgements: Iterable[AcknowledgementRecord], attempt_id: str
 ) -> AcknowledgementRecord | None:
-    """Return the part that a try of a task has in a checkpoint."""
+    """Return the acknowledgement row of an attempt."""
     tasks = (part for part in acknowledgements if part.operator_id != ALIGNED_OPERATOR_ID)
     return next((part for part in tasks if part.attempt_id == attempt_id), None)
 
@@ -194,7 +199,7 @@ def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
 
 
 def record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: int) -> None:
-    """Remember how late an aborted checkpoint was acknowledged; it stays a failed one."""
+    """Record the time of a late acknowledgement in the statistics of an aborted checkpoint."""
     known = statistics.load(tx, ALIGNED_OPERATOR_ID)
     if checkpoint.status is not CheckpointStatus.ABORTED or known.is_late(checkpoint.checkpoint_id):
         return
@@ -206,7 +211,7 @@ def record_late(tx: JobTransaction, checkpoint: CheckpointRecord, size_bytes: in
 def finalize_if_complete(
     tx: JobTransaction, checkpoint_id: int, finalizer: str, lease: timedelta
 ) -> CheckpointRecord | None:
-    """Give a pending checkpoint that everybody has acknowledged to whoever finalizes it; ``None`` for any other."""
+    """Assign a fully acknowledged pending checkpoint to a finalizer; ``None`` for any other checkpoint."""
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
         return None
@@ -220,16 +225,18 @@ def finalize_if_complete(
 
 
 def take_over(tx: JobTransaction, finalizer: str, lease: timedelta) -> list[CheckpointRecord]:
-    """Give the checkpoints whose finalizer is silent to another."""
-    silent = [c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.lease_until is None or c.lease_until <= tx.now]
-    taken = [replace(c, finalizer=finalizer, lease_until=tx.now + lease) for c in silent]
+    """Assign the checkpoints whose lease has expired to another finalizer."""
+    expired = [
+        c for c in of_status(tx, CheckpointStatus.FINALIZING) if c.lease_until is None or c.lease_until <= tx.now
+    ]
+    taken = [replace(c, finalizer=finalizer, lease_until=tx.now + lease) for c in expired]
     for checkpoint in taken:
         tx.update_checkpoint(checkpoint, expected=CheckpointStatus.FINALIZING)
     return taken
 
 
 def is_held(tx: JobTransaction, checkpoint: CheckpointRecord) -> bool:
-    """Tell whether a checkpoint is still finalized by whom it was given to."""
+    """Return whether a finalizing checkpoint is still assigned to the same finalizer."""
     found = tx.checkpoint(checkpoint.checkpoint_id)
     return (
         found is not None
@@ -242,7 +249,7 @@ def complete(tx: JobTransaction, completed: CheckpointRecord) -> list[Aborted]:
     """
     Complete a checkpoint and abort the earlier pending ones that it subsumes.
 
-    :raises CoordinatorError: if it is not being finalized; the transition must be given up.
+    :raises CoordinatorError: if the checkpoint is not being finalized; the caller must roll back the transaction.
     """
     tx.update_checkpoint(completed, expected=CheckpointStatus.FINALIZING)
     statistics.ended(tx, completed)
@@ -257,7 +264,7 @@ def complete(tx: JobTransaction, completed: CheckpointRecord) -> list[Aborted]:
 
 
 def ends_others(checkpoint: CheckpointRecord) -> bool:
-    """Tell whether a completed checkpoint is one that a restore begins from, so that tasks are told of it."""
+    """Return whether a completed checkpoint subsumes earlier ones and tasks are notified of it."""
     return not checkpoint.properties.is_savepoint or checkpoint.properties.is_synchronous
 
 
@@ -270,10 +277,12 @@ def abort(
     keeps_bytes: bool = False,
 ) -> Aborted:
     """
-    End a checkpoint without completing it, and the request for it.
+    Abort a checkpoint and fail its request.
 
-    :param keeps_bytes: Whether nothing of it may be deleted, because it may be in the completed store.
-    :raises CoordinatorError: if it has ended; the transition must be given up.
+    :param error: The cause of the abort.
+    :param attempt_id: The attempt that caused the abort, ``None`` for the coordinator.
+    :param keeps_bytes: Whether its files must not be deleted, because it may be in the completed store.
+    :raises CoordinatorError: if the checkpoint has ended; the caller must roll back the transaction.
     """
     aborted = replace(
         checkpoint,
@@ -294,9 +303,9 @@ def abort(
 
 def adopt(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoint) -> None:
     """
-    Make a restored snapshot a completed checkpoint of the job in the rows too.
+    Add a row for a restored snapshot as a completed checkpoint of the job.
 
-    A row that has its id already stays, be it the savepoint's own; a claimed savepoint is the job's from then on.
+    An existing row with its id remains; if the row is of the claimed savepoint itself, its properties are updated.
     """
     known = tx.checkpoint(snapshot.checkpoint_id)
     if known is None:
@@ -333,7 +342,7 @@ def _adopted(tx: JobTransaction, leader: AttemptRef, snapshot: CompletedCheckpoi
 
 
 def fail_request(tx: JobTransaction, request: SnapshotRequest, error: CheckpointException) -> None:
-    """End a request for which there is no checkpoint; one that has ended stays as it is."""
+    """Fail a request, unless it has already ended."""
     known = tx.request(request.request_key)
     if known is not None and not known.status.is_open:
         return
@@ -350,9 +359,9 @@ def fail_request(tx: JobTransaction, request: SnapshotRequest, error: Checkpoint
 
 def require_finalizing(checkpoint: CheckpointRecord | None, checkpoint_id: int) -> CheckpointRecord:
     """
-    Return a checkpoint that everybody has acknowledged.
+    Return the row of a checkpoint that is being finalized.
 
-    :raises CoordinatorError: for any other.
+    :raises CoordinatorError: if the checkpoint has another status or does not exist.
     """
     if checkpoint is None or checkpoint.status is not CheckpointStatus.FINALIZING:
         found = "none" if checkpoint is None else checkpoint.status.value

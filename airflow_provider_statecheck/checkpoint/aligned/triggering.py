@@ -39,11 +39,13 @@ log = logging.getLogger(__name__)
 
 class CheckpointTrigger:
     """
-    Takes requests from the queue and starts their checkpoints.
+    Triggers the checkpoints of queued requests.
 
     :param components: The components of the coordinator.
-    :param require_ready: Raises a ``CheckpointException`` if a request may not be served now.
-    :param rearm: Is given the time after which periodic checkpoints may go on.
+    :param aborter: The aborter of checkpoints that cannot be triggered.
+    :param finalizer: The finalizer of checkpoints that need no further acknowledgement.
+    :param require_ready: A callback that raises a ``CheckpointException`` if a request must not be triggered now.
+    :param rearm: A callback with the delay before the next periodic checkpoint.
     """
 
     def __init__(
@@ -62,9 +64,9 @@ class CheckpointTrigger:
 
     def run(self) -> None:
         """
-        Trigger whatever may be triggered now.
+        Trigger all checkpoints that may start now.
 
-        :raises StaleAttemptError: if another leads.
+        :raises StaleAttemptError: if another leader has taken over.
         """
         while self._next():
             pass
@@ -102,14 +104,14 @@ class CheckpointTrigger:
         try:
             self._require_ready(request)
             plan = self._components.plan_calculator.calculate()
-            begun = self._begin(request, plan)
+            checkpoint = self._begin(request, plan)
         except StaleAttemptError:
             raise
         except Exception as error:
             self._refuse(request, failure_of(error))
             return
-        if begun is not None:
-            self._trigger(begun, plan)
+        if checkpoint is not None:
+            self._trigger(checkpoint, plan)
 
     def _begin(self, request: SnapshotRequest, plan: CheckpointPlan) -> CheckpointRecord | None:
         request = self._with_snapshot_type(request)
@@ -135,14 +137,14 @@ class CheckpointTrigger:
     def _refuse(self, request: SnapshotRequest, error: CheckpointException) -> None:
         with self._components.transition() as tx:
             found = tx.request(request.request_key)
-            begun = found.checkpoint_id if found is not None else None
-            if begun is None:
+            checkpoint_id = found.checkpoint_id if found is not None else None
+            if checkpoint_id is None:
                 transitions.fail_request(tx, request, error)
-        if begun is None:
+        if checkpoint_id is None:
             self._components.count_failure(error, properties=request.properties)
         else:
-            # The transition that seemed to fail had its effect.
-            self._aborter.abort_one(begun, error)
+            # The transaction was committed although it reported an error.
+            self._aborter.abort_one(checkpoint_id, error)
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:
@@ -172,13 +174,13 @@ class CheckpointTrigger:
             raise
 
     def _restored(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> dict[OperatorId, OperatorState]:
-        """Return the state of operators that have not begun; one that may name no foreign file gets copies."""
+        """Return the states of operators that have not started, copied for full checkpoints and savepoints."""
         found = latest(self._components) if plan.not_started else None
         waiting = {task.operator_id for task in plan.not_started}
         states = [] if found is None else [s for i, s in found.operator_states.items() if i in waiting]
         is_self_contained = checkpoint.properties.snapshot_type is not CheckpointType.CHECKPOINT
-        kept = self._components.storage.copy_state(checkpoint, states) if is_self_contained and states else states
-        return {state.operator_id: state for state in kept}
+        copied = self._components.storage.copy_state(checkpoint, states) if is_self_contained and states else states
+        return {state.operator_id: state for state in copied}
 
     def _trigger_tasks(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         options = options_of(checkpoint)
@@ -202,7 +204,7 @@ class CheckpointTrigger:
 
 
 def options_of(checkpoint: CheckpointRecord) -> CheckpointOptions:
-    """Return what tasks are told of a checkpoint."""
+    """Return the checkpoint options for the tasks."""
     kind = checkpoint.properties.snapshot_type
     if kind is CheckpointType.CHECKPOINT:
         return CheckpointOptions.for_checkpoint_with_default_location()
@@ -212,7 +214,7 @@ def options_of(checkpoint: CheckpointRecord) -> CheckpointOptions:
 
 
 def failure_of(error: BaseException) -> CheckpointException:
-    """Return with which reason a checkpoint fails that could not be triggered."""
+    """Return the failure of a checkpoint that could not be triggered."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
@@ -224,20 +226,21 @@ def failure_of(error: BaseException) -> CheckpointException:
 
 class PeriodicTrigger:
     """
-    Fires at a fixed rate, first after a random delay, so that many jobs that start together do not checkpoint together.
+    Trigger with a fixed interval.
 
-    What was missed is not made up for: after a long silence it fires once, and then in its old rhythm.
+    A random delay before the first firing distributes the checkpoints of jobs that start together. Missed firings are
+    skipped: after a long gap the trigger fires once and then continues its schedule.
 
-    :param interval: What lies between two firings; the pause if that is longer.
-    :param min_pause: The shortest delay before the first one.
-    :param random: Where the delay comes from.
-    :param clock: What time it is when the trigger is armed anew.
-    :raises InvalidConfigurationError: for an interval of no length or a negative pause.
+    :param interval: The time between two firings; a longer ``min_pause`` replaces it.
+    :param min_pause: The shortest delay before the first firing.
+    :param random: The source of the delay.
+    :param clock: The clock for :meth:`rearm`.
+    :raises InvalidConfigurationError: if the interval is not positive or the pause is negative.
     """
 
     def __init__(self, interval: timedelta, min_pause: timedelta, random: Random, clock: Clock) -> None:
-        require("interval", interval, lambda length: length > timedelta(0), "longer than nothing")
-        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "no negative time")
+        require("interval", interval, lambda length: length > timedelta(0), "longer than 0")
+        require("min_pause", min_pause, lambda pause: pause >= timedelta(0), "0 or longer")
         self._interval = max(interval, min_pause)
         self._min_pause = min_pause
         self._random = random
@@ -246,28 +249,28 @@ class PeriodicTrigger:
 
     @property
     def is_started(self) -> bool:
-        """Tell whether it fires."""
+        """Return whether the trigger is started."""
         return self._next_fire_at is not None
 
     @property
     def next_fire_at(self) -> datetime | None:
-        """Return when it fires next, ``None`` while it is stopped."""
+        """Return the time of the next firing, ``None`` while the trigger is stopped."""
         return self._next_fire_at
 
     def start(self, now: datetime) -> None:
-        """Begin; what was set before is forgotten."""
+        """Start or restart the trigger with a random delay."""
         delay = self._random.uniform(self._min_pause.total_seconds(), self._interval.total_seconds())
         self._next_fire_at = now + timedelta(seconds=delay)
 
     def stop(self) -> None:
-        """Fire no more until it is started again."""
+        """Stop the trigger until it is started again."""
         self._next_fire_at = None
 
     def due(self, now: datetime) -> bool:
-        """Tell whether to trigger a checkpoint now; each firing is told once."""
+        """Return whether a checkpoint is due and advance the schedule."""
         if self._next_fire_at is None:
             return False
-        # Nothing is due later than in an interval, unless the clock was set back since.
+        # The next firing is more than one interval ahead only if the clock was set back.
         self._next_fire_at = min(self._next_fire_at, now + self._interval)
         if now < self._next_fire_at:
             return False
@@ -276,37 +279,37 @@ class PeriodicTrigger:
         return True
 
     def rearm(self, delay: timedelta) -> None:
-        """Fire after this time and then at the fixed rate; nothing if it is stopped."""
+        """Fire next after the delay and then in the fixed interval; no effect on a stopped trigger."""
         if self._next_fire_at is not None:
             self._next_fire_at = self._clock.now() + delay
 
 
 class Waiter(Protocol):
-    """Waits until a time is over or somebody ends the waiting."""
+    """The part of ``threading.Event`` that the timer uses."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait, and tell whether the waiting was ended."""
+        """Wait for :meth:`set` and return whether it was called within the timeout, in seconds."""
         ...
 
     def set(self) -> None:
-        """End the waiting, now and for ever."""
+        """End all current and future waits."""
         ...
 
 
 class CoordinatorTimer:
     """
-    Calls a coordinator again and again until it is stopped; there is no thread before ``start``.
+    Timer thread that calls a coordinator periodically, from :meth:`start` until :meth:`stop`.
 
-    :param tick: What is called; an error of it is logged and ends nothing.
-    :param period: What lies between two calls.
-    :param new_waiter: What the thread waits on; one is made for each start.
-    :raises InvalidConfigurationError: for a period of no length.
+    :param tick: The function to call; its errors are logged and the timer continues.
+    :param period: The time between two calls.
+    :param new_waiter: The factory of the waiter of each thread.
+    :raises InvalidConfigurationError: if the period is not positive.
     """
 
     def __init__(
         self, tick: Callable[[], object], period: timedelta, *, new_waiter: Callable[[], Waiter] = Event
     ) -> None:
-        require("period", period, lambda length: length > timedelta(0), "longer than nothing")
+        require("period", period, lambda length: length > timedelta(0), "longer than 0")
         self._tick = tick
         self._period = period.total_seconds()
         self._new_waiter = new_waiter
@@ -315,18 +318,18 @@ class CoordinatorTimer:
         self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin to call; a timer that runs is begun anew."""
+        """Start the timer; a running timer is restarted."""
         waiter = self._new_waiter()
         thread = Thread(target=self._run, args=(waiter,), name="checkpoint-timer", daemon=True)
         self._replace(waiter, thread)
         thread.start()
 
     def stop(self) -> None:
-        """Call no more; it does not wait for a call that is in progress, so that a call itself may stop the timer."""
+        """Stop the timer without waiting for a call in progress, which allows a call to stop its own timer."""
         self._replace(None, self._thread)
 
     def join(self, timeout: timedelta | None = None) -> None:
-        """Wait until the thread has come to its end after a stop; never while holding a lock that a call may need."""
+        """Wait for the thread to end after a stop; do not hold a lock that a call may need."""
         with self._lock:
             thread = self._thread
         if thread is not None:
@@ -343,4 +346,4 @@ class CoordinatorTimer:
             try:
                 self._tick()
             except Exception:
-                log.exception("A coordinator failed at a tick of its timer; it is called again")
+                log.exception("A tick of the checkpoint timer failed; the timer continues")
