@@ -1,4 +1,4 @@
-"""Why a checkpoint was not taken: Flink's reasons, with their text and whether they happen before any task saw it."""
+"""Failure reasons of checkpoints: Flink's ``CheckpointFailureReason`` and ``CheckpointException``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_statecheck.exceptions import CheckpointError
 
 
 class CheckpointFailureReason(StrEnum):
-    """The reason of an aborted or refused checkpoint."""
+    """Reason of an aborted or rejected checkpoint."""
 
     PERIODIC_SCHEDULER_SHUTDOWN = "periodic_scheduler_shutdown"
     TOO_MANY_CHECKPOINT_REQUESTS = "too_many_checkpoint_requests"
@@ -40,30 +40,30 @@ class CheckpointFailureReason(StrEnum):
     JOB_FAILURE = "job_failure"
     JOB_FAILOVER_REGION = "job_failover_region"
     ATTEMPT_ENDED = "attempt_ended"
-    """The attempt was killed, replaced or closed first. Nothing went wrong with the checkpoint, so it counts as no failure."""
+    """The attempt was killed, replaced or closed before the checkpoint completed; this does not count as a failure."""
     UNSPECIFIED = "unspecified"
-    """Of an exception that was made of a message alone."""
+    """Reason of an exception that has only a message."""
 
     @property
     def is_pre_flight(self) -> bool:
-        """Tell whether the failure came before any task saw the checkpoint."""
+        """Return whether the failure occurred before the checkpoint was triggered in any task."""
         return self in _PRE_FLIGHT
 
     @property
     def is_tolerated_silently(self) -> bool:
-        """Tell whether the failure counts nothing towards the tolerable number of failures."""
+        """Return whether the failure does not count towards the tolerable number of failures."""
         return self not in _COUNTED
 
     @property
     def message(self) -> str:
-        """Return the reason as words."""
+        """Return the description of the reason."""
         return _TEXTS.get(self) or self.value.replace("_", " ").capitalize()
 
 
 _TEXTS = {
-    CheckpointFailureReason.IO_EXCEPTION: "An input or output of the coordinator failed",
-    CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS: "Too many checkpoint requests are waiting",
-    CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS: "The minimum time between checkpoints is not over",
+    CheckpointFailureReason.IO_EXCEPTION: "An input or output operation of the coordinator failed",
+    CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS: "Too many checkpoint requests are queued",
+    CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS: "The minimum time between checkpoints has not passed",
     CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING: "Not all required tasks are running",
     CheckpointFailureReason.BLOCKING_OUTPUT_EXIST: "A blocking output exists",
     CheckpointFailureReason.ATTEMPT_ENDED: "The attempt ended before the checkpoint was complete",
@@ -93,10 +93,10 @@ _COUNTED = frozenset(
 
 class CheckpointException(CheckpointError):
     """
-    A checkpoint was not taken.
+    A checkpoint failed or was rejected.
 
-    :param reason: Why, or a message where no reason fits.
-    :param cause: What led to it.
+    :param reason: Failure reason, or a message if no reason applies.
+    :param cause: Exception that caused the failure.
     """
 
     code = "checkpoint_failed"

@@ -1,4 +1,4 @@
-"""Fencing by epoch: which attempt may write, whether it is still alive, and who leads a job."""
+"""Fencing of attempts by epoch, liveness of their tasks, and leadership of aligned checkpoints."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from airflow_provider_statecheck.exceptions import StaleAttemptError
 
 def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     """
-    Return the attempt if it still holds its operator's epoch.
+    Return the attempt if it is the newest one of its operator.
 
-    :raises StaleAttemptError: if a newer attempt registered, or none ever did under this epoch.
+    :raises StaleAttemptError: if a newer attempt has registered, or no attempt has this epoch.
     """
     operator = tx.operator(ref.operator_id)
     attempt = tx.attempt(ref.operator_id, ref.epoch)
@@ -37,10 +37,10 @@ def require_current(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
 
 
 def replaced(epoch: int, current_epoch: int, operator: str) -> StaleAttemptError:
-    """Return the error that tells an attempt of a newer one."""
+    """Return the error for an attempt that a newer one has replaced."""
     return StaleAttemptError(
-        f"Attempt {epoch} of operator {operator} was replaced by attempt {current_epoch}; this one must stop, nothing "
-        f"that it does counts any more.",
+        f"Attempt {epoch} of operator {operator} was replaced by attempt {current_epoch}; stop it, because its calls have no "
+        f"effect any more.",
         epoch=epoch,
         current_epoch=current_epoch,
     )
@@ -48,9 +48,9 @@ def replaced(epoch: int, current_epoch: int, operator: str) -> StaleAttemptError
 
 def require_running(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
     """
-    Return the attempt if it holds the epoch and has not ended.
+    Return the attempt if it is the newest one of its operator and has not ended.
 
-    :raises StaleAttemptError: otherwise.
+    :raises StaleAttemptError: if a newer attempt has registered or this one has ended.
     """
     attempt = require_current(tx, ref)
     if attempt.status is not AttemptStatus.RUNNING:
@@ -63,32 +63,32 @@ def require_running(tx: JobTransaction, ref: AttemptRef) -> AttemptRecord:
 
 def require_same_task(attempt: AttemptRecord, owner: AttemptOwner) -> None:
     """
-    Refuse an attempt to anybody but a try of its own task in its own run.
+    Raise an error unless an owner is a try of the same task and run as an attempt.
 
-    :raises StaleAttemptError: for another task or run, which has to register an attempt of its own.
+    :raises StaleAttemptError: for another task or run.
     """
-    theirs, mine = attempt.owner, owner
-    if (theirs.logical_task, theirs.run_id) != (mine.logical_task, mine.run_id):
+    expected = attempt.owner
+    if (expected.logical_task, expected.run_id) != (owner.logical_task, owner.run_id):
         raise StaleAttemptError(
-            f"Expected {theirs.logical_task!r} of run {theirs.run_id!r} to go on with attempt {attempt.epoch}, found "
-            f"{mine.logical_task!r} of run {mine.run_id!r}; register an attempt instead.",
+            f"Expected {expected.logical_task!r} of run {expected.run_id!r} to adopt attempt {attempt.epoch}, found "
+            f"{owner.logical_task!r} of run {owner.run_id!r}; register an attempt instead.",
             epoch=attempt.epoch,
         )
 
 
 class TaskLiveness(Protocol):
-    """Answers for the system that runs tasks."""
+    """Source of the liveness of tasks."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        """Tell whether the owner's task is known to run at this moment."""
+        """Return whether the owner's task is known to be running."""
         ...
 
 
 class UnknownLiveness:
-    """Outside Airflow nobody knows, and a newer attempt always fences an older one."""
+    """Liveness outside Airflow, where it is unknown and a newer attempt always fences an older one."""
 
     def is_running(self, owner: AttemptOwner) -> bool:
-        """Return ``False``: an attempt is not known to run."""
+        """Return ``False``."""
         return False
 
 
@@ -100,12 +100,12 @@ def take_leadership(
     jobs: JobStore, job_name: str, leader_key: str, owner: AttemptOwner, storage_base: str
 ) -> AttemptRef:
     """
-    Give the next epoch to a leader; from then on nothing that an earlier one does counts.
+    Register a leader of the aligned checkpoints of a job under the next epoch, and fence the previous leader.
 
-    Pending checkpoints stay as they are: the coordinator that is made with the answer goes on with them.
+    Pending checkpoints remain pending, and the coordinator of the new leader resumes them.
 
-    :param leader_key: Made by the client; the same key gives the same answer.
-    :raises StaleAttemptError: if this very leader was replaced since.
+    :param leader_key: Idempotency key of the client.
+    :raises StaleAttemptError: if the leader with this key has been replaced since.
     """
     job_id = job_id_of(job_name)
     with jobs.transaction(job_id, create_as=job_name) as tx:
@@ -132,7 +132,7 @@ def _fence(tx: JobTransaction, operator: OperatorRecord) -> None:
         tx.save_attempt(replace(previous, status=AttemptStatus.FENCED, ended_at=tx.now))
     for checkpoint in tx.open_checkpoints(operator.operator_id):
         if checkpoint.status is CheckpointStatus.FINALIZING:
-            # Its finalizer cannot finish any more, so nobody has to wait for the end of the lease.
+            # The fenced finalizer cannot finish, so the new leader need not wait for its lease to expire.
             tx.update_checkpoint(replace(checkpoint, lease_until=tx.now), expected=CheckpointStatus.FINALIZING)
 
 

@@ -1,4 +1,4 @@
-"""How a stage reaches its coordinator, whatever lies between them."""
+"""Interface between a stage and its coordinator, in process or over HTTP."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 
 class CheckpointCoordinatorGateway(Protocol):
     """
-    The coordinator as a stage sees it.
+    Calls of a stage to its coordinator.
 
-    One attempt calls :meth:`register` once, :meth:`confirm_restore` if it restored, then any number of
-    :meth:`trigger` followed by :meth:`acknowledge` or :meth:`decline`, :meth:`confirm_discards` and
-    :meth:`confirm_commits` after it carried out what a reply asked for, and :meth:`finish` at the end.
-    Every call may be repeated after a lost reply: it takes effect once and answers with what is open *now*.
-    Every call of an attempt that a newer one replaced raises ``StaleAttemptError`` and changes nothing.
+    An attempt calls :meth:`register` once and :meth:`confirm_restore` after a restore. For each checkpoint it calls
+    :meth:`trigger`, then :meth:`acknowledge` or :meth:`decline`. It confirms the effects that it carried out with
+    :meth:`confirm_discards` and :meth:`confirm_commits`, and ends with :meth:`finish`.
+
+    All calls are idempotent: a call that is repeated after a lost reply takes effect once and returns the effects that are
+    open now. Calls of a replaced attempt raise ``StaleAttemptError`` and change nothing.
     """
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """Fence all earlier attempts of the operator and say what to restore."""
+        """Fence all earlier attempts of the operator and return the candidates to restore."""
         ...
 
     def adopt(self, request: AdoptAttempt) -> None:
-        """Let a later try of the same task speak for an attempt that still runs."""
+        """Transfer a running attempt to a later try of the same task."""
         ...
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record what was restored and which candidates could not be."""
+        """Record the restored checkpoint and the skipped candidates."""
         ...
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Draw the id of a new checkpoint."""
+        """Allocate the id of a new checkpoint."""
         ...
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint whose bytes are all on storage."""
+        """Complete a checkpoint whose files are all on storage."""
         ...
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
@@ -60,15 +61,15 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that bytes are gone."""
+        """Record that the files of checkpoints are deleted."""
         ...
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed what checkpoints hold, those before them too."""
+        """Record that a sink committed the output of checkpoints and of all older ones."""
         ...
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt; its pins end."""
+        """Close the attempt and release its pin."""
         ...
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -76,11 +77,11 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
+        """Return the current rows of a job."""
         ...
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
         ...
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
@@ -88,5 +89,5 @@ class CheckpointCoordinatorGateway(Protocol):
         ...
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator."""
+        """Return the newest restorable checkpoint of an operator, or ``None``."""
         ...

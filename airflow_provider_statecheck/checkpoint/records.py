@@ -1,4 +1,4 @@
-"""Records of a job in the store: operators, attempts, checkpoints, requests and acknowledgements."""
+"""Records of a job in the store: operators, attempts, checkpoints, acknowledgements, statistics and requests."""
 
 from __future__ import annotations
 
@@ -11,114 +11,114 @@ from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
 
 SCRIPT_PREFIX = "script/"
-"""Begins the logical task of a script or notebook."""
+"""Prefix of the logical task of a script or notebook."""
 
 
 class CheckpointStatus(StrEnum):
-    """The life of a checkpoint; it ends exactly once."""
+    """Status of a checkpoint. A checkpoint ends exactly once."""
 
     PENDING = "pending"
-    """Triggered; its bytes may be incomplete."""
+    """Triggered; its files may be incomplete."""
     FINALIZING = "finalizing"
-    """Every operator of an aligned one has answered; its metadata is being written."""
+    """All operators of an aligned checkpoint have acknowledged; its metadata is being written."""
     COMPLETED = "completed"
-    """Acknowledged and retained; a restore may start from it."""
+    """Acknowledged and retained; it may be restored."""
     SUBSUMED = "subsumed"
-    """A later one took its place; nothing restores from it any more."""
+    """Replaced by a later checkpoint and no longer restorable."""
     DISPOSED = "disposed"
-    """A savepoint that its owner gave up."""
+    """Savepoint that its owner disposed of."""
     ABORTED = "aborted"
-    """It was never complete."""
+    """Ended before it was complete."""
 
 
 class AttemptStatus(StrEnum):
-    """The life of one try of a stage."""
+    """Status of an attempt."""
 
     RUNNING = "running"
     FINISHED = "finished"
-    """The stage came to its end."""
+    """The stage succeeded."""
     FAILED = "failed"
-    """The stage ended with an error that it could still report."""
+    """The stage failed and reported its error."""
     FENCED = "fenced"
-    """A newer attempt took over while this one had not ended."""
+    """A newer attempt registered before this one had ended."""
 
 
 class OnClear(StrEnum):
-    """What a task does that was cleared, in contrast to one that Airflow retries."""
+    """Behaviour of a task that was cleared, in contrast to one that Airflow retries."""
 
     RESUME_UNCHANGED = "resume_unchanged"
-    """Keep the steps whose code did not change; after a success start over."""
+    """Restore the steps whose code did not change; start over after a success."""
     RESUME = "resume"
-    """Keep every step, changed or not."""
+    """Restore all steps, even those whose code changed."""
     RESTART = "restart"
-    """Begin the run again."""
+    """Restart the run."""
 
 
 class OnOverlap(StrEnum):
-    """What a task does while the same operator still runs for another task or run."""
+    """Behaviour of a task while another task or run is running the same operator."""
 
     FAIL = "fail"
     """Fail at once."""
     WAIT = "wait"
-    """Wait for its end."""
+    """Wait until the other attempt has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOwner:
-    """Who runs an attempt, as far as retries, clears and rivals must be told apart."""
+    """Task or script that runs an attempt, which distinguishes retries, clears and rival tasks."""
 
     logical_task: str
-    """The task without its run and try: ``dag_id/task_id`` and map key, or a script's name."""
+    """Task without its run and try: ``dag_id/task_id`` and map key, or the name of a script."""
     run_key: str
-    """The logical date, else the run id."""
+    """Logical date, or the run id if there is none."""
     run_id: str
     clear_marker: str
-    """Changes when the task is cleared, stays the same when it is retried."""
+    """Value that changes when the task is cleared, but not when it is retried."""
     label: str
-    """For people: what to look for in the Airflow UI."""
+    """Display name, with which a user finds the task in the Airflow UI."""
     airflow: tuple[tuple[str, str], ...] = ()
-    """Airflow's coordinates of the task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``), empty outside."""
+    """Task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``); empty outside Airflow."""
 
     @property
     def is_script(self) -> bool:
-        """Tell whether a script or notebook runs the attempt; it is started again, never retried or cleared."""
+        """Return whether a script or notebook runs the attempt; it is neither retried nor cleared."""
         return not self.airflow and self.logical_task.startswith(SCRIPT_PREFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The unit of recovery."""
+    """Row of a job."""
 
     job_id: JobId
     name: str
     version: int
-    """Grows with each transition; its update is what makes writers of one job wait for each other."""
+    """Number of transactions; each one updates it first, which serializes the writers of a job."""
     next_checkpoint_id: int
     seen_at: datetime
-    """The time of the latest transition, as :mod:`~airflow_provider_statecheck.checkpoint.clock` has it."""
+    """Time of the latest transaction; see :mod:`~airflow_provider_statecheck.checkpoint.clock`."""
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRecord:
-    """A stateful step of a job and its fence."""
+    """Row of a stateful operator of a job, with its fencing epoch."""
 
     job_id: JobId
     operator_id: OperatorId
     uid: str
     epoch: int
-    """The epoch of the newest attempt; nothing of a lower one may change anything."""
+    """Epoch of the newest attempt; writes of attempts with a lower epoch are rejected."""
     generation: int
-    """Grows with each fresh start; only checkpoints of the current generation are restored."""
+    """Number of fresh starts; only checkpoints of the current generation are restored."""
     first_run: str = ""
-    """The run that began the generation; empty where that is not known."""
+    """Run that started the generation; empty if unknown."""
     damaged_snapshots: tuple[str, ...] = ()
-    """URIs of snapshots of this generation that an attempt found to be damaged, the latest last."""
+    """URIs of damaged snapshots of this generation, in the order of their detection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
-    """One try of a stage."""
+    """Row of an attempt to run an operator."""
 
     job_id: JobId
     operator_id: OperatorId
@@ -129,7 +129,7 @@ class AttemptRecord:
     owner: AttemptOwner
     start_reason: str
     restored_from: int | None
-    """The checkpoint that the attempt started from; pinned until the attempt ends."""
+    """Id of the restored checkpoint, which is pinned until the attempt ends."""
     storage_base: str
     num_retained: int
     checkpoint_timeout_seconds: float
@@ -142,7 +142,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """One checkpoint of one operator."""
+    """Row of a checkpoint of an operator."""
 
     job_id: JobId
     checkpoint_id: int
@@ -151,65 +151,65 @@ class CheckpointRecord:
     generation: int
     status: CheckpointStatus
     request_key: str
-    """Made by the client that triggered it; ``_metadata`` repeats it, which tells the checkpoint from another's of the same id."""
+    """Key of the trigger request; ``_metadata`` repeats it, which detects a foreign checkpoint with the same id."""
     location: str
-    """The directory that belongs to this checkpoint alone."""
+    """Exclusive directory of the checkpoint."""
     triggered_at: datetime
-    """When its id was drawn; once it has ended, when it began itself, after the increment for which the id was drawn."""
+    """Time of the trigger; after the end of the checkpoint, the time at which it started, without the increment before."""
     expires_at: datetime
     run_key: str = ""
-    """The run that took it; empty where that is not known."""
+    """Run that took the checkpoint; empty if unknown."""
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     is_periodic: bool = False
     finalizer: str | None = None
-    """Who writes the metadata of an aligned one, until its lease ends."""
+    """Process that writes the metadata of an aligned checkpoint until its lease expires."""
     lease_until: datetime | None = None
     completed_at: datetime | None = None
     ended_at: datetime | None = None
-    """When it was subsumed or aborted."""
+    """Time at which the checkpoint was subsumed, disposed or aborted."""
     discarded_at: datetime | None = None
-    """When its bytes were confirmed to be gone."""
+    """Time at which the deletion of its files was confirmed."""
     metadata_uri: str | None = None
     metadata_size: int = 0
     metadata_sha256: str = ""
     state_size_bytes: int = 0
-    """Bytes that are new in this checkpoint."""
+    """Bytes that this checkpoint added."""
     full_size_bytes: int = 0
     """Bytes that a restore from this checkpoint may read."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many of each kind it holds, for people."""
+    """Number of entries by kind, for display."""
     failure_reason: str | None = None
     failure_message: str = ""
     unusable_reason: str | None = None
-    """Why a restore could not use it; it no longer counts towards retention."""
+    """Reason why a restore skipped the checkpoint, which then does not count towards retention."""
     has_open_commit: bool = False
-    """Whether it holds what a sink has to commit and nobody has confirmed that it did."""
+    """Whether a sink must still commit the output of the checkpoint and confirm the commit."""
 
     @property
     def is_restorable(self) -> bool:
-        """Tell whether a restore may start from it; a savepoint is restored only where it is named."""
+        """Return whether a restore may choose the checkpoint; a savepoint is restored only on request."""
         is_own = not self.properties.is_savepoint or self.properties.unclaimed
         return self.status is CheckpointStatus.COMPLETED and is_own
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether nothing restores from it any more."""
+        """Return whether the checkpoint was subsumed, disposed or aborted."""
         return self.status in (CheckpointStatus.SUBSUMED, CheckpointStatus.ABORTED, CheckpointStatus.DISPOSED)
 
     @property
     def is_adoption(self) -> bool:
-        """Tell whether it is a snapshot that an attempt begins from and has not yet confirmed to have restored."""
+        """Return whether it is a snapshot to start from whose restore is not confirmed yet."""
         return self.status is CheckpointStatus.PENDING and self.properties.unclaimed
 
     @property
     def awaits_commit(self) -> bool:
-        """Tell whether a sink has to commit what it holds; what a restore passed over is retracted by the sink instead."""
+        """Return whether a sink must commit its output; the sink retracts the output of a skipped checkpoint instead."""
         is_open = self.has_open_commit and self.unusable_reason is None
         return is_open and self.status is CheckpointStatus.COMPLETED
 
     @property
     def awaits_discard(self) -> bool:
-        """Tell whether its bytes are to be deleted and nobody has confirmed that they are."""
+        """Return whether its files must be deleted and the deletion is not confirmed."""
         if self.discarded_at is not None or self.properties.unclaimed:
             return False
         if self.status is CheckpointStatus.SUBSUMED:
@@ -219,17 +219,17 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgementRecord:
-    """The part that one operator has in a checkpoint of several; its state is on storage, however many subtasks it has."""
+    """Acknowledgement of an aligned checkpoint by one operator, which covers all its subtasks."""
 
     job_id: JobId
     checkpoint_id: int
     operator_id: OperatorId
     attempt_id: str
-    """Which try of the operator's task is to answer."""
+    """Try of the operator's task that must acknowledge."""
     is_finished: bool = False
-    """Whether the operator had ended when the checkpoint was triggered, and so has nothing to answer."""
+    """Whether the operator had finished before the trigger, and therefore does not acknowledge."""
     manifest_uri: str | None = None
-    """Where its state is described; ``None`` until it answers, and for an operator without state."""
+    """Manifest of its state; ``None`` before the acknowledgement and for an operator without state."""
     manifest_size: int = 0
     manifest_sha256: str = ""
     state_size_bytes: int = 0
@@ -239,13 +239,13 @@ class AcknowledgementRecord:
 
     @property
     def is_acknowledged(self) -> bool:
-        """Tell whether nothing is expected of the operator any more."""
+        """Return whether the operator has acknowledged or does not need to."""
         return self.is_finished or self.acknowledged_at is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsRecord:
-    """Counts, summaries and latest checkpoints of one operator, of bounded size."""
+    """Row of the checkpoint statistics of an operator, of bounded size."""
 
     job_id: JobId
     operator_id: OperatorId
@@ -253,38 +253,38 @@ class StatisticsRecord:
 
 
 class RequestStatus(StrEnum):
-    """The life of a request; it ends exactly once."""
+    """Status of a snapshot request. A request ends exactly once."""
 
     QUEUED = "queued"
     RUNNING = "running"
-    """Its checkpoint was triggered."""
+    """The checkpoint was triggered."""
     COMPLETED = "completed"
     FAILED = "failed"
 
     @property
     def is_open(self) -> bool:
-        """Tell whether it has not ended."""
+        """Return whether the request is queued or running."""
         return self in (RequestStatus.QUEUED, RequestStatus.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRequest:
-    """Somebody wants a checkpoint or savepoint of an operator; whoever can take it does."""
+    """Row of a request for a checkpoint or savepoint of an operator."""
 
     job_id: JobId
     request_key: str
-    """Made by the client; the same key is the same request."""
+    """Idempotency key of the client."""
     operator_id: OperatorId
     properties: CheckpointProperties
     target: str | None = None
-    """Directory below which a savepoint is to be written; ``None`` for the configured one."""
+    """Parent directory of a savepoint; ``None`` for the configured one."""
     is_periodic: bool = False
     requested_by: str = ""
-    """For people."""
+    """Display name of the requester."""
     requested_at: datetime
     status: RequestStatus = RequestStatus.QUEUED
     checkpoint_id: int | None = None
-    """The checkpoint that was triggered for it."""
+    """Id of the checkpoint that was triggered for the request."""
     ended_at: datetime | None = None
     failure_reason: str | None = None
     failure_message: str = ""

@@ -1,4 +1,4 @@
-"""The job store: transactions on the rows of a job, and the job as read at one moment."""
+"""Interfaces of the job store: transactions on the rows of a job, and consistent views of them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 RECENT = 100
-"""How many of the newest checkpoints and requests a view holds whatever became of them."""
+"""Number of the newest checkpoints and requests that a view contains regardless of their status."""
 LARGEST_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPage:
     """
-    Which checkpoints of a job to list, newest first.
+    Page and filter of a list of checkpoints, newest first.
 
     :raises InvalidConfigurationError: for a number out of range.
     """
 
     before: int | None = None
-    """Only those with a lower id, such as the last one of the page before; ``None`` for the newest."""
+    """Exclusive upper bound of the ids, such as the last id of the previous page; ``None`` for the newest checkpoints."""
     limit: int = RECENT
     operator_id: OperatorId | None = None
     status: CheckpointStatus | None = None
@@ -53,7 +53,7 @@ class CheckpointPage:
         require("limit", self.limit, lambda n: 1 <= n <= LARGEST_PAGE, f"from 1 to {LARGEST_PAGE}")
 
     def includes(self, checkpoint: CheckpointRecord) -> bool:
-        """Tell whether a checkpoint may be on the page."""
+        """Return whether a checkpoint matches the filter."""
         return (
             (self.before is None or checkpoint.checkpoint_id < self.before)
             and self.operator_id in (None, checkpoint.operator_id)
@@ -67,66 +67,66 @@ _HIGHEST_ID = 2**63 - 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """
-    One job with its operators, attempts and checkpoints, each in the order they came.
+    Consistent view of a job with its operators, attempts and checkpoints, each in order of creation.
 
-    Its size does not grow with the history of checkpoints: those whose bytes are confirmed to be gone are left out, as are
-    requests that have ended, except for the :data:`RECENT` newest of each. A ``CheckpointPage`` lists the others.
+    The size of a view does not grow with the history of the job. Of the discarded checkpoints and the ended requests it
+    contains only the :data:`RECENT` newest. A ``CheckpointPage`` lists the others.
     """
 
     job: JobRecord
     operators: tuple[OperatorRecord, ...]
     attempts: tuple[AttemptRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
-    """All whose bytes may exist, and the newest of the others."""
+    """Checkpoints whose files may exist, and the newest discarded ones."""
     read_at: datetime
-    """That moment by the store's clock, which is also the one of all other times here; never before ``job.seen_at``."""
+    """Time of the view by the store's clock, never before ``job.seen_at``."""
     requests: tuple[SnapshotRequest, ...] = ()
-    """All that have not ended, and the newest of the others."""
+    """Open requests, and the newest ended ones."""
     statistics: tuple[StatisticsRecord, ...] = ()
     handle_uris: tuple[str, ...] | None = None
-    """Where the state under handles lies; ``None`` where nobody knows, because a handle cannot be read."""
+    """URIs of the state under handles; ``None`` if a handle cannot be read."""
 
     def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
-        """Return the savepoints that an operator is asked for and nobody has begun."""
-        mine = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)
-        return tuple(r for r in mine if r.properties.is_savepoint)
+        """Return the queued savepoint requests to an operator."""
+        queued = (r for r in self.requests if r.operator_id == operator_id and r.status is RequestStatus.QUEUED)
+        return tuple(r for r in queued if r.properties.is_savepoint)
 
     def of_operator(self, operator_id: OperatorId) -> tuple[CheckpointRecord, ...]:
         """Return the checkpoints of one operator, oldest first."""
         return tuple(c for c in self.checkpoints if c.operator_id == operator_id)
 
     def directories_of(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the directories that may hold what the checkpoints of an operator name, as the job's rows say."""
+        """Return the directories that may contain files of an operator's checkpoints."""
         rows = (c.location for c in self.of_operator(operator_id) if c.discarded_at is None)
         bases = (job_uri(a.storage_base, a.job_id) for a in self.attempts if a.operator_id == operator_id)
         return tuple(dict.fromkeys((*rows, *bases)))
 
     def current_attempt(self, operator: OperatorRecord) -> AttemptRecord | None:
-        """Return the attempt that holds the operator's epoch."""
-        mine = (a for a in self.attempts if (a.operator_id, a.epoch) == (operator.operator_id, operator.epoch))
-        return next(mine, None)
+        """Return the newest attempt of an operator."""
+        matches = (a for a in self.attempts if (a.operator_id, a.epoch) == (operator.operator_id, operator.epoch))
+        return next(matches, None)
 
     def has_open_attempt(self, operator: OperatorRecord) -> bool:
-        """Tell whether the newest attempt of an operator has not said that it ended."""
+        """Return whether the newest attempt of an operator has not ended."""
         attempt = self.current_attempt(operator)
         return attempt is not None and attempt.status is AttemptStatus.RUNNING
 
 
 class JobTransaction(Protocol):
     """
-    One transition of one job.
+    Transaction on the rows of one job.
 
-    It began with a write to the job's row, so no other writer of this job is between its read and its commit.
-    Leaving the context without an error commits; an error rolls everything back.
+    A transaction starts with a write to the job's row, which serializes the writers of the job. Leaving the context commits,
+    and an error rolls all changes back.
     """
 
     @property
     def now(self) -> datetime:
         """
-        Return the time of this transition.
+        Return the time of this transaction.
 
-        It is not before that of an earlier one of this job, unless the clock was far ahead then and was set right: in that
-        case the rows were dated anew, and none of them is dated later than this.
+        It is never before the time of an earlier transaction of the job or of any of its rows. After a correction of a clock
+        that was far ahead, the store has moved the times in the rows back.
         """
         ...
 
@@ -136,11 +136,11 @@ class JobTransaction(Protocol):
         ...
 
     def draw_checkpoint_id(self) -> int:
-        """Return the next id of the job, 1 at first, never given out twice."""
+        """Allocate the next checkpoint id of the job; ids start at 1 and are never reused."""
         ...
 
     def set_next_checkpoint_id(self, following: int) -> None:
-        """Make a number the next id of the job."""
+        """Set the next checkpoint id of the job."""
         ...
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
@@ -149,9 +149,9 @@ class JobTransaction(Protocol):
 
     def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
         """
-        Return the operators whose uid none of the given tasks has, each with its newest attempt, by uid.
+        Return the operators with other uids than the given ones, each with its newest attempt, sorted by uid.
 
-        :param task_uids: Uids of tasks, which stand for those of their mapped instances too.
+        :param task_uids: Uids to exclude; the uid of a task includes those of its mapped instances.
         """
         ...
 
@@ -164,19 +164,19 @@ class JobTransaction(Protocol):
         ...
 
     def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
-        """Return an attempt by the key its client made."""
+        """Return an attempt by its idempotency key."""
         ...
 
     def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
-        """Return the newest attempt that a run made of an operator."""
+        """Return the newest attempt of an operator in a run."""
         ...
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
+        """Return the distinct checkpoint directories of an operator's attempts, sorted."""
         ...
 
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        """Return the epochs of ended attempts, oldest first, at most so many."""
+        """Return the epochs of at most `limit` ended attempts, oldest first."""
         ...
 
     def save_attempt(self, record: AttemptRecord) -> None:
@@ -188,22 +188,22 @@ class JobTransaction(Protocol):
         ...
 
     def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
-        """Return a checkpoint by the key its client made."""
+        """Return a checkpoint by the key of its trigger request."""
         ...
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator that are pending, completed or await their discard, oldest first."""
+        """Return the checkpoints of an operator that are not discarded, oldest first."""
         ...
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
+        """Return the ids of at most `limit` discarded checkpoints."""
         ...
 
     def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
         """
-        Tell whether there is a row of a checkpoint that an operator completed, retained or not.
+        Return whether the rows contain a checkpoint that an operator completed, retained or not.
 
-        :param generation: The generation that completed it; ``None`` for any.
+        :param generation: Generation of the checkpoint; ``None`` for any.
         """
         ...
 
@@ -213,30 +213,30 @@ class JobTransaction(Protocol):
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         """
-        Replace a checkpoint if its status is still the expected one.
+        Replace a checkpoint if it still has the expected status.
 
-        :raises CoordinatorError: if it is not; the transaction must be given up.
+        :raises CoordinatorError: if the status differs; the transaction must be rolled back.
         """
         ...
 
     def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
-        """Return the parts that operators have in an aligned checkpoint."""
+        """Return the acknowledgements of an aligned checkpoint."""
         ...
 
     def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
-        """Insert or replace the part of an operator."""
+        """Insert or replace the acknowledgement of an operator."""
         ...
 
     def request(self, request_key: str) -> SnapshotRequest | None:
-        """Return a request by the key its client made."""
+        """Return a request by its key."""
         ...
 
     def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
-        """Return the requests to an operator that have not ended, oldest first."""
+        """Return the open requests to an operator, oldest first."""
         ...
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        """Return the keys of the requests to an operator that ended before a time, at most so many."""
+        """Return the keys of at most `limit` requests to an operator that ended before a time."""
         ...
 
     def save_request(self, record: SnapshotRequest) -> None:
@@ -248,27 +248,27 @@ class JobTransaction(Protocol):
         ...
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
+        """Return the claim of a snapshot of any job."""
         ...
 
     def save_claim(self, record: ClaimRecord) -> None:
         """
         Insert a claim.
 
-        :raises SnapshotClaimedError: if another operator claimed it before.
+        :raises SnapshotClaimedError: if another operator has claimed the snapshot.
         """
         ...
 
     def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
-        """Return what is kept of an operator's checkpoints."""
+        """Return the checkpoint statistics of an operator."""
         ...
 
     def save_statistics(self, record: StatisticsRecord) -> None:
-        """Insert or replace what is kept of an operator's checkpoints."""
+        """Insert or replace the checkpoint statistics of an operator."""
         ...
 
     def view(self) -> JobView:
-        """Return the job as this transition left it so far."""
+        """Return a view of the job with the changes of this transaction."""
         ...
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
@@ -276,42 +276,42 @@ class JobTransaction(Protocol):
         ...
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
-        """Remove the rows of attempts and of the tokens that mean them."""
+        """Remove the rows of attempts and of their tokens."""
         ...
 
     def remove_state_handles(self) -> None:
-        """Remove every state handle of the job and its locks; what they point to is an orphan then."""
+        """Remove all state handles of the job with their locks; their files become orphan files."""
         ...
 
     def remove_job(self) -> None:
         """
-        Remove every attempt, checkpoint, request, statistic and token of the job; nothing may follow in this transition.
+        Remove all attempts, checkpoints, requests, statistics and tokens of the job, as the last call of the transaction.
 
-        What counts stays, hidden: no epoch, generation or checkpoint id may be given out twice, for whoever read the rows
-        before would take what comes next for what was there.
+        The counters of epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could
+        otherwise confuse them with new rows of the same number.
         """
         ...
 
 
 class JobStore(Protocol):
     """
-    The rows of all jobs; a job that has no attempt is none.
+    Store of the rows of all jobs. A job without attempts does not exist.
 
-    Reads outside a transaction see committed rows only.
+    Reads outside a transaction return committed rows only.
     """
 
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> AbstractContextManager[JobTransaction]:
         """
-        Begin a transition of a job.
+        Begin a transaction on the rows of a job.
 
-        :param create_as: Name under which to create the job if there is none.
-        :raises CheckpointNotFoundError: if there is no such job and none is to be created.
-        :raises CommitStateUnknownError: on leaving, if the commit may or may not have taken effect.
+        :param create_as: Name with which to create the job if it does not exist.
+        :raises CheckpointNotFoundError: if the job does not exist and ``create_as`` is ``None``.
+        :raises CommitStateUnknownError: on leaving the context, if the outcome of the commit is unknown.
         """
         ...
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
+        """Return the claim of a snapshot of any job."""
         ...
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -320,14 +320,14 @@ class JobStore(Protocol):
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return a job as it stands, all of it read at one moment.
+        Return a consistent view of a job.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: if the job does not exist.
         """
         ...
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by the key its client made."""
+        """Return a request of a job by its key."""
         ...
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -340,8 +340,8 @@ class JobStore(Protocol):
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """
-        Return the checkpoint that a restore of an operator would start from, ``None`` if it has none.
+        Return the newest restorable checkpoint of an operator, or ``None``.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: if the job does not exist.
         """
         ...

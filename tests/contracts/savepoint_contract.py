@@ -269,7 +269,7 @@ class SavepointContract:
     def test_a_request_and_a_place_come_together(
         self, coordinator: AttemptCoordinator, running: AttemptRef, half: dict[str, Any]
     ) -> None:
-        with pytest.raises(InvalidConfigurationError, match="one of the two"):
+        with pytest.raises(InvalidConfigurationError, match="found only one"):
             coordinator.trigger(TriggerCheckpoint(attempt=running, request_key=new_key(), **half))
 
     def test_a_savepoint_of_a_running_stage_is_not_taken_in_its_place(

@@ -59,7 +59,7 @@ def test_each_reason_has_a_text_of_its_own() -> None:
     assert len(set(texts)) == len(texts)
     assert all(text[0].isupper() and "_" not in text for text in texts)
     assert EXPIRED.message == "Checkpoint expired"
-    assert CheckpointFailureReason.IO_EXCEPTION.message == "An input or output of the coordinator failed"
+    assert CheckpointFailureReason.IO_EXCEPTION.message == "An input or output operation of the coordinator failed"
 
 
 def test_an_exception_of_a_reason_says_its_text() -> None:
