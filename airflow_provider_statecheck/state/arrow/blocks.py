@@ -1,4 +1,4 @@
-"""Blocks of sorted rows, and their cache."""
+"""Blocks of sorted rows, and their LRU cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any
 
 from airflow_provider_statecheck.state.arrow.layout import DELETED, VALUE, position_columns, single
 
+_BLOCK_OVERHEAD = 1024
+
+
+BlockKey = tuple[str, int, bool]
+"""Path of the file, offset of the block, and whether the block has a namespace column."""
+
 
 class Block:
     """
-    Rows in memory.
+    Sorted rows in memory.
 
-    :param table: A table or record batch in order.
+    :param table: Arrow table or record batch.
     """
 
     def __init__(self, table: Any) -> None:
@@ -33,27 +39,67 @@ class Block:
 
     @cached_property
     def values(self) -> Any:
-        """Return the column of values."""
+        """Return the value column."""
         return single(self.table.column(VALUE))
 
     def find(self, position: tuple[Any, ...]) -> tuple[int, int]:
-        """Return from where to before where rows are at a position, or begin with it if it is a shorter one."""
+        """Return the range of rows whose sort key is equal to, or starts with, a position."""
         low, high = 0, self.table.num_rows
         for column, wanted in zip(self._positions, position, strict=False):
-            left = _left(column, wanted, low, high)
-            high = _right(column, wanted, left, high)
+            left = _bisect_left(column, wanted, low, high)
+            high = _bisect_right(column, wanted, left, high)
             low = left
             if low >= high:
                 break
         return low, high
 
     def is_deleted(self, row: int) -> bool:
-        """Tell whether a row only says that something older is gone."""
+        """Return whether a row is a tombstone."""
         return self._deleted is not None and bool(self._deleted[row].as_py())
 
 
-class _Texts:
-    """An Arrow array as a sequence for ``bisect``."""
+class BlockCache:
+    """
+    LRU cache of blocks, safe for threads.
+
+    :param capacity_bytes: Maximum size of all cached blocks in bytes.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._blocks: OrderedDict[BlockKey, Block] = OrderedDict()
+        self._lock = Lock()
+        self.nbytes = 0
+
+    def get(self, key: BlockKey) -> Block | None:
+        """Return a cached block, or ``None``."""
+        with self._lock:
+            block = self._blocks.get(key)
+            if block is not None:
+                self._blocks.move_to_end(key)
+            return block
+
+    def put(self, key: BlockKey, block: Block) -> None:
+        """Cache a block, unless it exceeds the capacity."""
+        size = block.nbytes + _BLOCK_OVERHEAD
+        if size > self._capacity:
+            return
+        with self._lock:
+            if key not in self._blocks:
+                self._blocks[key] = block
+                self.nbytes += size
+            while self.nbytes > self._capacity:
+                self.nbytes -= self._blocks.popitem(last=False)[1].nbytes + _BLOCK_OVERHEAD
+
+    def clear(self) -> None:
+        """Remove all blocks."""
+        with self._lock:
+            self._blocks.clear()
+            self.nbytes = 0
+
+
+class _ArrowSequence:
+    """Arrow array as a sequence for ``bisect``."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -68,62 +114,16 @@ class _Texts:
 def _searchable(column: Any) -> Any:
     import pyarrow as pa
 
-    return column.to_numpy(zero_copy_only=False) if pa.types.is_integer(column.type) else _Texts(column)
+    return column.to_numpy(zero_copy_only=False) if pa.types.is_integer(column.type) else _ArrowSequence(column)
 
 
-def _left(column: Any, wanted: Any, low: int, high: int) -> int:
-    if isinstance(column, _Texts):
+def _bisect_left(column: Any, wanted: Any, low: int, high: int) -> int:
+    if isinstance(column, _ArrowSequence):
         return bisect_left(column, wanted, low, high)
     return low + int(column[low:high].searchsorted(wanted, "left"))
 
 
-def _right(column: Any, wanted: Any, low: int, high: int) -> int:
-    if isinstance(column, _Texts):
+def _bisect_right(column: Any, wanted: Any, low: int, high: int) -> int:
+    if isinstance(column, _ArrowSequence):
         return bisect_right(column, wanted, low, high)
     return low + int(column[low:high].searchsorted(wanted, "right"))
-
-
-_OVERHEAD = 1024
-
-Place = tuple[str, int, bool]
-"""The file, where the block begins in it, and whether it has a column of namespaces."""
-
-
-class BlockCache:
-    """
-    Blocks by place; the one that was used least lately goes first.
-
-    :param capacity_bytes: How large all of them may be together.
-    """
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._blocks: OrderedDict[Place, Block] = OrderedDict()
-        self._lock = Lock()
-        self.nbytes = 0
-
-    def get(self, place: Place) -> Block | None:
-        """Return a block, if it is still there."""
-        with self._lock:
-            block = self._blocks.get(place)
-            if block is not None:
-                self._blocks.move_to_end(place)
-            return block
-
-    def put(self, place: Place, block: Block) -> None:
-        """Keep a block, unless it is larger than all that may be kept."""
-        size = block.nbytes + _OVERHEAD
-        if size > self._capacity:
-            return
-        with self._lock:
-            if place not in self._blocks:
-                self._blocks[place] = block
-                self.nbytes += size
-            while self.nbytes > self._capacity:
-                self.nbytes -= self._blocks.popitem(last=False)[1].nbytes + _OVERHEAD
-
-    def clear(self) -> None:
-        """Forget all blocks."""
-        with self._lock:
-            self._blocks.clear()
-            self.nbytes = 0

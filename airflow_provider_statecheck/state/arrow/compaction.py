@@ -1,4 +1,4 @@
-"""Merging of sorted runs, and the policy that chooses them."""
+"""Merge of sorted runs, and the compaction policy that selects them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from airflow_provider_statecheck.state.arrow.runs import SortedRun
 
 _WINDOW_ROWS = 1 << 18
 _WINDOW_BYTES = 16 << 20
-"""How much of all runs together is in memory at once, about."""
-_MOST_OF_ONE = 1 << 16
+"""Approximate size of the rows of all runs in memory during a merge."""
+_MAX_ROWS_PER_RUN = 1 << 16
+
+
+_SIZE_RATIO = 1.0
+
+
+_MAX_SPACE_AMPLIFICATION = 2.0
 
 
 def merge_runs(layout: StateLayout, runs: Sequence[SortedRun], *, keep_deletions: bool) -> Iterator[Any]:
     """
-    Return the rows of runs in order as tables; of rows at one position that of the newest run.
+    Merge runs into sorted tables. Of rows with equal sort keys, the row of the newest run wins.
 
-    :param runs: The newest first.
-    :param keep_deletions: Whether rows stay that say that something is gone, because older runs may have it.
+    :param runs: Runs, newest first.
+    :param keep_deletions: Whether to keep tombstones, because older runs may contain the rows that they delete.
     """
     namespace = any(run.has_namespaces for run in runs)
     deleted = any(run.deletions for run in runs)
@@ -31,16 +37,16 @@ def merge_runs(layout: StateLayout, runs: Sequence[SortedRun], *, keep_deletions
             return
         merged = cursors[0].take_all() if len(cursors) == 1 else _merge_window(cursors)
         if deleted and not keep_deletions:
-            merged = living(merged)
+            merged = without_tombstones(merged)
         if merged.num_rows:
             yield merged
 
 
 def merge_tables(tables: Sequence[Any]) -> Any:
     """
-    Return rows in order; of rows at one position that of the first table.
+    Merge tables into one sorted table. Of rows with equal sort keys, the row of the first table wins.
 
-    :param tables: At least one, with equal columns, each in any order but with each position once.
+    :param tables: At least one table. All have equal columns, in any row order, and distinct sort keys.
     """
     import numpy as np
     import pyarrow as pa
@@ -51,6 +57,63 @@ def merge_tables(tables: Sequence[Any]) -> Any:
     return joined.take(pa.array(order[_is_first(codes[order])]))
 
 
+def without_tombstones(table: Any) -> Any:
+    """Return the rows without tombstones."""
+    import pyarrow.compute as pc
+
+    return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
+
+
+class Sized(Protocol):
+    """Size of a run, known without reading it."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Return the approximate size of the rows in memory, in bytes."""
+        ...
+
+    @property
+    def deletions(self) -> int:
+        """Return the number of tombstones."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Return the number of rows."""
+        ...
+
+
+def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> int:
+    """
+    Return the number of newest runs to merge with the new rows.
+
+    Runs are merged from the newest on while each is at most as large as all newer rows together. The number of runs
+    grows with the
+    logarithm of the state, and so does the number of rewrites of a row. All runs are merged if they would otherwise
+    take more than
+    twice the size of the live state.
+
+    :param new_bytes: Size of the new rows in bytes.
+    :param new_deletions: Number of tombstones among them.
+    :param runs: Existing runs, newest first.
+    """
+    merged, count = new_bytes, 0
+    for run in runs:
+        if run.raw_bytes > _SIZE_RATIO * merged:
+            break
+        merged, count = merged + run.raw_bytes, count + 1
+    return len(runs) if _exceeds_space_amplification(new_bytes, new_deletions, runs) else count
+
+
+def _exceeds_space_amplification(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> bool:
+    if not runs:
+        return False
+    oldest = runs[-1]
+    deletions = new_deletions + sum(run.deletions for run in runs[:-1])
+    live_bytes = oldest.raw_bytes * max(0.0, 1 - deletions / max(1, oldest.num_rows))
+    return new_bytes + sum(run.raw_bytes for run in runs) > _MAX_SPACE_AMPLIFICATION * live_bytes
+
+
 @dataclass(slots=True)
 class _Cursor:
     run: SortedRun
@@ -58,7 +121,7 @@ class _Cursor:
     namespace: bool
     deleted: bool
     count: int
-    """Of all cursors."""
+    """Number of cursors in the merge."""
     buffer: Any = None
     next_block: int = 0
     per_window: int = field(init=False)
@@ -66,16 +129,16 @@ class _Cursor:
     def __post_init__(self) -> None:
         rows = max(1, int(self.run.block_rows.sum()))
         width = max(1, self.run.raw_bytes // rows)
-        wanted = min(_MOST_OF_ONE, _WINDOW_ROWS // self.count, _WINDOW_BYTES // self.count // width)
+        wanted = min(_MAX_ROWS_PER_RUN, _WINDOW_ROWS // self.count, _WINDOW_BYTES // self.count // width)
         self.per_window = max(1, wanted * len(self.run.block_rows) // rows)
 
     @property
     def is_last(self) -> bool:
-        """Tell whether what is in the buffer is the end of the run."""
+        """Return whether the buffer contains the end of the run."""
         return self.next_block >= len(self.run.block_rows)
 
     def fill(self) -> bool:
-        """Read on if the buffer is empty; tell whether there is anything."""
+        """Read the next blocks if the buffer is empty, and return whether it has rows."""
         import pyarrow as pa
 
         while (self.buffer is None or self.buffer.num_rows == 0) and not self.is_last:
@@ -87,13 +150,13 @@ class _Cursor:
         return self.buffer is not None and self.buffer.num_rows > 0
 
     def take_all(self) -> Any:
-        """Return the buffer and leave it empty."""
+        """Return the buffer and empty it."""
         taken, self.buffer = self.buffer, None
         return taken
 
 
 def _merge_window(cursors: list[_Cursor]) -> Any:
-    """Return the merged rows up to where the first of the buffers ends that is not the end of its run."""
+    """Merge the buffers up to the smallest end of a buffer that is not the end of its run."""
     import numpy as np
     import pyarrow as pa
 
@@ -119,62 +182,3 @@ def _is_first(codes: Any) -> Any:
     first = np.ones(len(codes), bool)
     first[1:] = codes[1:] != codes[:-1]
     return first
-
-
-def living(table: Any) -> Any:
-    """Return rows without those that only say that something is gone."""
-    import pyarrow.compute as pc
-
-    return table.filter(pc.invert(table.column(DELETED))).drop_columns([DELETED])
-
-
-_GROWTH = 1.0
-_MOST_SPACE = 2.0
-
-
-class Sized(Protocol):
-    """What is known of a run without reading it."""
-
-    @property
-    def raw_bytes(self) -> int:
-        """Return how large its rows are."""
-        ...
-
-    @property
-    def deletions(self) -> int:
-        """Return how many of its rows only say that something older is gone."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Return how many rows it has."""
-        ...
-
-
-def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> int:
-    """
-    Return how many of the newest runs are written again together with what is new.
-
-    A run takes part if what is new, and the runs that take part already, are as large as it is: so there are at most about
-    as many runs as the logarithm of the state, and a row is written again only a few times. All take part if they would
-    otherwise be more than twice the state that they stand for.
-
-    :param new_bytes: How large the new rows are.
-    :param new_deletions: How many of them only say that something is gone.
-    :param runs: The newest first.
-    """
-    merged, count = new_bytes, 0
-    for run in runs:
-        if run.raw_bytes > _GROWTH * merged:
-            break
-        merged, count = merged + run.raw_bytes, count + 1
-    return len(runs) if _takes_too_much(new_bytes, new_deletions, runs) else count
-
-
-def _takes_too_much(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> bool:
-    if not runs:
-        return False
-    oldest = runs[-1]
-    gone = new_deletions + sum(run.deletions for run in runs[:-1])
-    living = oldest.raw_bytes * max(0.0, 1 - gone / max(1, oldest.num_rows))
-    return new_bytes + sum(run.raw_bytes for run in runs) > _MOST_SPACE * living

@@ -1,4 +1,4 @@
-"""The default state backend: keyed state in sorted Arrow files."""
+"""Default state backend: keyed state in sorted Arrow files."""
 
 from __future__ import annotations
 
@@ -40,14 +40,104 @@ if TYPE_CHECKING:
 _Table = ArrowValueTable | ArrowMapTable
 
 
+# Base of a storage that only resolves pointers, which are absolute.
+_NO_DIRECTORY = "memory://statecheck-without-directory"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowStateBackend:
+    """
+    State backend with sorted Arrow files, incremental snapshots and bounded memory.
+
+    The storage of the stage determines the location of checkpoints.
+
+    :param settings: Sizes and compression; those of the configuration if ``None``.
+    """
+
+    settings: ArrowStateSettings | None = None
+
+    def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
+        """
+        Return this backend with the settings of a configuration, unless it has settings.
+
+        :raises InvalidConfigurationError: for an invalid setting.
+        """
+        return self if self.settings is not None else replace(self, settings=ArrowStateSettings.from_config(config))
+
+    def create_keyed_state_backend(
+        self,
+        environment: StateEnvironment,
+        job_id: str,
+        operator_identifier: str,
+        key_serializer: KeySerializer,
+        number_of_key_groups: int,
+        key_group_range: KeyGroupRange,
+        kv_registry: Any = None,
+        *,
+        restored: Sequence[KeyedStateHandle] = (),
+    ) -> ArrowKeyedStateBackend:
+        """
+        Create the keyed state of one subtask. A restore reads only the snapshot metadata.
+
+        :param restored: Handles to restore; keys of other subtasks are skipped.
+        :raises InvalidConfigurationError: if the range exceeds the number of key groups.
+        :raises BackendRestoreError: if the snapshot metadata cannot be read.
+        :raises StateMigrationError: if the keys have another type.
+        """
+        backend = ArrowKeyedStateBackend(
+            key_serializer=key_serializer,
+            number_of_key_groups=number_of_key_groups,
+            key_group_range=key_group_range,
+            now_ms=environment.now_ms,
+            storage=environment.storage,
+            settings=self.settings,
+            operator_name=environment.operator_name,
+        )
+        with restoring(operator_identifier):
+            backend.restore(restored)
+        return backend
+
+    def create_operator_state_backend(
+        self,
+        environment: StateEnvironment,
+        operator_identifier: str,
+        *,
+        restored: Sequence[OperatorStateHandle] = (),
+    ) -> DefaultOperatorStateBackend:
+        """
+        Create the operator state of one subtask.
+
+        :raises BackendRestoreError: if the state cannot be read.
+        """
+        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
+
+        with restoring(operator_identifier):
+            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
+
+    def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
+        """
+        Return the checkpoint of a pointer, of any job.
+
+        :param storage_options: Options of the filesystem.
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
+        :raises CheckpointNotFoundError: if there is no checkpoint.
+        """
+        base = _NO_DIRECTORY if not pointer or not storage_options else pointer
+        return resolve_location(CheckpointStorage.open(base, **storage_options), pointer)
+
+
 class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     """
-    State on the checkpoint storage, above it what changed since the last snapshot in memory and local files.
+    Keyed state as sorted Arrow files on the checkpoint storage, with later changes in memory and local files.
 
-    A snapshot names files of earlier ones only after :meth:`notify_checkpoint_complete`, or if the backend began with them.
+    Snapshots are incremental. A snapshot references the files of an earlier one only after
+    :meth:`notify_checkpoint_complete`, or if
+    the backend was restored from them.
 
-    :param storage: From which state is read.
-    :raises InvalidConfigurationError: for a range that is not within the key groups.
+    :param storage: Storage of the restored state.
+    :param settings: Sizes and compression; the defaults if ``None``.
+    :raises InvalidConfigurationError: if the range exceeds the number of key groups.
     """
 
     def __init__(
@@ -92,30 +182,32 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         self._unclaimed.update({name: files.state for name, files in self._carried.items()})
 
     def advance_to(self, key_group: int) -> None:
-        """Take note that keys of lower groups are not touched before the next snapshot."""
+        """Notify the backend that keys of lower key groups are not accessed before the next snapshot."""
         for table in self._arrow_tables():
             table.advance_to(key_group)
 
     def prefetch(self, keys: KeyBatch) -> None:
         """
-        Read what keys have in all states that descriptors asked for, so that using them one by one is no search.
+        Read all registered states of the keys at once.
 
-        It holds until the next call; what is read for other keys is looked up one by one.
+        Later accesses to these keys need no search, until the next call. Other keys are looked up one by one.
         """
-        listed = self.key_serializer.from_columns(keys.columns)
+        key_list = self.key_serializer.from_columns(keys.columns)
         for table in self._arrow_tables():
-            table.prefetch(keys, listed)
+            table.prefetch(keys, key_list)
 
     def num_entries(self) -> int:
-        """Return for how many keys and namespaces there is state, summed over all states; it reads all of it."""
+        """Return the number of pairs of key and namespace with state, summed over all states. Reads all state."""
         carried = (count_owners(self._positions_of(files)) for files in self._carried.values())
         return sum(table.num_entries() for table in self._arrow_tables()) + sum(carried)
 
     def scan(self, descriptor: StateDescriptor[Any]) -> Iterator[Any]:
         """
-        Return all of a state as Arrow tables in order: the key group, the columns of the key, and the value.
+        Return a state as sorted Arrow tables with the key group, the key columns and the value.
 
-        Maps have a ``user_key`` too, and namespaces a column where there are any. Later changes are not seen.
+        Later changes are not visible. The tables of a map state have a ``user_key`` column. Tables have a namespace
+        column only if the
+        state has namespaces.
         """
         self.get_partitioned_state(descriptor)
         table = cast("_Table", self._tables[descriptor.name])
@@ -123,7 +215,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         return table.runs.rows()
 
     def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> ArrowSnapshot:
-        """Capture the state as it is now; what is returned writes it, and later changes are not in it."""
+        """Capture the current state. The returned snapshot writes it without later changes."""
         tables = list(self._arrow_tables())
         for table in tables:
             table.seal()
@@ -146,7 +238,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         return snapshot
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Take note that a checkpoint is complete, so that later ones may name its files."""
+        """Use the files of a completed checkpoint as the base of later snapshots."""
         snapshot = self._unconfirmed.get(checkpoint_id)
         self._unconfirmed = {n: s for n, s in self._unconfirmed.items() if n > checkpoint_id}
         if snapshot is not None:
@@ -154,11 +246,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
                 state.runs.confirm(state.captured, files.runs)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Take note that the files of a checkpoint may be gone; later ones write again what was in them."""
+        """Forget the files of an aborted checkpoint; later snapshots write their rows again."""
         self._unconfirmed.pop(checkpoint_id, None)
 
     def dispose(self) -> None:
-        """Give up the state and end the snapshots that still run; without effect the second time."""
+        """Release the state and cancel running snapshots; idempotent."""
         for snapshot in list(self._snapshots):
             snapshot.cancel()
         self._unconfirmed.clear()
@@ -178,11 +270,11 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
                 form.require(part)
         runs = StateRuns(state.schema(), layout, form, self._reading, restored.runs)
         self._carried.pop(state.name, None)
-        made = ArrowMapTable if state.is_map else ArrowValueTable
-        return made(state, self.key_serializer, runs, self._budget, self._spill_if_full)
+        table = ArrowMapTable if state.is_map else ArrowValueTable
+        return table(state, self.key_serializer, runs, self._memory_budget, self._spill_if_full)
 
     def _positions_of(self, files: StateFiles) -> Iterator[Any]:
-        """Return the rows of a state without their values, as they were written."""
+        """Return the rows of a state without values, in the types in which they were written."""
         parts = [part for run in files.runs for part in run]
         user_keys = parts[0].schema.field(USER_KEY).type if parts and files.state.key is not None else None
         form = PositionForm.of(self.key_serializer, user_keys)
@@ -193,97 +285,10 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         tables: dict[str, Any] = self._tables
         return iter(tables.values())
 
-    def _budget(self) -> int:
+    def _memory_budget(self) -> int:
         return self._settings.memtable_bytes // (2 * max(1, len(self._tables)))
 
     def _spill_if_full(self) -> None:
         largest = max(self._arrow_tables(), key=lambda table: table.runs.memory_bytes)
         if sum(table.runs.memory_bytes for table in self._arrow_tables()) > self._settings.memtable_bytes // 2:
             largest.runs.spill(self._spill.open_stream)
-
-
-# Pointers lead to any filesystem, whatever the directory of the storage is.
-_NO_DIRECTORY = "memory://statecheck-without-directory"
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowStateBackend:
-    """
-    State as sorted Arrow files on the checkpoint storage: snapshots are incremental, memory is bounded by blocks.
-
-    Where checkpoints go is up to the storage of the stage.
-
-    :param settings: Sizes, and how files are compressed; without any those of the configuration.
-    """
-
-    settings: ArrowStateSettings | None = None
-
-    def configure(self, config: Mapping[str, Any]) -> ArrowStateBackend:
-        """
-        Return this backend with settings of a configuration, unless it has some.
-
-        :raises InvalidConfigurationError: for a setting out of its range.
-        """
-        return self if self.settings is not None else replace(self, settings=ArrowStateSettings.from_config(config))
-
-    def create_keyed_state_backend(
-        self,
-        environment: StateEnvironment,
-        job_id: str,
-        operator_identifier: str,
-        key_serializer: KeySerializer,
-        number_of_key_groups: int,
-        key_group_range: KeyGroupRange,
-        kv_registry: Any = None,
-        *,
-        restored: Sequence[KeyedStateHandle] = (),
-    ) -> ArrowKeyedStateBackend:
-        """
-        Make the keyed state of one subtask; of what is restored only the descriptions of files are read.
-
-        :param restored: The state to begin with; keys of other ranges are skipped.
-        :raises InvalidConfigurationError: for a range that is not within the key groups.
-        :raises BackendRestoreError: if the description of the state cannot be read.
-        :raises StateMigrationError: if the keys are of another type.
-        """
-        backend = ArrowKeyedStateBackend(
-            key_serializer=key_serializer,
-            number_of_key_groups=number_of_key_groups,
-            key_group_range=key_group_range,
-            now_ms=environment.now_ms,
-            storage=environment.storage,
-            settings=self.settings,
-            operator_name=environment.operator_name,
-        )
-        with restoring(operator_identifier):
-            backend.restore(restored)
-        return backend
-
-    def create_operator_state_backend(
-        self,
-        environment: StateEnvironment,
-        operator_identifier: str,
-        *,
-        restored: Sequence[OperatorStateHandle] = (),
-    ) -> DefaultOperatorStateBackend:
-        """
-        Make the operator state of one subtask.
-
-        :raises BackendRestoreError: if the state cannot be read.
-        """
-        from airflow_provider_statecheck.state.operator.backend import DefaultOperatorStateBackend
-
-        with restoring(operator_identifier):
-            return DefaultOperatorStateBackend.restore(environment.storage, restored, environment.operator_name)
-
-    def resolve_checkpoint(self, pointer: str | None, **storage_options: Any) -> CompletedCheckpointStorageLocation:
-        """
-        Return the checkpoint of any job to which a pointer leads.
-
-        :param storage_options: Options of the filesystem.
-        :raises InvalidConfigurationError: for no pointer or an empty one.
-        :raises StorageError: for text that is no URI, or if the storage fails.
-        :raises CheckpointNotFoundError: if there is none.
-        """
-        base = _NO_DIRECTORY if not pointer or not storage_options else pointer
-        return resolve_location(CheckpointStorage.open(base, **storage_options), pointer)

@@ -1,8 +1,9 @@
 """
-Columns and sort order of a state's rows.
+Columns and sort order of the rows of a state.
 
-It is Arrow's own: ascending by each column, NaN after all numbers and null at the end. Structs go by their fields; lists,
-which Arrow does not sort, by how Python writes them.
+The order is that of Arrow: ascending by each column, with NaN after all numbers and null last. Structs are ordered by
+their
+fields. Lists, which Arrow cannot sort, are ordered by their Python representation.
 """
 
 from __future__ import annotations
@@ -15,14 +16,112 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 
-_MOST_BITS = 62
+KEY_GROUP = "key_group"
+
+
+NAMESPACE = "namespace"
+
+
+USER_KEY = "user_key"
+
+
+VALUE = "value"
+
+
+DELETED = "deleted"
+
+
+KEY_PREFIX = "k_"
+"""Prefix of key columns, which keeps their names apart from other columns."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """
+    Columns of a state: one row per key and namespace, or per map entry.
+
+    ``namespace`` and ``deleted`` are left out if no row needs them.
+    """
+
+    key_fields: tuple[tuple[str, Any], ...]
+    """Name and Arrow type of each key column."""
+    value_type: Any
+    user_key_type: Any = None
+    """Arrow type of the user keys; ``None`` unless the state is a map."""
+
+    @classmethod
+    def of(cls, keys: KeySerializer, value_type: Any, user_key_type: Any = None) -> StateLayout:
+        """Return the layout of a state with the keys of a serializer."""
+        names = (KEY_PREFIX + field.name for field in keys.fields)
+        return cls(tuple(zip(names, keys.arrow_types, strict=True)), value_type, user_key_type)
+
+    def schema(self, *, namespace: bool, deleted: bool) -> Any:
+        """Return the Arrow schema of the rows."""
+        import pyarrow as pa
+
+        fields = [(KEY_GROUP, pa.int32()), *self.key_fields]
+        fields += [(NAMESPACE, pa.string())] if namespace else []
+        fields += [] if self.user_key_type is None else [(USER_KEY, self.user_key_type)]
+        fields += [(VALUE, self.value_type)]
+        fields += [(DELETED, pa.bool_())] if deleted else []
+        return pa.schema(fields)
+
+    def conform(self, table: Any, *, namespace: bool, deleted: bool) -> Any:
+        """Return rows with the given optional columns, filled with the void namespace and ``False``."""
+        import pyarrow as pa
+
+        wanted = self.schema(namespace=namespace, deleted=deleted)
+        if table.schema.names == wanted.names:
+            return table
+        have = dict(zip(table.schema.names, table.columns, strict=True))
+        if namespace and NAMESPACE not in have:
+            have[NAMESPACE] = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
+        if deleted and DELETED not in have:
+            have[DELETED] = pa.repeat(pa.scalar(False), table.num_rows)
+        return pa.table([have[name] for name in wanted.names], schema=wanted)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Return the names of the key columns."""
+        return tuple(name for name, _ in self.key_fields)
+
+
+def position_names(names: list[str]) -> list[str]:
+    """Return the names of the sort key columns."""
+    return [name for name in names if name not in {VALUE, DELETED}]
+
+
+def position_columns(table: Any) -> list[Any]:
+    """Return the sort key of the rows as order columns, see :func:`order_columns`."""
+    columns = []
+    for name in position_names(table.schema.names):
+        columns += order_columns(single(table.column(name)), nullable=name == USER_KEY)
+    return columns
+
+
+def single(column: Any) -> Any:
+    """Return a column as one Arrow array."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else pa.array([], column.type)
+    )
+
+
+_MAX_CODE_BITS = 62
 
 
 def order_columns(array: Any, *, nullable: bool = False) -> list[Any]:
     """
-    Return columns of numbers, texts, bytes or decimals without null, by which rows order as by an Arrow array.
+    Return non-null columns of numbers, strings, bytes or decimals with the sort order of an Arrow array.
 
-    :param nullable: Whether there may be nulls, which then go to a column of their own.
+    :param nullable: Whether the array may contain nulls; a separate column then marks them.
     """
     import pyarrow as pa
 
@@ -31,12 +130,12 @@ def order_columns(array: Any, *, nullable: bool = False) -> list[Any]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if not nullable:
-        return _plain(array)
+        return _non_null_columns(array)
     nulls = array.is_null().cast(pa.int8())
-    return [nulls, *_plain(array)]
+    return [nulls, *_non_null_columns(array)]
 
 
-def _plain(array: Any) -> list[Any]:
+def _non_null_columns(array: Any) -> list[Any]:
     import pyarrow as pa
 
     kind = array.type
@@ -44,7 +143,7 @@ def _plain(array: Any) -> list[Any]:
         return [column for child in array.flatten() for column in order_columns(child, nullable=True)]
     if pa.types.is_null(kind):
         return []
-    return [_filled(_comparable(array))]
+    return [_without_nulls(_comparable(array))]
 
 
 def _comparable(array: Any) -> Any:
@@ -77,40 +176,40 @@ def _ordered_floats(array: Any) -> Any:
     return pa.array(np.where(bits < 0, bits ^ np.int64(0x7FFFFFFFFFFFFFFF), bits))
 
 
-def _filled(array: Any) -> Any:
+def _without_nulls(array: Any) -> Any:
     import pyarrow as pa
 
     if array.null_count == 0:
         return array
     kind = array.type
     if pa.types.is_integer(kind):
-        nothing: Any = 0
+        placeholder: Any = 0
     elif pa.types.is_decimal(kind):
-        nothing = pa.scalar(0).cast(kind)
+        placeholder = pa.scalar(0).cast(kind)
     else:
-        nothing = "" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else b""
-    return array.fill_null(nothing)
+        placeholder = "" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else b""
+    return array.fill_null(placeholder)
 
 
 def row_tuples(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of such columns as tuples, which Python compares in the same order."""
+    """Return the rows of order columns as tuples with the same order."""
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def order_codes(columns: Sequence[Any]) -> Any:
     """
-    Return one number for each row, so that rows of such columns order, and are equal, as their numbers are.
+    Return one integer per row with the order and equality of the rows.
 
-    Numbers of different calls say nothing about each other.
+    Codes of different calls are not comparable.
     """
     import numpy as np
 
     codes, bits = np.zeros(len(columns[0]), np.int64), 0
     for column in columns:
-        numbers, width = _narrow(_numbers(column))
-        if bits + width > _MOST_BITS:
+        numbers, width = _offset_from_minimum(_numbers(column))
+        if bits + width > _MAX_CODE_BITS:
             codes, bits = _ranked(codes)
-        if bits + width > _MOST_BITS:
+        if bits + width > _MAX_CODE_BITS:
             numbers, width = _ranked(numbers)
         codes = (codes << np.int64(width)) | numbers if width else codes
         bits += width
@@ -130,12 +229,12 @@ def _numbers(column: Any) -> Any:
     return ranks[encoded.indices.to_numpy()]
 
 
-def _narrow(numbers: Any) -> tuple[Any, int]:
+def _offset_from_minimum(numbers: Any) -> tuple[Any, int]:
     if len(numbers) == 0:
         return numbers, 0
     least, most = int(numbers.min()), int(numbers.max())
     width = (most - least).bit_length()
-    return _ranked(numbers) if width > _MOST_BITS else (numbers - least, width)
+    return _ranked(numbers) if width > _MAX_CODE_BITS else (numbers - least, width)
 
 
 def _ranked(numbers: Any) -> tuple[Any, int]:
@@ -145,115 +244,31 @@ def _ranked(numbers: Any) -> tuple[Any, int]:
     return ranks.astype(np.int64, copy=False), (len(distinct) - 1).bit_length()
 
 
-KEY_GROUP = "key_group"
-NAMESPACE = "namespace"
-USER_KEY = "user_key"
-VALUE = "value"
-DELETED = "deleted"
-KEY_PREFIX = "k_"
-"""Before the name of a key's column, so that it cannot be that of another column."""
-
-
-@dataclass(frozen=True)
-class StateLayout:
-    """
-    Which columns the rows of a state have: one row for each key and namespace, of maps for each entry.
-
-    ``namespace`` and ``deleted`` are left out where no row needs them.
-    """
-
-    key_fields: tuple[tuple[str, Any], ...]
-    """Name and Arrow type of each column of the key."""
-    value_type: Any
-    user_key_type: Any = None
-    """The Arrow type of the keys of a map; of others ``None``."""
-
-    @classmethod
-    def of(cls, keys: KeySerializer, value_type: Any, user_key_type: Any = None) -> StateLayout:
-        """Return the layout of a state with keys of a serializer."""
-        names = (KEY_PREFIX + field.name for field in keys.fields)
-        return cls(tuple(zip(names, keys.arrow_types, strict=True)), value_type, user_key_type)
-
-    def schema(self, *, namespace: bool, deleted: bool) -> Any:
-        """Return the Arrow schema of rows."""
-        import pyarrow as pa
-
-        fields = [(KEY_GROUP, pa.int32()), *self.key_fields]
-        fields += [(NAMESPACE, pa.string())] if namespace else []
-        fields += [] if self.user_key_type is None else [(USER_KEY, self.user_key_type)]
-        fields += [(VALUE, self.value_type)]
-        fields += [(DELETED, pa.bool_())] if deleted else []
-        return pa.schema(fields)
-
-    def conform(self, table: Any, *, namespace: bool, deleted: bool) -> Any:
-        """Return rows with these columns; those that they lack say that there is no namespace and that nothing is deleted."""
-        import pyarrow as pa
-
-        wanted = self.schema(namespace=namespace, deleted=deleted)
-        if table.schema.names == wanted.names:
-            return table
-        have = dict(zip(table.schema.names, table.columns, strict=True))
-        if namespace and NAMESPACE not in have:
-            have[NAMESPACE] = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-        if deleted and DELETED not in have:
-            have[DELETED] = pa.repeat(pa.scalar(False), table.num_rows)
-        return pa.table([have[name] for name in wanted.names], schema=wanted)
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
-        """Return the names of the key's columns."""
-        return tuple(name for name, _ in self.key_fields)
-
-
-def position_names(names: list[str]) -> list[str]:
-    """Return the names of those columns that say where a row lies in the order, as many as there are."""
-    return [name for name in names if name not in {VALUE, DELETED}]
-
-
-def position_columns(table: Any) -> list[Any]:
-    """Return the columns by which rows are ordered, as :func:`order_columns` gives them."""
-    columns = []
-    for name in position_names(table.schema.names):
-        columns += order_columns(single(table.column(name)), nullable=name == USER_KEY)
-    return columns
-
-
-def single(column: Any) -> Any:
-    """Return a column as one array."""
-    import pyarrow as pa
-
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else pa.array([], column.type)
-    )
-
-
-_NO_HEAD = (USER_KEY, VALUE, DELETED)
+_NON_HEAD_COLUMNS = (USER_KEY, VALUE, DELETED)
 
 
 def count_owners(tables: Iterable[Any]) -> int:
-    """Return to how many keys and namespaces rows belong."""
+    """Return the number of pairs of key and namespace in sorted tables."""
     return sum(heads.num_rows for heads in distinct_heads(tables))
 
 
 def distinct_heads(tables: Iterable[Any]) -> Iterator[Any]:
-    """Return the columns of the key and the namespace, of rows in order, each once."""
+    """Return the distinct key and namespace columns of sorted tables."""
     last = None
     for table in tables:
         if table.num_rows:
-            heads = table.select([name for name in table.schema.names if name not in _NO_HEAD])
+            heads = table.select([name for name in table.schema.names if name not in _NON_HEAD_COLUMNS])
             columns = position_columns(heads)
-            yield heads.filter(_starts(columns, last))
+            yield heads.filter(_row_starts(columns, last))
             last = row_tuples([column.slice(len(column) - 1) for column in columns])[0]
 
 
-def _starts(columns: list[Any], last: tuple[Any, ...] | None) -> Any:
-    """Return which rows differ from the row before; ``last`` is the one before the first."""
+def _row_starts(columns: list[Any], last: tuple[Any, ...] | None) -> Any:
+    """
+    Return a mask of rows that differ from the row before.
+
+    :param last: Row before the first one, or ``None``.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,4 +1,9 @@
-"""State files: their blocks, writing and ranged reads."""
+"""
+State files: format, writer and range reads.
+
+A part is an Arrow IPC file of sorted rows. Each record batch is a block, which belongs to one key group and is read on
+its own.
+"""
 
 from __future__ import annotations
 
@@ -28,50 +33,68 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
+_MAX_OPEN_FILES = 64
+
+
+_MAX_GAP = 64 << 10
+"""Maximum number of unused bytes between two pieces that one request reads."""
+
+
+_MAX_RANGE = 8 << 20
+
+
+_MAX_REQUESTS = 4
+
+
+_MAGIC_SIZE = 8
+
+
+_PREFIX_SIZE = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """An Arrow IPC file with rows in order; ``blocks`` has a row for each of its record batches that are of interest."""
+    """State file, with an index of the blocks to read."""
 
     path: str
-    """Its name in the handle of a snapshot; no other file of any subtask has it."""
+    """Name of the file in the handle of a snapshot, unique among all subtasks."""
     handle: StreamStateHandle
     state: StateSchema
-    """As what the rows were written."""
+    """Schema with which the rows were written."""
     schema: Any
-    """The Arrow schema of the file."""
+    """Arrow schema of the file."""
     firsts: Any
-    """A table of the first position of each block."""
+    """Table with the sort key of the first row of each block."""
     offsets: Any
-    """Where each block begins in the file, as numpy."""
+    """Offset of each block in the file, as a numpy array."""
     lengths: Any
-    """How many bytes each block has."""
+    """Size of each block in bytes."""
     rows: Any
-    """How many rows each block has."""
+    """Number of rows of each block."""
     checksums: Any
-    """The CRC-32 of the bytes of each block."""
+    """CRC-32 of each block."""
     raw_bytes: int
-    """How large the rows are in memory."""
+    """Size of the rows in memory, in bytes."""
     deletions: int
-    """How many rows only say that something older is gone."""
+    """Number of tombstones."""
 
     @property
     def key_groups(self) -> Any:
-        """Return the key group of each block, as numpy."""
+        """Return the key group of each block, as a numpy array."""
         return self.firsts.column(0).to_numpy()
 
     @property
     def has_namespaces(self) -> bool:
-        """Tell whether there is a column of namespaces."""
+        """Return whether the rows have a namespace column."""
         return NAMESPACE in self.schema.names
 
     @property
     def has_deletions(self) -> bool:
-        """Tell whether there is a column of deletion marks."""
+        """Return whether the rows have a tombstone column."""
         return DELETED in self.schema.names
 
     def within(self, owned: KeyGroupRange) -> Part | None:
-        """Return this part with only the blocks of some key groups; ``None`` if it has none."""
+        """Return this part with only the blocks of a range of key groups, or ``None`` if it has none."""
         import numpy as np
         import pyarrow as pa
 
@@ -95,24 +118,18 @@ class Part:
 
 
 Parts = tuple[Part, ...]
-"""The files of one run: each behind the one before."""
+"""Files of one run, in ascending order."""
 
-
-_OPEN_FILES = 64
-_GAP = 64 << 10
-"""So many bytes that nobody wants are read along rather than asked for two ranges."""
-_LONGEST = 8 << 20
-_PARALLEL = 4
 
 Piece = tuple[int, int]
-"""Where bytes begin and how many they are."""
+"""Offset and length of bytes in a file."""
 
 
 class PartBytes:
     """
-    The bytes of files by handle; several threads may ask.
+    Range reads of state files, safe for threads.
 
-    :param storage: Where the files are.
+    :param storage: Storage of the files.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -121,7 +138,7 @@ class PartBytes:
 
     def read(self, handle: StreamStateHandle, pieces: Sequence[Piece]) -> list[memoryview]:
         """
-        Return pieces of a file, which ascend; those of a file that is too short are short.
+        Return pieces of a file in ascending order. Pieces beyond the end of the file are shorter.
 
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
@@ -135,19 +152,19 @@ class PartBytes:
         ]
 
     def close(self) -> None:
-        """Close the local files."""
+        """Close the open local files."""
         self._files.close()
 
     def _read_ranges(self, handle: StreamStateHandle, ranges: Sequence[Piece]) -> list[bytes]:
         if isinstance(handle, ByteStreamStateHandle):
             return [handle.data[start : start + length] for start, length in ranges]
-        uri, begin = _place(handle)
+        uri, begin = _location(handle)
         if scheme_of(uri) in LOCAL_SCHEMES:
             self._storage.allowed.require(uri)
             return [self._files.read(uri, begin + start, length) for start, length in ranges]
         if len(ranges) == 1:
             return [self._read_remote(uri, begin, piece) for piece in ranges]
-        with ThreadPoolExecutor(min(_PARALLEL, len(ranges))) as pool:
+        with ThreadPoolExecutor(min(_MAX_REQUESTS, len(ranges))) as pool:
             return list(pool.map(lambda piece: self._read_remote(uri, begin, piece), ranges))
 
     def _read_remote(self, uri: str, begin: int, piece: Piece) -> bytes:
@@ -155,75 +172,14 @@ class PartBytes:
         return self._storage.read_range(uri, begin + start, begin + start + length)
 
 
-class _LocalFiles:
-    """Local files that stay open; reading them in place keeps memory free of what a mapping would hold."""
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[str, int] = OrderedDict()
-        self._lock = Lock()
-
-    def read(self, uri: str, start: int, length: int) -> bytes:
-        """Return bytes of a file."""
-        try:
-            with self._lock:
-                return os.pread(self._descriptor(uri), length, start)
-        except FileNotFoundError as error:
-            raise CheckpointNotFoundError(
-                f"Expected a state file at {redact(uri)}, found none; it was deleted, so restore from another checkpoint.",
-                uri=redact(uri),
-            ) from error
-        except OSError as error:
-            raise StorageError(f"The state file {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
-
-    def close(self) -> None:
-        """Close all."""
-        with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
-
-    def _descriptor(self, uri: str) -> int:
-        if uri in self._open:
-            self._open.move_to_end(uri)
-        else:
-            self._open[uri] = os.open(uri.partition("://")[2], os.O_RDONLY)
-            if len(self._open) > _OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-        return self._open[uri]
-
-
-def _place(handle: StreamStateHandle) -> tuple[str, int]:
-    if isinstance(handle, FileStateHandle):
-        return handle.uri, 0
-    if isinstance(handle, SegmentFileStateHandle):
-        return handle.uri, handle.start
-    raise InvalidConfigurationError(
-        f"Expected state that can be read, found {type(handle).__name__}; replace placeholders by what they stand for."
-    )
-
-
-def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
-    """Return ranges with the pieces that lie in each."""
-    groups: list[list[Piece]] = []
-    for offset, length in pieces:
-        last = groups[-1] if groups else []
-        if last and offset - sum(last[-1]) <= _GAP and offset + length - last[0][0] <= _LONGEST:
-            last.append((offset, length))
-        else:
-            groups.append([(offset, length)])
-    return [(members[0][0], sum(members[-1]) - members[0][0], members) for members in groups]
-
-
-_MAGIC = 8
-_PREFIX = 8
-
-
 class PartWriter:
     """
-    Takes tables in order and gives parts; used once.
+    Writer of sorted tables to parts.
 
-    :param schema: The Arrow schema of the rows.
-    :param state: As what they are written.
+    :param schema: Arrow schema of the rows.
+    :param state: Schema of the state.
     :param open_stream: Opens the stream of a new file.
+    :param settings: Sizes and compression.
     """
 
     def __init__(
@@ -243,14 +199,14 @@ class PartWriter:
 
     @property
     def parts(self) -> Parts:
-        """Return the parts that are on storage by now."""
+        """Return the complete parts."""
         return tuple(self._parts)
 
     def write_all(self, tables: Iterable[Any]) -> Parts:
         """
         Write tables and return all parts.
 
-        :raises StorageError: if the storage fails; parts that were written before are still there.
+        :raises StorageError: if the storage fails; complete parts remain on the storage.
         """
         for table in tables:
             self.write(table)
@@ -258,7 +214,7 @@ class PartWriter:
 
     def write(self, table: Any) -> None:
         """
-        Add rows that are behind all that were added before.
+        Append rows, sorted after all earlier ones.
 
         :raises StorageError: if the storage fails.
         """
@@ -274,7 +230,7 @@ class PartWriter:
 
     def finish(self) -> Parts:
         """
-        Write what is left and return all parts.
+        Write the buffered rows and return all parts.
 
         :raises StorageError: if the storage fails.
         """
@@ -285,13 +241,13 @@ class PartWriter:
         return self.parts
 
     def abort(self) -> None:
-        """Give up the file that is open."""
+        """Discard the open file."""
         if self._file is not None:
             self._file.abort()
             self._file = None
 
     def _block_starts(self, rows: Any) -> tuple[list[int], int]:
-        """Return where blocks begin, and where the last of them ends: what may still grow waits for more rows."""
+        """Return the start of each complete block, and the end of the last one. The other rows wait for more."""
         import numpy as np
 
         groups = single(rows.column(KEY_GROUP)).to_numpy()
@@ -319,8 +275,66 @@ class PartWriter:
             self._parts.append(file.close(self._state))
 
 
+class _LocalFiles:
+    """LRU cache of open local files. ``pread`` avoids the resident memory of a mapping."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, int] = OrderedDict()
+        self._lock = Lock()
+
+    def read(self, uri: str, start: int, length: int) -> bytes:
+        """Return bytes of a file."""
+        try:
+            with self._lock:
+                return os.pread(self._descriptor(uri), length, start)
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"Expected a state file at {redact(uri)}, found none; restore from another checkpoint.",
+                uri=redact(uri),
+            ) from error
+        except OSError as error:
+            raise StorageError(f"The state file {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def _descriptor(self, uri: str) -> int:
+        if uri in self._open:
+            self._open.move_to_end(uri)
+        else:
+            self._open[uri] = os.open(uri.partition("://")[2], os.O_RDONLY)
+            if len(self._open) > _MAX_OPEN_FILES:
+                os.close(self._open.popitem(last=False)[1])
+        return self._open[uri]
+
+
+def _location(handle: StreamStateHandle) -> tuple[str, int]:
+    if isinstance(handle, FileStateHandle):
+        return handle.uri, 0
+    if isinstance(handle, SegmentFileStateHandle):
+        return handle.uri, handle.start
+    raise InvalidConfigurationError(
+        f"Expected a readable state handle, found {type(handle).__name__}; replace placeholders by their handles."
+    )
+
+
+def _coalesced(pieces: Sequence[Piece]) -> list[tuple[int, int, list[Piece]]]:
+    """Group pieces into ranges for one request each."""
+    groups: list[list[Piece]] = []
+    for offset, length in pieces:
+        last = groups[-1] if groups else []
+        if last and offset - sum(last[-1]) <= _MAX_GAP and offset + length - last[0][0] <= _MAX_RANGE:
+            last.append((offset, length))
+        else:
+            groups.append([(offset, length)])
+    return [(members[0][0], sum(members[-1]) - members[0][0], members) for members in groups]
+
+
 class _PartFile:
-    """One file that is being written."""
+    """Open state file."""
 
     def __init__(self, schema: Any, stream: CheckpointStateOutputStream, compression: str | None) -> None:
         import pyarrow as pa
@@ -337,16 +351,16 @@ class _PartFile:
 
     @property
     def size(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self._sink.position
 
     def write(self, rows: Any) -> None:
-        """Add one block."""
+        """Write one block."""
         batch = rows.to_batches()[0]
         start = self._sink.begin_block()
         self._writer.write_batch(batch)
         length = self._sink.position - start
-        # The header goes out with the first block.
+        # Arrow writes the header of the file with the first block.
         header = self._sink.header_length() if not self._blocks else 0
         checksum = self._sink.checksum if not header else self._sink.checksum_from(header)
         self._blocks.append((start + header, length - header, rows.num_rows, checksum))
@@ -356,7 +370,7 @@ class _PartFile:
             self._deletions += single(rows.column(DELETED)).true_count
 
     def close(self, state: StateSchema) -> Part:
-        """Make the file durable and return it as a part."""
+        """Close the file and return its part."""
         import numpy as np
         import pyarrow as pa
 
@@ -367,7 +381,9 @@ class _PartFile:
             raise
         handle = self._sink.stream.close_and_get_handle()
         if handle is None:
-            raise StorageError("Expected a handle of state that was written, found none.")
+            raise StorageError(
+                "Expected a handle of the state file, found none; the stream of the storage returned no file."
+            )
         offsets, lengths, rows, checksums = zip(*self._blocks, strict=True)
         return Part(
             path=f"{uuid.uuid4().hex}.arrow",
@@ -384,12 +400,12 @@ class _PartFile:
         )
 
     def abort(self) -> None:
-        """Give the file up."""
+        """Discard the file."""
         self._sink.stream.close()
 
 
 class _Sink:
-    """What Arrow writes a file to: counts bytes, and sums up those of a block."""
+    """File object for Arrow that counts bytes and computes the checksum of a block."""
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
         self.stream = stream
@@ -399,14 +415,14 @@ class _Sink:
         self._first: list[bytes] | None = []
 
     def begin_block(self) -> int:
-        """Return where the next block begins."""
+        """Start a block and return its offset."""
         if self.position:
             self._first = None
         self.checksum = 0
         return self.position
 
     def write(self, data: Any) -> int:
-        """Pass bytes on."""
+        """Write bytes to the stream."""
         data = bytes(data)
         self.stream.write(data)
         self.position += len(data)
@@ -417,33 +433,35 @@ class _Sink:
         return len(data)
 
     def header_length(self) -> int:
-        """Return how long the magic number and the schema are, which precede the first block."""
+        """Return the size of the magic bytes and the schema, which precede the first block."""
         written = b"".join(self._first or ())
-        return _MAGIC + _PREFIX + int.from_bytes(written[_MAGIC + 4 : _MAGIC + _PREFIX], "little")
+        return (
+            _MAGIC_SIZE + _PREFIX_SIZE + int.from_bytes(written[_MAGIC_SIZE + 4 : _MAGIC_SIZE + _PREFIX_SIZE], "little")
+        )
 
     def checksum_from(self, start: int) -> int:
-        """Return the checksum of what was written first, without its beginning."""
+        """Return the checksum of the first write, starting at an offset."""
         return zlib.crc32(b"".join(self._first or ())[start:])
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the number of bytes written."""
         return self.position
 
     def flush(self) -> None:
-        """Do nothing: streams have a buffer of their own."""
+        """Do nothing, because the stream has its own buffer."""
 
     def close(self) -> None:
-        """Take note that Arrow is done."""
+        """Mark the file object as closed; the stream stays open."""
         self.closed = True
 
     def readable(self) -> bool:
-        """Tell that it cannot be read."""
+        """Return ``False``."""
         return False
 
     def writable(self) -> bool:
-        """Tell that it can be written."""
+        """Return ``True``."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that it cannot be sought."""
+        """Return ``False``."""
         return False

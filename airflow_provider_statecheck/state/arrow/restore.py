@@ -1,4 +1,4 @@
-"""Restore of keyed state from Arrow files, including rows of earlier forms."""
+"""Restore of Arrow state files, and migration of their rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 
 BACKEND_ID = "arrow"
-"""Of all subtasks alike: after a change of parallelism two of them name the same file, and it must be one for the registry."""
+"""
+Id in the handles of all subtasks. It is shared, because after a change of parallelism two subtasks may reference one
+file.
+"""
 
 
 def restored_files(
@@ -51,16 +54,18 @@ def restored_files(
     owned: KeyGroupRange,
 ) -> dict[str, StateFiles]:
     """
-    Return the files of each state by its name; only the description in each handle is read.
+    Return the state files by state name. Only the snapshot metadata is read.
 
-    :raises CheckpointNotFoundError: if a description is missing.
-    :raises CorruptStateError: if it was changed.
-    :raises IncompatibleCheckpointError: if another backend, a newer version or one of other key groups wrote it.
-    :raises StateMigrationError: if the keys are of another type.
+    :raises CheckpointNotFoundError: if snapshot metadata is missing.
+    :raises CorruptStateError: if snapshot metadata is corrupt.
+    :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another number
+        of key
+        groups.
+    :raises StateMigrationError: if the keys have another type.
     """
     states: dict[str, list[StateFiles]] = {}
     for handle in sorted(handles, key=lambda handle: handle.key_group_range.start):
-        meta = _read(handle, storage)
+        meta = _read_meta(handle, storage)
         _require_fitting(meta, keys, number_of_key_groups)
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
@@ -68,27 +73,31 @@ def restored_files(
     return {name: _joined(found) for name, found in states.items()}
 
 
-def _read(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
+def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
     if not isinstance(handle, IncrementalKeyedStateHandle) or handle.backend_id != BACKEND_ID or handle.meta is None:
-        found = f"that of {handle.backend_id}" if isinstance(handle, IncrementalKeyedStateHandle) else "a full snapshot"
+        found = (
+            f"state of {handle.backend_id}" if isinstance(handle, IncrementalKeyedStateHandle) else "a full snapshot"
+        )
         raise IncompatibleCheckpointError(
-            f"Expected state that the state backend arrow wrote, found {found}; restore it with the backend that wrote it."
+            f"Expected state of the state backend arrow, found {found}; restore it with the backend that wrote it."
         )
     stream = handle.meta
     is_file = isinstance(stream, FileStateHandle | SegmentFileStateHandle)
-    where = redact(stream.uri) if is_file else f"checkpoint {handle.checkpoint_id}"  # type: ignore[union-attr]
-    return decode_meta(read_state(storage, stream), dict((*handle.shared, *handle.private)), where)
+    source = redact(stream.uri) if is_file else f"checkpoint {handle.checkpoint_id}"  # type: ignore[union-attr]
+    return decode_meta(read_state(storage, stream), dict((*handle.shared, *handle.private)), source)
 
 
 def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_groups: int) -> None:
     if meta.number_of_key_groups != number_of_key_groups:
         raise IncompatibleCheckpointError(
-            f"Expected state of {number_of_key_groups} key groups, found one of {meta.number_of_key_groups}; the maximum "
-            f"parallelism of an operator cannot be changed."
+            f"Expected state with {number_of_key_groups} key groups, found {meta.number_of_key_groups}; restore with the "
+            f"maximum parallelism of the checkpoint, or rescale the checkpoint."
         )
     verdict = keys.resolve_compatibility(meta.key)
     if verdict.outcome is Outcome.INCOMPATIBLE:
-        raise StateMigrationError(f"Expected keys that fit the restored state, but {verdict.reason}.")
+        raise StateMigrationError(
+            f"Expected keys that fit the restored state, found other keys: {verdict.reason}; keep their type."
+        )
 
 
 def _within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
@@ -97,41 +106,41 @@ def _within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
 
 
 def _joined(found: Sequence[StateFiles]) -> StateFiles:
-    """Return the files of several subtasks, whose key groups differ, with as few runs as one of them had."""
+    """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
-    runs = [_ordered(part for parts in level for part in parts) for level in levels]
+    runs = [_by_key_group(part for parts in level for part in parts) for level in levels]
     return StateFiles(found[0].state, tuple(reversed(runs)))
 
 
-def _ordered(parts: Iterable[Part]) -> Parts:
+def _by_key_group(parts: Iterable[Part]) -> Parts:
     return tuple(sorted(parts, key=lambda part: int(part.key_groups[0])))
 
 
 class RowForm(Protocol):
-    """Brings the rows of a part into the columns and types that a reader wants."""
+    """Conversion of the rows of a part to the columns and types of a reader."""
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
-        """Return rows."""
+        """Return the converted rows."""
         ...
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first position of each block."""
+        """Return the first sort key of each block."""
         ...
 
     def deletions(self, part: Part) -> int:
-        """Return how many rows only say that something older is gone; at least one if some may have expired since."""
+        """Return the number of tombstones; at least 1 if rows may have expired."""
         ...
 
     def is_current(self, part: Part) -> bool:
-        """Tell whether rows need not be written again to be as the state is now."""
+        """Return whether the rows have the current types, so that a snapshot need not rewrite them."""
         ...
 
 
 class PositionForm:
     """
-    Leaves the values out, so that it needs none of their types.
+    Row form without values, which needs no types of values.
 
-    :param layout: Its values are of the null type.
+    :param layout: Layout with values of the null type.
     """
 
     def __init__(self, layout: StateLayout) -> None:
@@ -139,18 +148,18 @@ class PositionForm:
 
     @classmethod
     def of(cls, keys: KeySerializer, user_key_type: Any) -> PositionForm:
-        """Return the form for keys of a serializer."""
+        """Return the form for the keys of a serializer."""
         import pyarrow as pa
 
         return cls(StateLayout.of(keys, pa.null(), user_key_type))
 
     @property
     def layout(self) -> StateLayout:
-        """Return the columns of the rows."""
+        """Return the layout of the rows."""
         return self._layout
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
-        """Return rows without their values."""
+        """Return the rows with null values."""
         import pyarrow as pa
 
         index = table.schema.get_field_index(VALUE)
@@ -158,26 +167,26 @@ class PositionForm:
         return self._layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first position of each block as it was written."""
+        """Return the first sort key of each block."""
         return _with_namespace(self._layout, part.firsts, namespace=namespace)
 
     def deletions(self, part: Part) -> int:
-        """Return how many rows only say that something older is gone."""
+        """Return the number of tombstones."""
         return part.deletions
 
     def is_current(self, part: Part) -> bool:
-        """Tell that rows stay as they were written."""
+        """Return ``True``: rows are never migrated."""
         return True
 
 
 class StateRowForm:
     """
-    Brings the rows of a part into the columns and types of a state, block by block.
+    Row form with the current types of a state. Rows are migrated block by block.
 
-    :param state: The state as it is now.
-    :param restored: As what it was written last.
-    :param layout: Its columns.
-    :param now_ms: When values that have no time were last used.
+    :param state: Registered state.
+    :param restored: Schema of the state in the checkpoint.
+    :param layout: Layout of the state.
+    :param now_ms: Last use of values that gain a time to live, in milliseconds.
     """
 
     def __init__(self, state: RegisteredState, restored: StateSchema, layout: StateLayout, now_ms: int) -> None:
@@ -190,17 +199,17 @@ class StateRowForm:
 
     def require(self, part: Part) -> None:
         """
-        Refuse a part that cannot go on.
+        Require a part with compatible types.
 
-        :raises StateMigrationError: if the types do not fit.
+        :raises StateMigrationError: if the types are incompatible.
         """
         self._migration(part.state)
 
     def rows(self, part: Part, table: Any, *, namespace: bool) -> Any:
         """
-        Return rows in the form of now; those that expired say that older ones are gone.
+        Return the rows in the current types. Expired rows become tombstones.
 
-        :raises StateMigrationError: if the new user keys of a map are in another order.
+        :raises StateMigrationError: if the migrated user keys of a map have another order.
         """
         migration = self._migration(part.state)
         if migration is not None:
@@ -208,7 +217,7 @@ class StateRowForm:
         return self._layout.conform(table, namespace=namespace, deleted=DELETED in table.schema.names)
 
     def firsts(self, part: Part, *, namespace: bool) -> Any:
-        """Return the first position of each block in the form of now."""
+        """Return the first sort key of each block in the current types."""
         table, migration = part.firsts, self._migration(part.state)
         if migration is not None and migration.migrate_keys is not None:
             index = table.schema.get_field_index(USER_KEY)
@@ -216,38 +225,40 @@ class StateRowForm:
         return _with_namespace(self._layout, table, namespace=namespace)
 
     def deletions(self, part: Part) -> int:
-        """Return how many rows only say that something older is gone; at least one if some may have expired since."""
+        """Return the number of tombstones; at least 1 if rows may have expired."""
         migration = self._migration(part.state)
         return part.deletions if migration is None or not migration.lets_expire else max(1, part.deletions)
 
     def is_current(self, part: Part) -> bool:
-        """Tell whether rows were written in the form of now."""
+        """Return whether the rows have the current types."""
         return self._migration(part.state) is None
 
     def _migration(self, old: StateSchema) -> CellMigration | None:
         for known, migration in self._migrations:
             if known is old or known == old:
                 return migration
-        migration = None if old == self._schema else CellMigration.of(self._lately(old), self._state, self._now_ms)
+        migration = (
+            None if old == self._schema else CellMigration.of(self._with_last_ttl(old), self._state, self._now_ms)
+        )
         self._migrations.append((old, migration))
         return migration
 
-    def _lately(self, old: StateSchema) -> StateSchema:
-        """Return as what rows were written, with the time to live that they had last."""
+    def _with_last_ttl(self, old: StateSchema) -> StateSchema:
+        """Return the schema of the rows with the last known time to live."""
         return replace(old, ttl_ms=self._restored.ttl_ms) if old.ttl and self._restored.ttl else old
 
     def _migrated(self, migration: CellMigration, table: Any) -> Any:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        have = dict(zip(table.schema.names, table.columns, strict=True))
-        user_keys = single(have[USER_KEY]) if USER_KEY in have else None
-        new = migration.migrated(single(have[VALUE]), user_keys)
-        have |= {VALUE: new.cells, USER_KEY: new.user_keys}
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
+        user_keys = single(columns[USER_KEY]) if USER_KEY in columns else None
+        new = migration.migrated(single(columns[VALUE]), user_keys)
+        columns |= {VALUE: new.cells, USER_KEY: new.user_keys}
         if new.expired is not None:
-            have[DELETED] = pc.or_(single(have[DELETED]), new.expired) if DELETED in have else new.expired
-        wanted = self._layout.schema(namespace=NAMESPACE in have, deleted=DELETED in have)
-        migrated = pa.table([have[name] for name in wanted.names], schema=wanted)
+            columns[DELETED] = pc.or_(single(columns[DELETED]), new.expired) if DELETED in columns else new.expired
+        schema = self._layout.schema(namespace=NAMESPACE in columns, deleted=DELETED in columns)
+        migrated = pa.table([columns[name] for name in schema.names], schema=schema)
         if migration.migrate_keys is not None:
             self._require_order(migrated)
         return migrated
@@ -256,8 +267,8 @@ class StateRowForm:
         codes = order_codes(position_columns(table))
         if (codes[1:] <= codes[:-1]).any():
             raise StateMigrationError(
-                f"Expected the new keys of the map state {self._state.name} to be different and in the order of the old ones, "
-                f"found others; use another name for a state with such keys, and move the entries in the function."
+                f"Expected the migrated keys of the map state {self._state.name} to be distinct and in their old order, found "
+                f"another order; use another name for the new state, and copy the entries in the function."
             )
 
 
@@ -266,5 +277,5 @@ def _with_namespace(layout: StateLayout, table: Any, *, namespace: bool) -> Any:
 
     if not namespace or NAMESPACE in table.schema.names:
         return table
-    none = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-    return table.add_column(1 + len(layout.key_fields), NAMESPACE, none)
+    void = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
+    return table.add_column(1 + len(layout.key_fields), NAMESPACE, void)

@@ -1,4 +1,4 @@
-"""Sorted runs of rows in files and in memory, and look-ups in them."""
+"""Sorted runs of rows in files and in memory, and lookups in them."""
 
 from __future__ import annotations
 
@@ -28,62 +28,71 @@ from airflow_provider_statecheck.state.arrow.restore import RowForm
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.uris import redact
 
+_BLOCK_ROWS = 1 << 16
+
+
+_CHUNK_BLOCKS = 64
+
+
+_DENSE_KEYS_PER_BLOCK = 2
+"""Number of keys per block from which all candidate blocks are read without a search."""
+
 
 class SortedRun(Protocol):
-    """Rows of which each position is there at most once; it never changes, and several threads may read it."""
+    """Immutable sequence of blocks with distinct sort keys, in ascending order. Several threads may read it."""
 
     @property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the position of the first row of each block, ascending."""
+        """Return the sort key of the first row of each block."""
         ...
 
     @property
     def block_key_groups(self) -> Any:
-        """Return the key group of the first row of each block, as numpy."""
+        """Return the key group of the first row of each block, as a numpy array."""
         ...
 
     @property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of the last row of each block, as numpy."""
+        """Return the key group of the last row of each block, as a numpy array."""
         ...
 
     @property
     def block_rows(self) -> Any:
-        """Return how many rows each block has, as numpy."""
+        """Return the number of rows of each block, as a numpy array."""
         ...
 
     @property
     def raw_bytes(self) -> int:
-        """Return about how large the rows are in memory."""
+        """Return the approximate size of the rows in memory, in bytes."""
         ...
 
     @property
     def deletions(self) -> int:
-        """Return how many rows only say that something older is gone."""
+        """Return the number of tombstones."""
         ...
 
     @property
     def has_namespaces(self) -> bool:
-        """Tell whether there is a column of namespaces."""
+        """Return whether the rows have a namespace column."""
         ...
 
     def block(self, number: int) -> Block:
-        """Return one block, which is kept for a while."""
+        """Return one block, which is cached."""
         ...
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return blocks as tables, read together; they are not kept."""
+        """Return several blocks as tables. They are read together and not cached."""
         ...
 
 
 class FileRun:
     """
-    The blocks of one or more parts.
+    Run in one or more files.
 
-    :param parts: Each behind the one before.
-    :param files: Reads them.
-    :param cache: Keeps single blocks.
-    :param form: Brings rows into the form that the state has now.
+    :param parts: Files in ascending order.
+    :param files: Range reads of the files.
+    :param cache: Cache of single blocks.
+    :param form: Conversion of rows to the current types.
     """
 
     def __init__(self, parts: Parts, files: PartBytes, cache: BlockCache, form: RowForm) -> None:
@@ -97,12 +106,12 @@ class FileRun:
         self.has_namespaces = any(part.has_namespaces for part in parts)
 
     @cached_property
-    def _places(self) -> list[tuple[int, int]]:
+    def _block_locations(self) -> list[tuple[int, int]]:
         return [(i, j) for i, part in enumerate(self.parts) for j in range(len(part.offsets))]
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the position of the first row of each block."""
+        """Return the sort key of the first row of each block."""
         tables = (self._form.firsts(part, namespace=self.has_namespaces) for part in self.parts)
         return list(chain.from_iterable(row_tuples(position_columns(table)) for table in tables))
 
@@ -115,31 +124,31 @@ class FileRun:
 
     @property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of each block, which has no other."""
+        """Return the key group of each block, which has only one."""
         return self.block_key_groups
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return how many rows each block has."""
+        """Return the number of rows of each block."""
         import numpy as np
 
         return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
 
     def block(self, number: int) -> Block:
-        """Return one block: what was read lately is kept, else it is one read of one range."""
-        index, row = self._places[number]
+        """Return one block from the cache, or with one range read."""
+        index, row = self._block_locations[number]
         part = self.parts[index]
-        # The same block has a column of namespaces in some runs and none in others.
-        place = (part.path, int(part.offsets[row]), self.has_namespaces)
-        block = self._cache.get(place)
+        # A block may have a namespace column in one run and none in another.
+        key = (part.path, int(part.offsets[row]), self.has_namespaces)
+        block = self._cache.get(key)
         if block is None:
             block = Block(self._decoded(part, [row])[0])
-            self._cache.put(place, block)
+            self._cache.put(key, block)
         return block
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return blocks as tables; neighbours are one read."""
-        places = (self._places[number] for number in numbers)
+        """Return several blocks as tables. Adjacent blocks share a range read."""
+        places = (self._block_locations[number] for number in numbers)
         return [
             table
             for index, members in groupby(places, key=lambda place: place[0])
@@ -157,12 +166,12 @@ def _decode(part: Part, row: int, data: memoryview) -> Any:
     import pyarrow as pa
 
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise _corrupt(part, row, "other bytes")
+        raise _corrupt(part, row, "bytes that do not match the checksum")
     try:
-        # The checksum is of all bytes, so nothing more need be validated.
+        # The checksum covers all bytes, which makes further validation unnecessary.
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     except pa.ArrowException as error:
-        raise _corrupt(part, row, f"what is none ({error})") from error
+        raise _corrupt(part, row, f"other data ({error})") from error
     return pa.Table.from_batches([batch])
 
 
@@ -170,25 +179,22 @@ def _corrupt(part: Part, row: int, found: str) -> CorruptStateError:
     handle = part.handle
     uri = redact(handle.uri) if isinstance(handle, FileStateHandle | SegmentFileStateHandle) else "the checkpoint"
     return CorruptStateError(
-        f"Expected the Arrow record batch of state {part.state.name} that was written at byte {part.offsets[row]} of {uri}, "
-        f"found {found}; the file was changed or cut off, so restore from another checkpoint.",
+        f"Expected an Arrow record batch of state {part.state.name} at offset {part.offsets[row]} of {uri}, found {found}; the "
+        f"file is corrupt or truncated, restore from another checkpoint.",
         uri=uri,
     )
 
 
-_ROWS = 1 << 16
-
-
 class MemoryRun:
     """
-    One or more tables, each behind the one before.
+    Run in memory.
 
-    :param tables: In order, without empty ones.
+    :param tables: Non-empty tables in ascending order.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self.tables_in_order = tuple(tables)
-        pieces = (t.slice(start, _ROWS) for t in tables for start in range(0, t.num_rows, _ROWS))
+        pieces = (t.slice(start, _BLOCK_ROWS) for t in tables for start in range(0, t.num_rows, _BLOCK_ROWS))
         self._blocks = [Block(piece) for piece in pieces]
         self.raw_bytes = sum(block.nbytes for block in self._blocks)
         self.deletions = sum(_deletions(block.table) for block in self._blocks)
@@ -196,7 +202,7 @@ class MemoryRun:
 
     @cached_property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the position of the first row of each block."""
+        """Return the sort key of the first row of each block."""
         return [row_tuples(position_columns(block.table.slice(0, 1)))[0] for block in self._blocks]
 
     @cached_property
@@ -215,7 +221,7 @@ class MemoryRun:
 
     @cached_property
     def block_rows(self) -> Any:
-        """Return how many rows each block has."""
+        """Return the number of rows of each block."""
         import numpy as np
 
         return np.array([block.table.num_rows for block in self._blocks], np.int64)
@@ -225,7 +231,7 @@ class MemoryRun:
         return self._blocks[number]
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
-        """Return blocks as tables."""
+        """Return several blocks as tables."""
         return [self._blocks[number].table for number in numbers]
 
 
@@ -239,41 +245,36 @@ def _deletions(table: Any) -> int:
     return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
 
 
-_CHUNK_BLOCKS = 64
-_DENSE = 2
-"""From so many keys for each block on, it is not worth looking which of the blocks have one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows that belong to keys."""
+    """Rows of some keys."""
 
     rows: Any
-    """A table."""
+    """Arrow table."""
     keys: Any
-    """For each row the number of its key, as numpy."""
+    """Index of the key of each row, as a numpy array."""
 
 
 def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[Found]:
-    """Return the rows of a run that belong to some of the keys, in any namespace, with deletion marks."""
+    """Return the rows of the keys in a run, of all namespaces and with tombstones."""
     import numpy as np
     import pyarrow as pa
 
     groups = single(keys.key_groups).to_numpy()
-    blocks = _touched(run, keys, groups)
+    blocks = _candidate_blocks(run, keys, groups)
     for at in range(0, len(blocks), _CHUNK_BLOCKS):
         chosen = blocks[at : at + _CHUNK_BLOCKS]
         start = int(np.searchsorted(groups, run.block_key_groups[chosen[0]], "left"))
         end = int(np.searchsorted(groups, run.block_last_key_groups[chosen[-1]], "right"))
-        table = _blocks_as_one(layout, run, chosen)
+        table = _read_blocks(layout, run, chosen)
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
-        numbers = _numbers_of([single(table.column(name)) for name in layout.key_names], wanted)
+        numbers = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
         rows = np.flatnonzero(numbers >= 0)
         if len(rows):
             yield Found(table.take(pa.array(rows)), numbers[rows] + start)
 
 
-def _blocks_as_one(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
+def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
     import pyarrow as pa
 
     tables = run.tables(numbers)
@@ -282,14 +283,14 @@ def _blocks_as_one(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) 
     return pa.concat_tables(conformed).combine_chunks()
 
 
-def _touched(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
-    """Return the blocks that may have one of the keys."""
+def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
+    """Return the blocks that may contain one of the keys."""
     import numpy as np
 
     first, last = run.block_key_groups, run.block_last_key_groups
     counts = np.searchsorted(groups, last, "right") - np.searchsorted(groups, first, "left")
     candidates = np.flatnonzero(counts > 0)
-    if len(groups) >= _DENSE * len(candidates):
+    if len(groups) >= _DENSE_KEYS_PER_BLOCK * len(candidates):
         return candidates.tolist()
     touched: set[int] = set()
     for position in positions_of(keys):
@@ -298,13 +299,13 @@ def _touched(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
 
 
 def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
-    """Return where rows of keys begin: tuples that Python compares as rows are ordered."""
+    """Return the start of the sort key of each key, as comparable tuples."""
     columns = [keys.key_groups, *keys.columns]
     return row_tuples([part for column in columns for part in order_columns(single(column))])
 
 
 def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
-    """Return the blocks in which there may be rows whose position is, or begins with, a given one."""
+    """Return the blocks that may contain rows whose sort key is equal to, or starts with, a position."""
     firsts, length = run.firsts, len(position)
     start = max(0, bisect_right(firsts, position) - 1)
     if run.block_last_key_groups[start] < position[0]:
@@ -312,8 +313,8 @@ def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
     return range(start, bisect_right(firsts, position, lo=start, key=lambda first: first[:length]))
 
 
-def _numbers_of(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
-    """Return for each row the number of the wanted key that it has, -1 for none; the wanted ones are distinct."""
+def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
+    """Return the index of the key of each row, -1 for other keys. The wanted keys are distinct."""
     import numpy as np
 
     if len(columns) == 1:
@@ -330,7 +331,7 @@ def _numbers_of(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:
 
 
 def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
-    """Return codes from 0 on in place of large ones; rows that no key has get -1."""
+    """Replace sparse codes by consecutive ones; -1 for rows without a wanted key."""
     import numpy as np
 
     distinct, codes = np.unique(keys, return_inverse=True)

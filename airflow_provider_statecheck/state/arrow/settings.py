@@ -1,4 +1,4 @@
-"""How the Arrow backend lays out and keeps state."""
+"""Settings of the Arrow state backend."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SIZES = ("block_bytes", "part_bytes", "memtable_bytes", "cache_bytes")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowStateSettings:
     """
-    Sizes, and how files are compressed.
+    Sizes and compression of state files.
 
-    :raises InvalidConfigurationError: for a size below 1, or a compression that Arrow files do not have.
+    :raises InvalidConfigurationError: for a size below 1, or an unknown compression.
     """
 
     block_rows: int = 4096
@@ -38,18 +38,20 @@ class ArrowStateSettings:
     def __post_init__(self) -> None:
         for name in ("block_rows", "block_bytes", "part_bytes", "memtable_bytes", "cache_bytes"):
             if getattr(self, name) < 1:
-                raise InvalidConfigurationError(f"Expected {name} to be at least 1, found {getattr(self, name)}.")
+                raise InvalidConfigurationError(
+                    f"Expected {name} to be at least 1, found {getattr(self, name)}; set a positive size."
+                )
         if self.compression not in _COMPRESSIONS:
             raise InvalidConfigurationError(
-                f"Expected the compression of state to be lz4, zstd or None, found {self.compression!r}."
+                f"Expected the compression of state to be lz4, zstd or None, found {self.compression!r}; set one of them."
             )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """
-        Return the settings of a configuration, such as ``state.backend.arrow.block-rows``; the compression may be ``none``.
+        Return the settings of a configuration, with keys such as ``state.backend.arrow.block-rows``.
 
-        :raises InvalidConfigurationError: for a setting out of its range.
+        :raises InvalidConfigurationError: for an unknown or invalid setting.
         """
         names = {PREFIX + name.replace("_", "-"): name for name in ("block_rows", *_SIZES, "compression")}
         for key in config:
@@ -58,11 +60,11 @@ class ArrowStateSettings:
                     f"Expected one of {', '.join(names)}, found {key}; correct or remove it.", key=key
                 )
         return cls(
-            **{name: _parsed(name, key, config[key]) for key, name in names.items() if config.get(key) is not None}
+            **{name: _parse(name, key, config[key]) for key, name in names.items() if config.get(key) is not None}
         )
 
 
-def _parsed(name: str, key: str, value: Any) -> Any:
+def _parse(name: str, key: str, value: Any) -> Any:
     if name == "compression":
         return None if str(value).lower() == "none" else str(value).lower()
     return parse_size(key, value) if name in _SIZES else parse_whole_number(key, value)

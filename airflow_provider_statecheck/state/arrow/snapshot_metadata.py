@@ -1,8 +1,7 @@
 """
 Metadata of a subtask's snapshot: runs, files and block indexes.
 
-It is an Arrow IPC file with a row for each state. A restored state for which nobody asked goes from one snapshot to the
-next as it is.
+The metadata is an Arrow IPC file with one row per state. Restored states without a descriptor are copied unchanged.
 """
 
 from __future__ import annotations
@@ -21,77 +20,78 @@ from airflow_provider_statecheck.state.serializers.serializer import SerializerS
 FORMAT = "statecheck-arrow-state"
 VERSION = 1
 _FORMAT_KEY = b"format"
-_KEY_KEY = b"key"
+_KEY_TYPE_KEY = b"key"
 _GROUPS_KEY = b"number_of_key_groups"
 _BLOCK_COLUMNS = ("offset", "length", "rows", "checksum")
 
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """The runs of one state."""
+    """Runs of one state."""
 
     state: StateSchema
-    """As what it was written last."""
+    """Schema of the newest rows."""
     runs: tuple[Parts, ...]
-    """The newest first."""
+    """Runs, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMeta:
-    """The states of one subtask."""
+    """Metadata of the states of one subtask."""
 
     key: SerializerSnapshot
-    """Of the keys."""
+    """Type of the keys."""
     number_of_key_groups: int
     states: tuple[StateFiles, ...]
 
 
 def encode_meta(meta: SnapshotMeta) -> bytes:
-    """Return the bytes of a meta."""
+    """Encode snapshot metadata."""
     import pyarrow as pa
 
     rows = [_encode_state(files) for files in meta.states]
     head = {
         _FORMAT_KEY: f"{FORMAT} {VERSION}",
-        _KEY_KEY: json.dumps(encode_schemas(OperatorSchemas(key=meta.key))),
+        _KEY_TYPE_KEY: json.dumps(encode_schemas(OperatorSchemas(key=meta.key))),
         _GROUPS_KEY: str(meta.number_of_key_groups),
     }
     schema = pa.schema([("name", pa.string()), ("runs", pa.string()), ("blocks", pa.list_(pa.binary()))], metadata=head)
     return _ipc(pa.Table.from_pylist(rows, schema=schema))
 
 
-def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], where: str) -> SnapshotMeta:
+def decode_meta(data: bytes, streams: Mapping[str, StreamStateHandle], source: str) -> SnapshotMeta:
     """
-    Return the meta that was encoded.
+    Decode snapshot metadata.
 
-    :param streams: The files by their names.
-    :param where: Names the snapshot in errors.
-    :raises IncompatibleCheckpointError: if a newer version wrote it.
-    :raises CorruptStateError: for bytes that :func:`encode_meta` does not make, or a file that is not in the handle.
+    :param streams: State files by name.
+    :param source: Name of the snapshot in errors.
+    :raises IncompatibleCheckpointError: if a newer version wrote the metadata.
+    :raises CorruptStateError: if the metadata is corrupt, or references a file that is not in the handle.
     """
     import pyarrow as pa
 
     try:
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         head = table.schema.metadata or {}
-        _require_version(head.get(_FORMAT_KEY, b"").decode(), where)
-        key = decode_schemas(json.loads(head[_KEY_KEY])).key
+        _require_version(head.get(_FORMAT_KEY, b"").decode(), source)
+        key = decode_schemas(json.loads(head[_KEY_TYPE_KEY])).key
         groups = int(head[_GROUPS_KEY])
         states = tuple(_decode_state(row, streams) for row in table.to_pylist())
     except (pa.ArrowException, LookupError, ValueError, TypeError, AttributeError) as error:
         raise CorruptStateError(
-            f"Expected the description of state files in {where}, found {error!r:.200}; restore from another checkpoint.",
-            uri=where,
+            f"Expected snapshot metadata in {source}, found {error!r:.200}; restore from another checkpoint.",
+            uri=source,
         ) from error
     if key is None:
         raise CorruptStateError(
-            f"Expected the type of keys in the description of state in {where}, found none.", uri=where
+            f"Expected the key type in the snapshot metadata in {source}, found none; restore from another checkpoint.",
+            uri=source,
         )
     return SnapshotMeta(key, groups, states)
 
 
 def _encode_state(files: StateFiles) -> dict[str, Any]:
-    versions = _versions(files)
+    versions = _schema_versions(files)
     runs = [[_encode_part(part, versions.index(part.state)) for part in parts] for parts in files.runs]
     return {
         "name": files.state.name,
@@ -100,8 +100,8 @@ def _encode_state(files: StateFiles) -> dict[str, Any]:
     }
 
 
-def _versions(files: StateFiles) -> list[StateSchema]:
-    """Return what rows were written as, the last version first."""
+def _schema_versions(files: StateFiles) -> list[StateSchema]:
+    """Return the distinct schemas of the rows, newest first."""
     versions = [files.state]
     for parts in files.runs:
         versions += [part.state for part in parts if part.state not in versions]
@@ -168,12 +168,12 @@ def _ipc(table: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _require_version(found: str, where: str) -> None:
+def _require_version(found: str, source: str) -> None:
     name, _, version = found.partition(" ")
     if name != FORMAT:
         raise ValueError(f"the format {found!r}")
     if version != str(VERSION):
         raise IncompatibleCheckpointError(
-            f"Expected state files of version {VERSION} in {where}, found {version}; restore with the release that wrote the "
-            f"checkpoint, or a newer one."
+            f"Expected snapshot metadata of version {VERSION} in {source}, found {version}; restore with the release that wrote "
+            f"the checkpoint, or a newer one."
         )

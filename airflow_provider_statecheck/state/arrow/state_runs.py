@@ -1,4 +1,4 @@
-"""The runs of one state, with changes in memory and spilled to disk."""
+"""Runs of one state, with changes in memory and spilled to disk."""
 
 from __future__ import annotations
 
@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 OpenStream = Callable[[], CheckpointStateOutputStream]
 
 
+_KEY_INDEX = "of_key"
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What all runs of a backend read with."""
+    """Shared resources for reading the runs of a backend."""
 
     files: PartBytes
     cache: BlockCache
@@ -53,20 +56,23 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a state was at one moment."""
+    """Runs of a state at the start of a snapshot."""
 
     fresh: tuple[SortedRun, ...]
     base: tuple[FileRun, ...]
     until: int
-    """How many runs of changes there had been by then."""
+    """Number of runs of changes added up to that moment."""
 
 
 class StateRuns:
     """
-    Runs in layers, the newest first; runs are never changed, only replaced.
+    Runs of a state, newest first. Runs are immutable and only replaced.
 
-    :param schema: As what new rows are written.
-    :param base: The restored runs.
+    :param schema: Schema of new rows.
+    :param layout: Layout of the rows.
+    :param form: Conversion of restored rows to the current types.
+    :param reading: Shared resources for reading runs.
+    :param base: Restored runs.
     """
 
     def __init__(
@@ -83,27 +89,27 @@ class StateRuns:
 
     @property
     def all(self) -> tuple[SortedRun, ...]:
-        """Return all runs, the newest first."""
+        """Return all runs, newest first."""
         return (*self.fresh, *self.base)
 
     @property
     def memory_bytes(self) -> int:
-        """Return how much memory changes take."""
+        """Return the size of the changes in memory, in bytes."""
         return sum(run.raw_bytes for run in self.fresh if isinstance(run, MemoryRun))
 
     def file_run(self, parts: Parts) -> FileRun:
-        """Return a run of files."""
+        """Return a run in files."""
         return FileRun(parts, self._reading.files, self._reading.cache, self._form)
 
     def rows(self) -> Iterator[Any]:
-        """Return what there is now, as tables in order; later changes are not in it."""
+        """Return the current rows as sorted tables. Later changes are not visible."""
         return merge_runs(self.layout, self.all, keep_deletions=False)
 
     def add(self, table: Any) -> None:
-        """Add changed rows, which are in order and newer than all others."""
+        """Add sorted rows, which are newer than all existing ones."""
         if table.num_rows == 0:
             return
-        newest = self._newest_open()
+        newest = self._newest_unsealed()
         if isinstance(newest, MemoryRun) and _follows(newest, _first_key_group(table)):
             self._replace_newest(1, self._memory_run([*newest.tables_in_order, table]))
             return
@@ -111,12 +117,12 @@ class StateRuns:
         self._merge_small()
 
     def capture(self) -> Captured:
-        """Return what a snapshot is made of; what is added later goes to other runs."""
+        """Capture the runs for a snapshot. Later rows are added to other runs."""
         self._sealed = len(self.fresh)
         return Captured(self.fresh, self.base, self._forgotten + len(self.fresh))
 
     def confirm(self, captured: Captured, runs: tuple[Parts, ...]) -> None:
-        """Take the runs of a snapshot for the base, in place of the old base and of what was captured."""
+        """Replace the base and the captured changes by the runs of a completed snapshot."""
         count = captured.until - self._forgotten
         if count < 0:
             return
@@ -127,26 +133,28 @@ class StateRuns:
 
     def spill(self, open_stream: OpenStream) -> None:
         """
-        Move changes from memory to files of this machine.
+        Move changes from memory to local files.
 
-        :raises StorageError: if it has no space.
+        :raises StorageError: if the local disk is full.
         """
-        is_open = self.fresh[: len(self.fresh) - self._sealed]
-        count = next((i for i, run in enumerate(is_open) if not isinstance(run, MemoryRun)), len(is_open))
+        unsealed = self.fresh[: len(self.fresh) - self._sealed]
+        count = next((i for i, run in enumerate(unsealed) if not isinstance(run, MemoryRun)), len(unsealed))
         if count:
-            spilled, older = self._spilled(self.fresh[:count], open_stream), self.fresh[count : len(is_open)]
+            spilled, older = self._spill_run(self.fresh[:count], open_stream), self.fresh[count : len(unsealed)]
             if older and isinstance(older[0], FileRun) and _follows(older[0], int(spilled.block_key_groups[0])):
                 spilled, count = self.file_run((*older[0].parts, *spilled.parts)), count + 1
             self.fresh = (spilled, *self.fresh[count:])
-        # What was captured stays run by run, because snapshots count them.
-        moved = (self._spilled((run,), open_stream) if isinstance(run, MemoryRun) else run for run in self.fresh)
-        self.fresh = tuple(moved)
+        # Captured runs are not merged, because snapshots count them.
+        spilled_runs = (
+            self._spill_run((run,), open_stream) if isinstance(run, MemoryRun) else run for run in self.fresh
+        )
+        self.fresh = tuple(spilled_runs)
 
-    def _newest_open(self) -> SortedRun | None:
+    def _newest_unsealed(self) -> SortedRun | None:
         return self.fresh[0] if len(self.fresh) > self._sealed else None
 
     def _memory_run(self, tables: Sequence[Any]) -> MemoryRun:
-        # A position has a namespace in all rows of a run, or in none.
+        # Sort keys of a run are comparable only if all or none have a namespace.
         namespace = any(NAMESPACE in table.schema.names for table in tables)
         conform = self.layout.conform
         return MemoryRun([conform(t, namespace=namespace, deleted=DELETED in t.schema.names) for t in tables])
@@ -155,7 +163,7 @@ class StateRuns:
         self.fresh = (run, *self.fresh[count:])
 
     def _merge_small(self) -> None:
-        """Merge the newest runs in memory while they are about as large as each other, so that they stay few."""
+        """Merge the newest runs in memory while their sizes are similar, which keeps their number small."""
         while len(self.fresh) - self._sealed >= 2:
             newest, older = self.fresh[:2]
             if not isinstance(older, MemoryRun) or older.raw_bytes > 2 * newest.raw_bytes:
@@ -163,13 +171,13 @@ class StateRuns:
             merged = merge_runs(self.layout, (newest, older), keep_deletions=True)
             self._replace_newest(2, MemoryRun(list(merged)))
 
-    def _spilled(self, runs: tuple[SortedRun, ...], open_stream: OpenStream) -> FileRun:
+    def _spill_run(self, runs: tuple[SortedRun, ...], open_stream: OpenStream) -> FileRun:
         writer = PartWriter(schema_of(self.layout, runs), self.schema, open_stream, self._reading.settings)
         return self.file_run(writer.write_all(merge_runs(self.layout, runs, keep_deletions=True)))
 
 
 def schema_of(layout: StateLayout, runs: tuple[SortedRun, ...], *, keep_deletions: bool = True) -> Any:
-    """Return the Arrow schema of what runs are merged to."""
+    """Return the Arrow schema of merged runs."""
     deleted = keep_deletions and any(run.deletions for run in runs)
     return layout.schema(namespace=any(run.has_namespaces for run in runs), deleted=deleted)
 
@@ -182,15 +190,16 @@ def _first_key_group(table: Any) -> int:
     return int(table.column(KEY_GROUP)[0].as_py())
 
 
-class Gone:
-    """What stands in place of a value that was removed."""
+class Removed:
+    """Type of the marker of a removed value."""
 
 
-GONE: Final = Gone()
+REMOVED: Final = Removed()
+"""Marker of a removed value in memory."""
 
 
 def key_columns(keys: KeySerializer, values: Sequence[Any]) -> list[Any]:
-    """Return keys that are in form as Arrow columns."""
+    """Return normalized keys as Arrow columns."""
     import pyarrow as pa
 
     types = keys.arrow_types
@@ -210,27 +219,27 @@ def changed_rows(
     user_keys: Any = None,
 ) -> Any:
     """
-    Return changes of one namespace as a table in order.
+    Return the changes of one namespace as a sorted table.
 
-    :param key_groups: An Arrow array of int32.
-    :param columns: The columns of the keys.
-    :param deleted: An Arrow array of booleans, or ``None`` if nothing is deleted.
+    :param key_groups: Arrow array of int32.
+    :param columns: Key columns.
+    :param deleted: Boolean Arrow array that tombstone_mask tombstones, or ``None`` if there are none.
     """
     import numpy as np
     import pyarrow as pa
 
-    have = dict(zip(layout.key_names, columns, strict=True))
-    have |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
+    columns_by_name = dict(zip(layout.key_names, columns, strict=True))
+    columns_by_name |= {KEY_GROUP: key_groups, USER_KEY: user_keys, VALUE: values, DELETED: deleted}
     has_namespace = namespace != VOID_NAMESPACE
     if has_namespace:
-        have[NAMESPACE] = pa.repeat(pa.scalar(namespace, pa.string()), len(key_groups))
+        columns_by_name[NAMESPACE] = pa.repeat(pa.scalar(namespace, pa.string()), len(key_groups))
     schema = layout.schema(namespace=has_namespace, deleted=deleted is not None)
-    table = pa.table([have[name] for name in schema.names], schema=schema)
+    table = pa.table([columns_by_name[name] for name in schema.names], schema=schema)
     return table.take(pa.array(np.argsort(order_codes(position_columns(table)), kind="stable")))
 
 
 def joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
-    """Return changes of several namespaces as one table in order."""
+    """Return the changes of several namespaces as one sorted table."""
     import numpy as np
     import pyarrow as pa
 
@@ -241,15 +250,75 @@ def joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
     return joined.take(pa.array(np.argsort(order_codes(position_columns(joined)), kind="stable")))
 
 
-def marks(values: Iterable[Any]) -> Any:
-    """Return which of some values are gone as an Arrow array, ``None`` if none is."""
+def tombstone_mask(values: Iterable[Any]) -> Any:
+    """Return a boolean Arrow array that tombstone_mask removed values, or ``None`` if there are none."""
     import pyarrow as pa
 
-    gone = [value is GONE for value in values]
+    gone = [value is REMOVED for value in values]
     return pa.array(gone, pa.bool_()) if any(gone) else None
 
 
-def groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
+def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+    """Return the live rows of the keys without a namespace."""
+    import numpy as np
+    import pyarrow as pa
+
+    indexes = np.arange(len(keys))
+    for run in runs.all:
+        missing = np.ones(len(indexes), bool)
+        for rows_of_chunk in find_rows(runs.layout, run, keys):
+            found = _in_void_namespace(rows_of_chunk)
+            missing[found.keys] = False
+            yield _live(Found(found.rows, indexes[found.keys]))
+        indexes = indexes[missing]
+        if not len(indexes):
+            return
+        if not missing.all():
+            keys = _take_keys(keys, pa.array(np.flatnonzero(missing)))
+
+
+def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+    """Return the live rows of the keys in all namespaces and with all user keys."""
+    import pyarrow as pa
+
+    results = [found for run in runs.all for found in find_rows(runs.layout, run, keys)]
+    if not results:
+        return
+    deleted = any(DELETED in found.rows.schema.names for found in results)
+    tables = [
+        runs.layout.conform(found.rows, namespace=True, deleted=deleted).append_column(_KEY_INDEX, pa.array(found.keys))
+        for found in results
+    ]
+    merged = merge_tables(tables)
+    yield _live(Found(merged.drop_columns([_KEY_INDEX]), single(merged.column(_KEY_INDEX)).to_numpy()))
+
+
+def _in_void_namespace(found: Found) -> Found:
+    import pyarrow.compute as pc
+
+    if NAMESPACE not in found.rows.schema.names:
+        return found
+    chosen = single(pc.equal(found.rows.column(NAMESPACE), VOID_NAMESPACE))
+    return _filter(found, chosen)
+
+
+def _live(found: Found) -> Found:
+    import pyarrow.compute as pc
+
+    if DELETED not in found.rows.schema.names:
+        return found
+    return _filter(found, single(pc.invert(found.rows.column(DELETED))))
+
+
+def _filter(found: Found, chosen: Any) -> Found:
+    return Found(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
+
+
+def _take_keys(keys: KeyBatch, rows: Any) -> KeyBatch:
+    return KeyBatch(keys.key_groups.take(rows), tuple(column.take(rows) for column in keys.columns))
+
+
+def key_groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
     """Return the key groups of keys as an Arrow array."""
     import pyarrow as pa
 
@@ -257,7 +326,7 @@ def groups_of(keys: Sequence[Any], key_groups: Mapping[Any, int]) -> Any:
 
 
 class LocalSpill:
-    """A directory that is made when it is needed and goes with this object."""
+    """Temporary directory for spilled changes, created on first use."""
 
     def __init__(self) -> None:
         self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
@@ -265,34 +334,34 @@ class LocalSpill:
 
     @property
     def uri(self) -> str:
-        """Return where the files are."""
+        """Return the URI of the directory."""
         return f"file://{self._path}"
 
     def open_stream(self) -> LocalStream:
         """
         Open a new file.
 
-        :raises StorageError: if this machine has no space.
+        :raises StorageError: if the local disk is full.
         """
         try:
             if not self._is_made:
                 self._path.mkdir(mode=0o700)
                 self._is_made = True
-                # A backend that is forgotten rather than disposed of must not fill the disk.
+                # Deletes the files of a backend that is not disposed.
                 weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
             return LocalStream(self._path / uuid.uuid4().hex)
         except OSError as error:
-            raise _failed(error) from error
+            raise _spill_error(error) from error
 
     def close(self) -> None:
-        """Delete all files; without effect the second time."""
+        """Delete all files; idempotent."""
         if self._is_made:
             shutil.rmtree(self._path, ignore_errors=True)
             self._is_made = False
 
 
 class LocalStream:
-    """A ``CheckpointStateOutputStream`` to a file that no checkpoint names."""
+    """``CheckpointStateOutputStream`` to a local file that no checkpoint references."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -300,102 +369,41 @@ class LocalStream:
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Write bytes.
 
-        :raises StorageError: if this machine has no space.
+        :raises StorageError: if the local disk is full.
         """
         try:
             self._file.write(data)
         except OSError as error:
-            raise _failed(error) from error
+            raise _spill_error(error) from error
 
     def get_pos(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self._file.tell()
 
     def flush_to_file(self) -> None:
-        """Do nothing: it is a file."""
+        """Do nothing, because the stream is a file."""
 
     def close_and_get_handle(self) -> FileStateHandle:
         """
-        Close the file and return where it is.
+        Close the file and return its handle.
 
-        :raises StorageError: if this machine has no space.
+        :raises StorageError: if the local disk is full.
         """
         try:
             self._file.close()
         except OSError as error:
-            raise _failed(error) from error
+            raise _spill_error(error) from error
         return FileStateHandle(f"file://{self._path}", self._path.stat().st_size)
 
     def close(self) -> None:
-        """Give the file up."""
+        """Discard the file."""
         self._file.close()
         self._path.unlink(missing_ok=True)
 
 
-def _failed(error: OSError) -> StorageError:
-    return StorageError(f"State cannot be kept on this machine: {error}; make space, or raise memtable_bytes.")
-
-
-_OF_KEY = "of_key"
-
-
-def newest_of_void(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
-    """Return the rows of single values that keys have without a namespace, without those that are gone."""
-    import numpy as np
-    import pyarrow as pa
-
-    numbers = np.arange(len(keys))
-    for run in runs.all:
-        missing = np.ones(len(numbers), bool)
-        for found in find_rows(runs.layout, run, keys):
-            some = _of_void(found)
-            missing[some.keys] = False
-            yield _without_gone(Found(some.rows, numbers[some.keys]))
-        numbers = numbers[missing]
-        if not len(numbers):
-            return
-        if not missing.all():
-            keys = _taken(keys, pa.array(np.flatnonzero(missing)))
-
-
-def newest_of_all(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
-    """Return the rows that keys have in any namespace and under any user key, without those that are gone."""
-    import pyarrow as pa
-
-    found = [some for run in runs.all for some in find_rows(runs.layout, run, keys)]
-    if not found:
-        return
-    deleted = any(DELETED in some.rows.schema.names for some in found)
-    tables = [
-        runs.layout.conform(some.rows, namespace=True, deleted=deleted).append_column(_OF_KEY, pa.array(some.keys))
-        for some in found
-    ]
-    merged = merge_tables(tables)
-    yield _without_gone(Found(merged.drop_columns([_OF_KEY]), single(merged.column(_OF_KEY)).to_numpy()))
-
-
-def _of_void(found: Found) -> Found:
-    import pyarrow.compute as pc
-
-    if NAMESPACE not in found.rows.schema.names:
-        return found
-    chosen = single(pc.equal(found.rows.column(NAMESPACE), VOID_NAMESPACE))
-    return _filtered(found, chosen)
-
-
-def _without_gone(found: Found) -> Found:
-    import pyarrow.compute as pc
-
-    if DELETED not in found.rows.schema.names:
-        return found
-    return _filtered(found, single(pc.invert(found.rows.column(DELETED))))
-
-
-def _filtered(found: Found, chosen: Any) -> Found:
-    return Found(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
-
-
-def _taken(keys: KeyBatch, rows: Any) -> KeyBatch:
-    return KeyBatch(keys.key_groups.take(rows), tuple(column.take(rows) for column in keys.columns))
+def _spill_error(error: OSError) -> StorageError:
+    return StorageError(
+        f"State changes cannot be spilled to the local disk: {error}; free space, or raise memtable_bytes."
+    )

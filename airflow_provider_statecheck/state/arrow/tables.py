@@ -1,4 +1,9 @@
-"""Tables of values and maps over sorted runs."""
+"""
+State tables over sorted runs: values and maps.
+
+Changes are held in dictionaries until they are sealed as a run. Reads check the changes, the prefetched keys and the
+runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.state.arrow.blocks import Block
-from airflow_provider_statecheck.state.arrow.compaction import living
+from airflow_provider_statecheck.state.arrow.compaction import without_tombstones
 from airflow_provider_statecheck.state.arrow.layout import (
     NAMESPACE,
     USER_KEY,
@@ -20,15 +25,15 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.runs import Found, SortedRun, blocks_at
 from airflow_provider_statecheck.state.arrow.state_runs import (
-    GONE,
+    REMOVED,
     StateRuns,
     changed_rows,
-    groups_of,
     joined_rows,
     key_columns,
-    marks,
-    newest_of_all,
-    newest_of_void,
+    key_groups_of,
+    live_rows,
+    live_rows_in_void_namespace,
+    tombstone_mask,
 )
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
@@ -38,27 +43,36 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
 
-_FIRST_LOOK = 4096
+_INITIAL_LIMIT = 4096
 _CELL_BYTES = 300
-"""What a cell takes in Python's dicts, about."""
-_SAMPLE = 256
+"""Approximate size of a cell in Python dictionaries, in bytes."""
+_SAMPLE_SIZE = 256
+
+
+_NO_CELLS: dict[Any, Any] = {}
+
+
+_UNKNOWN = object()
 
 
 @dataclass(slots=True)
 class ReadAhead:
-    """What some keys have in the runs."""
+    """Prefetched cells of some keys."""
 
     keys: set[Any] = field(default_factory=set)
     cells: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """By namespace and key; what is not there, but of one of the keys, is nothing."""
+    """Cells by namespace and key. A prefetched key that is absent has no cells."""
 
 
 class TableCore:
     """
-    Changes of one state, and its runs.
+    Changes and runs of one state, common to all tables.
 
-    :param budget_bytes: How much memory changes may take before they become rows.
-    :param on_seal: Is called after they did.
+    :param state: Registered state.
+    :param keys: Serializer of the keys.
+    :param runs: Runs of the state.
+    :param budget_bytes: Returns the maximum size of the changes in memory, in bytes.
+    :param on_seal: Called after changes were sealed.
     """
 
     def __init__(
@@ -72,84 +86,84 @@ class TableCore:
         self.state = state
         self.runs = runs
         self._keys = keys
-        self._kept = state.cells
+        self._freezing = state.cells
         self._budget_bytes = budget_bytes
         self._on_seal = on_seal
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
-        self._limit = _FIRST_LOOK
+        self._limit = _INITIAL_LIMIT
         self._has_plain_keys = _are_plain(keys.arrow_types)
 
     def advance_to(self, key_group: int) -> None:
-        """Turn changes into rows where that frees memory."""
+        """Seal the changes if that frees enough memory."""
         if self.is_changed and len(self._key_groups) >= self._limit // 4:
             self.seal()
 
     @property
     def is_changed(self) -> bool:
-        """Tell whether there are changes that are no rows yet."""
+        """Return whether there are unsealed changes."""
         return bool(self._key_groups)
 
     def seal(self) -> None:
-        """Turn changes into rows in order, which from then on nobody can change."""
+        """Add the changes to the runs as sorted rows."""
         if self.is_changed:
             self.runs.add(self._rows_of_changes())
-            # What was read ahead of them is older now.
+            # Prefetched cells of changed keys are outdated.
             self._read_ahead.keys.difference_update(self._key_groups)
             self._key_groups.clear()
-            self._limit = _FIRST_LOOK
+            self._limit = _INITIAL_LIMIT
             self._on_seal()
 
     def keys(self, namespace: str) -> Iterator[Any]:
-        """Return the keys that have something in a namespace, each once; later changes are not seen."""
+        """Return the distinct keys of a namespace. Later changes are not visible."""
         self.seal()
         return self._distinct_keys(self.runs.rows(), namespace)
 
     def num_entries(self) -> int:
-        """Return how many keys and namespaces have something."""
+        """Return the number of pairs of key and namespace with state."""
         self.seal()
         return count_owners(self.runs.rows())
 
     def forget_read_ahead(self) -> None:
-        """Let all keys be looked up again."""
+        """Discard the prefetched cells."""
         self._read_ahead = ReadAhead()
 
     def _rows_of_changes(self) -> Any:
         raise NotImplementedError
 
     def _distinct_keys(self, tables: Iterator[Any], namespace: str) -> Iterator[Any]:
-        for heads in distinct_heads(_of_namespace(table, namespace) for table in tables):
+        for heads in distinct_heads(_in_namespace(table, namespace) for table in tables):
             yield from self._keys_of(heads)
 
     def _keys_of(self, table: Any) -> list[Any]:
         columns = tuple(single(table.column(name)) for name in self.runs.layout.key_names)
         return self._keys.from_columns(columns)
 
-    def _grown(self, cells: int) -> None:
-        """Seal if the changes may take too much memory; called when they are as many as the limit."""
-        allowed = max(_FIRST_LOOK, self._budget_bytes() // (_CELL_BYTES + 4 * self._sampled_width()))
+    def _seal_if_full(self, cells: int) -> None:
+        """Seal the changes if they exceed the memory budget, else raise the limit for the next check."""
+        allowed = max(_INITIAL_LIMIT, self._budget_bytes() // (_CELL_BYTES + 4 * self._sampled_width()))
         if cells < allowed:
             self._limit = min(allowed, 4 * cells)
         else:
             self.seal()
 
     def _sampled_width(self) -> int:
-        """Return how many bytes a value takes in Arrow, about."""
-        sample = [v for v in self._some_values() if v is not None][:_SAMPLE]
-        return self._kept.write(sample).nbytes // len(sample) if sample else 0
+        """Return the approximate size of a value in Arrow, in bytes."""
+        sample = [v for v in self._changed_values() if v is not None][:_SAMPLE_SIZE]
+        return self._freezing.write(sample).nbytes // len(sample) if sample else 0
 
-    def _some_values(self) -> Iterator[Any]:
+    def _changed_values(self) -> Iterator[Any]:
         raise NotImplementedError
 
     def _position(self, key: Any, key_group: int) -> tuple[Any, ...]:
-        """Return where the rows of a key begin."""
+        """Return the start of the sort key of a key."""
         if self._has_plain_keys:
             return (key_group, key) if len(self._keys.fields) == 1 else (key_group, *key)
         columns = [part for column in key_columns(self._keys, [key]) for part in order_columns(column)]
         return (key_group, *row_tuples(columns)[0])
 
     def _rows_at(self, run: SortedRun, position: tuple[Any, ...]) -> Iterator[tuple[Block, int, int]]:
-        """Return the rows of a run at a position, or that begin with it: blocks, from where and to before where."""
+        """Return the rows of a run whose sort key starts with a position, as blocks with ranges of rows."""
         for number in blocks_at(run, position):
             block = run.block(number)
             start, end = block.find(position)
@@ -157,17 +171,17 @@ class TableCore:
                 yield block, start, end
 
     def _value(self, block: Block, row: int) -> Any:
-        return self._kept.read(block.values.slice(row, 1))[0]
+        return self._freezing.read(block.values.slice(row, 1))[0]
 
-    def _in_form(self, keys: KeyBatch) -> KeyBatch:
-        """Return keys whose columns are of the types of the files."""
+    def _normalized(self, keys: KeyBatch) -> KeyBatch:
+        """Return keys with columns of the stored types."""
         wanted = self._keys.arrow_types
         if all(column.type == kind for column, kind in zip(keys.columns, wanted, strict=True)):
             return keys
         return KeyBatch(keys.key_groups, self._keys.normalized_columns(keys.columns))
 
 
-def _of_namespace(table: Any, namespace: str) -> Any:
+def _in_namespace(table: Any, namespace: str) -> Any:
     import pyarrow.compute as pc
 
     if NAMESPACE in table.schema.names:
@@ -176,18 +190,14 @@ def _of_namespace(table: Any, namespace: str) -> Any:
 
 
 def _are_plain(types: Sequence[Any]) -> bool:
-    """Tell whether Python's values of all types order as rows do."""
+    """Return whether Python values of the types have the same order as rows."""
     from pyarrow import types as kinds
 
     return all(kinds.is_integer(t) or kinds.is_string(t) or kinds.is_binary(t) for t in types)
 
 
-_NONE: dict[Any, Any] = {}
-_UNKNOWN = object()
-
-
 class ArrowValueTable(TableCore):
-    """A ``StateTable``: what was changed is in a dict by key, the rest in runs."""
+    """State table with changes in a dictionary by key."""
 
     def __init__(
         self,
@@ -202,18 +212,18 @@ class ArrowValueTable(TableCore):
         self._cells: dict[str, dict[Any, Any]] = {VOID_NAMESPACE: self._void}
 
     def get(self, key: Any, key_group: int, namespace: str) -> Any:
-        """Return the value, or ``None``."""
-        cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NONE)
+        """Return the value, or ``None`` if there is none."""
+        cells = self._void if namespace == VOID_NAMESPACE else self._cells.get(namespace, _NO_CELLS)
         value = cells.get(key, _UNKNOWN)
         if value is not _UNKNOWN:
-            return None if value is GONE else value
+            return None if value is REMOVED else value
         ahead = self._read_ahead
         if key in ahead.keys:
-            return ahead.cells.get(namespace, _NONE).get(key)
+            return ahead.cells.get(namespace, _NO_CELLS).get(key)
         return self._load(key, key_group, namespace)
 
     def put(self, key: Any, key_group: int, namespace: str, value: Any) -> None:
-        """Set the value."""
+        """Set the value, which must not be ``None``."""
         if namespace == VOID_NAMESPACE:
             self._void[key] = value
         else:
@@ -221,62 +231,62 @@ class ArrowValueTable(TableCore):
         groups = self._key_groups
         groups[key] = key_group
         if len(groups) >= self._limit:
-            self._grown(len(groups))
+            self._seal_if_full(len(groups))
 
     def remove(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove the value."""
+        """Remove the value, if there is one."""
         if self.runs.all:
-            self.put(key, key_group, namespace, GONE)
+            self.put(key, key_group, namespace, REMOVED)
         else:
             self._cells.get(namespace, {}).pop(key, None)
 
     def get_batch(self, keys: KeyBatch) -> Any:
-        """Return an Arrow array of the values of distinct keys, null where there is none."""
+        """Return an Arrow array of the values of distinct keys without a namespace; null for a key without a value."""
         import numpy as np
         import pyarrow as pa
 
         self.seal()
-        found = list(self._newest_rows(self._in_form(keys)))
-        at = np.full(len(keys), -1, np.int64)
+        results = list(self._live_rows(self._normalized(keys)))
+        rows = np.full(len(keys), -1, np.int64)
         start = 0
-        for some in found:
-            at[some.keys] = np.arange(start, start + some.rows.num_rows)
-            start += some.rows.num_rows
-        if not found:
+        for found in results:
+            rows[found.keys] = np.arange(start, start + found.rows.num_rows)
+            start += found.rows.num_rows
+        if not results:
             return pa.nulls(len(keys), self.runs.layout.value_type)
-        values = pa.concat_arrays([single(some.rows.column(VALUE)) for some in found])
-        return values.take(pa.array(at, mask=at < 0))
+        values = pa.concat_arrays([single(found.rows.column(VALUE)) for found in results])
+        return values.take(pa.array(rows, mask=rows < 0))
 
     def put_batch(self, keys: KeyBatch, values: Any) -> None:
-        """Set the values of distinct keys from an Arrow array; null removes."""
+        """Set the values of distinct keys without a namespace from an Arrow array; null removes."""
         import pyarrow as pa
 
         self.seal()
         self.forget_read_ahead()
-        values, keys = single(values), self._in_form(keys)
+        values, keys = single(values), self._normalized(keys)
         groups = single(keys.key_groups).cast(pa.int32())
         columns = [single(column) for column in keys.columns]
         deleted = values.is_null() if values.null_count else None
         table = changed_rows(self.runs.layout, groups, columns, VOID_NAMESPACE, values, deleted)
         if deleted is not None and not self.runs.all:
-            table = living(table)
+            table = without_tombstones(table)
         self.runs.add(table)
         self._on_seal()
 
-    def prefetch(self, keys: KeyBatch, listed: list[Any]) -> None:
+    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
         """
-        Read what keys have, so that ``get`` of each is no search.
+        Read the values of keys for fast access by :meth:`get`.
 
-        :param listed: The keys as Python has them, in the same order.
+        :param key_list: Keys as Python values, in the same order.
         """
-        ahead = ReadAhead(set(listed))
-        for some in self._newest_rows(self._in_form(keys), all_namespaces=True):
-            cells = self._kept.read(single(some.rows.column(VALUE)))
-            owners = [listed[number] for number in some.keys.tolist()]
-            if NAMESPACE not in some.rows.schema.names:
+        ahead = ReadAhead(set(key_list))
+        for found in self._live_rows(self._normalized(keys), all_namespaces=True):
+            cells = self._freezing.read(single(found.rows.column(VALUE)))
+            owners = [key_list[index] for index in found.keys.tolist()]
+            if NAMESPACE not in found.rows.schema.names:
                 ahead.cells.setdefault(VOID_NAMESPACE, {}).update(zip(owners, cells, strict=True))
                 continue
-            for key, namespace, cell in zip(owners, some.rows.column(NAMESPACE).to_pylist(), cells, strict=True):
+            for key, namespace, cell in zip(owners, found.rows.column(NAMESPACE).to_pylist(), cells, strict=True):
                 ahead.cells.setdefault(namespace, {})[key] = cell
         self._read_ahead = ahead
 
@@ -289,11 +299,11 @@ class ArrowValueTable(TableCore):
                 return None if block.is_deleted(row) else self._value(block, row)
         return None
 
-    def _newest_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[Found]:
-        """Return the rows that keys have, without those that are gone."""
+    def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[Found]:
+        """Return the live rows of keys."""
         if all_namespaces and any(run.has_namespaces for run in self.runs.all):
-            return newest_of_all(self.runs, keys)
-        return newest_of_void(self.runs, keys)
+            return live_rows(self.runs, keys)
+        return live_rows_in_void_namespace(self.runs, keys)
 
     def _rows_of_changes(self) -> Any:
         tables = [self._rows_of(namespace, cells) for namespace, cells in self._cells.items() if cells]
@@ -306,17 +316,17 @@ class ArrowValueTable(TableCore):
         )
 
     def _rows_of(self, namespace: str, cells: dict[Any, Any]) -> Any:
-        keys, deleted = list(cells), marks(cells.values())
-        values = self._kept.write([None if value is GONE else value for value in cells.values()])
-        groups = groups_of(keys, self._key_groups)
+        keys, deleted = list(cells), tombstone_mask(cells.values())
+        values = self._freezing.write([None if value is REMOVED else value for value in cells.values()])
+        groups = key_groups_of(keys, self._key_groups)
         return changed_rows(self.runs.layout, groups, key_columns(self._keys, keys), namespace, values, deleted)
 
-    def _some_values(self) -> Iterator[Any]:
-        return (v for cells in self._cells.values() for v in cells.values() if v is not GONE)
+    def _changed_values(self) -> Iterator[Any]:
+        return (v for cells in self._cells.values() for v in cells.values() if v is not REMOVED)
 
 
 class ArrowMapTable(TableCore):
-    """A ``MapTable``: what was changed is in dicts by key and user key, the rest in runs."""
+    """Map table with changes in dictionaries by key and user key."""
 
     def __init__(
         self,
@@ -328,19 +338,19 @@ class ArrowMapTable(TableCore):
     ) -> None:
         super().__init__(state, keys, runs, budget_bytes, on_seal)
         if state.key_serializer is None:
-            raise TypeError(f"Expected a map state, found {state.name}.")
-        self._user_keys = state.key_serializer
+            raise TypeError(f"Expected a map state, found {state.name}; use ArrowValueTable.")
+        self._user_key_serializer = state.key_serializer
         self._cells: dict[str, dict[Any, dict[Any, Any]]] = {}
         self._count = 0
 
     def get(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``None``."""
+        """Return the value of an entry, or ``None`` if there is none."""
         value = self._find(key, key_group, namespace, user_key)
-        return None if value is GONE else value
+        return None if value is REMOVED else value
 
     def contains(self, key: Any, key_group: int, namespace: str, user_key: Any) -> bool:
-        """Tell whether there is an entry."""
-        return self._find(key, key_group, namespace, user_key) is not GONE
+        """Return whether there is an entry."""
+        return self._find(key, key_group, namespace, user_key) is not REMOVED
 
     def put(self, key: Any, key_group: int, namespace: str, user_key: Any, value: Any) -> None:
         """Set an entry."""
@@ -349,89 +359,90 @@ class ArrowMapTable(TableCore):
         entries[user_key] = value
         self._key_groups[key] = key_group
         if self._count >= self._limit:
-            self._grown(self._count)
+            self._seal_if_full(self._count)
 
     def remove(self, key: Any, key_group: int, namespace: str, user_key: Any) -> None:
-        """Remove an entry; where there is none nothing happens."""
+        """Remove an entry, if there is one."""
         if self.runs.all:
-            self.put(key, key_group, namespace, user_key, GONE)
-        elif self._changed(key, namespace).pop(user_key, _UNKNOWN) is not _UNKNOWN:
+            self.put(key, key_group, namespace, user_key, REMOVED)
+        elif self._changed_entries(key, namespace).pop(user_key, _UNKNOWN) is not _UNKNOWN:
             self._count -= 1
 
     def entries(self, key: Any, key_group: int, namespace: str) -> Iterator[tuple[Any, Any]]:
-        """Return the entries as they are now."""
-        found = dict(self._stored(key, key_group, namespace))
-        for user_key, value in self._changed(key, namespace).items():
-            if value is GONE:
+        """Return the current entries; concurrent changes are allowed and not visible."""
+        found = dict(self._stored_entries(key, key_group, namespace))
+        for user_key, value in self._changed_entries(key, namespace).items():
+            if value is REMOVED:
                 found.pop(user_key, None)
             else:
                 found[user_key] = value
         return iter(found.items())
 
     def is_empty(self, key: Any, key_group: int, namespace: str) -> bool:
-        """Tell whether a key has no entry."""
-        if any(value is not GONE for value in self._changed(key, namespace).values()):
+        """Return whether the key has no entries."""
+        if any(value is not REMOVED for value in self._changed_entries(key, namespace).values()):
             return False
         return next(self.entries(key, key_group, namespace), None) is None
 
     def clear(self, key: Any, key_group: int, namespace: str) -> None:
-        """Remove all entries of a key."""
+        """Remove all entries of the key."""
         for user_key, _ in self.entries(key, key_group, namespace):
             self.remove(key, key_group, namespace, user_key)
 
-    def prefetch(self, keys: KeyBatch, listed: list[Any]) -> None:
+    def prefetch(self, keys: KeyBatch, key_list: list[Any]) -> None:
         """
-        Read the entries of keys, so that ``get`` of each is no search.
+        Read the entries of keys for fast access by :meth:`get`.
 
-        :param listed: The keys as Python has them, in the same order.
+        :param key_list: Keys as Python values, in the same order.
         """
-        ahead = ReadAhead(set(listed))
-        for some in newest_of_all(self.runs, self._in_form(keys)):
-            cells = self._kept.read(single(some.rows.column(VALUE)))
-            names = self._user_keys.from_arrow(single(some.rows.column(USER_KEY)))
-            spaces = some.rows.column(NAMESPACE).to_pylist()
-            for number, space, name, cell in zip(some.keys.tolist(), spaces, names, cells, strict=True):
-                ahead.cells.setdefault(space, {}).setdefault(listed[number], {})[name] = cell
+        ahead = ReadAhead(set(key_list))
+        for found in live_rows(self.runs, self._normalized(keys)):
+            cells = self._freezing.read(single(found.rows.column(VALUE)))
+            user_keys = self._user_key_serializer.from_arrow(single(found.rows.column(USER_KEY)))
+            namespaces = found.rows.column(NAMESPACE).to_pylist()
+            for index, namespace, user_key, cell in zip(found.keys.tolist(), namespaces, user_keys, cells, strict=True):
+                ahead.cells.setdefault(namespace, {}).setdefault(key_list[index], {})[user_key] = cell
         self._read_ahead = ahead
 
-    def _changed(self, key: Any, namespace: str) -> dict[Any, Any]:
-        entries: dict[Any, Any] = self._cells.get(namespace, _NONE).get(key, _NONE)
+    def _changed_entries(self, key: Any, namespace: str) -> dict[Any, Any]:
+        entries: dict[Any, Any] = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
         return entries
 
     def _find(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        """Return the value of an entry, or ``GONE``."""
-        value = self._cells.get(namespace, _NONE).get(key, _NONE).get(user_key, _UNKNOWN)
+        """Return the value of an entry, or ``REMOVED``."""
+        value = self._cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, _UNKNOWN)
         if value is not _UNKNOWN:
             return value
         ahead = self._read_ahead
         if key in ahead.keys:
-            return ahead.cells.get(namespace, _NONE).get(key, _NONE).get(user_key, GONE)
+            return ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS).get(user_key, REMOVED)
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
         position = self._position(key, key_group)
-        tail = row_tuples(order_columns(self._user_keys.to_arrow([user_key]), nullable=True))[0]
+        tail = row_tuples(order_columns(self._user_key_serializer.to_arrow([user_key]), nullable=True))[0]
         for run in self._runs_with(namespace):
-            for block, row, _ in self._rows_at(run, (*_head(run, position, namespace), *tail)):
-                return GONE if block.is_deleted(row) else self._value(block, row)
-        return GONE
+            for block, row, _ in self._rows_at(run, (*_position_in_namespace(run, position, namespace), *tail)):
+                return REMOVED if block.is_deleted(row) else self._value(block, row)
+        return REMOVED
 
-    def _stored(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
-        """Return the entries without the changes that are no rows yet."""
+    def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
+        """Return the entries of a key without unsealed changes."""
         ahead = self._read_ahead
         if key in ahead.keys:
-            known: dict[Any, Any] = ahead.cells.get(namespace, _NONE).get(key, _NONE)
+            known: dict[Any, Any] = ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
             return known
         found: dict[Any, Any] = {}
         position = self._position(key, key_group)
         for run in reversed(list(self._runs_with(namespace))):
-            for block, start, end in self._rows_at(run, _head(run, position, namespace)):
-                names = self._user_keys.from_arrow(single(block.table.column(USER_KEY)).slice(start, end - start))
-                cells = self._kept.read(block.values.slice(start, end - start))
-                found.update(zip(names, cells, strict=True))
-                for row, name in enumerate(names, start):
+            for block, start, end in self._rows_at(run, _position_in_namespace(run, position, namespace)):
+                column = single(block.table.column(USER_KEY)).slice(start, end - start)
+                user_keys = self._user_key_serializer.from_arrow(column)
+                cells = self._freezing.read(block.values.slice(start, end - start))
+                found.update(zip(user_keys, cells, strict=True))
+                for row, user_key in enumerate(user_keys, start):
                     if block.is_deleted(row):
-                        del found[name]
+                        del found[user_key]
         return found
 
     def _runs_with(self, namespace: str) -> Iterator[SortedRun]:
@@ -445,23 +456,23 @@ class ArrowMapTable(TableCore):
 
     def _rows_of(self, namespace: str, keys: dict[Any, dict[Any, Any]]) -> Iterator[Any]:
         owners = [key for key, entries in keys.items() for _ in entries]
-        names = [name for entries in keys.values() for name in entries]
+        user_keys = [user_key for entries in keys.values() for user_key in entries]
         values = [value for entries in keys.values() for value in entries.values()]
         if owners:
             yield changed_rows(
                 self.runs.layout,
-                groups_of(owners, self._key_groups),
+                key_groups_of(owners, self._key_groups),
                 key_columns(self._keys, owners),
                 namespace,
-                self._kept.write([None if value is GONE else value for value in values]),
-                marks(values),
-                self._user_keys.to_arrow(names),
+                self._freezing.write([None if value is REMOVED else value for value in values]),
+                tombstone_mask(values),
+                self._user_key_serializer.to_arrow(user_keys),
             )
 
-    def _some_values(self) -> Iterator[Any]:
+    def _changed_values(self) -> Iterator[Any]:
         entries = (entries for keys in self._cells.values() for entries in keys.values())
-        return (value for some in entries for value in some.values() if value is not GONE)
+        return (value for values in entries for value in values.values() if value is not REMOVED)
 
 
-def _head(run: SortedRun, position: tuple[Any, ...], namespace: str) -> tuple[Any, ...]:
+def _position_in_namespace(run: SortedRun, position: tuple[Any, ...], namespace: str) -> tuple[Any, ...]:
     return (*position, namespace) if run.has_namespaces else position

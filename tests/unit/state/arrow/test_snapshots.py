@@ -277,7 +277,7 @@ def test_damaged_description_is_refused(tmp_path: Path, damage: bytes) -> None:
     backend = job.open()
     _put(job, backend, range(10))
     handle = job.save(backend)
-    with pytest.raises(BackendRestoreError, match="description of state files"):
+    with pytest.raises(BackendRestoreError, match="Expected snapshot metadata"):
         job.open(replace(handle, meta=replace(handle.meta, data=damage)))  # type: ignore[type-var]
 
 
