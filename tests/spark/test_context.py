@@ -383,7 +383,10 @@ def test_a_checkpoint_is_taken_when_the_last_one_is_older_than_asked_for(tries):
 
 @pytest.mark.parametrize("every", [0, -1])
 def test_a_rhythm_below_one_item_is_refused(tries, every):
-    with tries.failing() as checkpoint, pytest.raises(InvalidConfigurationError, match="every to be at least 1"):
+    with (
+        tries.failing() as checkpoint,
+        pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"),
+    ):
         checkpoint.each("items", [1], every=every)
 
 

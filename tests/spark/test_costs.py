@@ -57,15 +57,15 @@ def test_a_step_is_written_where_computing_it_takes_longer_and_a_retry_decides_t
     lines = [r.getMessage().partition(" (")[0] for r in caplog.records if "for writing" in r.getMessage()]
     assert lines == [
         "Step cheap is not written: computing took 1.90 s < 2.00 s = 2 x 1.00 s for writing",
-        "Step costly is written: computing took 2.10 s and 1.90 s before it >= 2.00 s = 2 x 1.00 s for writing",
+        "Step costly is written: computing took 2.10 s and 1.90 s of unwritten steps before it >= 2.00 s = 2 x 1.00 s for writing",
     ]
-    assert "Step first is written: computing took 0.10 s, how long writing takes is not known yet" in caplog.text
+    assert "Step first is written: computing took 0.10 s, the time of a write is not known yet" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO), tries.open() as checkpoint:
         assert auto(tries, checkpoint) == [[0, 1, 2]] * 3
     assert tries.take_computed() == ["cheap"]
     assert "Step cheap is not written" in caplog.text
-    assert "what an earlier try measured" in caplog.text
+    assert "measured by an earlier try" in caplog.text
 
 
 def test_cheap_steps_in_a_row_are_written_when_together_they_are_not_cheap(tries):
@@ -173,15 +173,15 @@ def test_checkpoints_of_a_loop_are_put_off_where_they_would_cost_too_much(tries,
         assert checkpoint.costs.put_off == 26
     # After items 1, 9, 19 and 29, and what is left at the loop's end.
     assert tries.completed() == 5
-    assert caplog.text.count("optional checkpoints are put off") == 1
-    assert f"Checkpointing took 5.0 s of 35 s (14.3 %), {checkpoint.costs.put_off} checkpoints put off" in caplog.text
+    assert caplog.text.count("optional checkpoints are postponed") == 1
+    assert f"Checkpointing took 5.0 s of 35 s (14.3 %), {checkpoint.costs.put_off} checkpoints postponed" in caplog.text
 
 
 def test_without_a_budget_nothing_is_put_off_and_the_summary_is_given_all_the_same(tries, caplog):
     tries.seconds_per_file = 1.0
     with caplog.at_level(logging.INFO), tries.failing() as checkpoint:
         work(tries, checkpoint, 3)
-    assert "Checkpointing took 3.0 s of 6 s (50.0 %), 0 checkpoints put off" in caplog.text
+    assert "Checkpointing took 3.0 s of 6 s (50.0 %), 0 checkpoints postponed" in caplog.text
 
 
 def test_the_budget_is_one_for_all_tries(tries):
@@ -268,7 +268,7 @@ def test_a_budget_out_of_range_is_refused_before_an_attempt_is_registered(tries,
 
 def test_a_step_that_will_not_fit_is_refused_before_it_is_computed(tries):
     tries.free_bytes = 64 * 1024**2 - 1
-    with pytest.raises(StorageError, match="a floor, its size is not known"), tries.open() as checkpoint:
+    with pytest.raises(StorageError, match="the minimum for an unknown size"), tries.open() as checkpoint:
         checkpoint.snapshot("rows", tries.builder("rows"))
     assert tries.take_computed() == []
 

@@ -411,7 +411,7 @@ def test_a_name_is_used_once(tries):
         ({"steps": 0}, "steps to be a whole number of at least 1, found 0"),
         ({"steps": True}, "steps to be a whole number"),
         ({"steps": [1, 2]}, "steps to be a whole number"),
-        ({"every": 0}, "every to be at least 1"),
+        ({"every": 0}, "every to be a whole number of at least 1"),
         ({"step": None}, "step to be a function"),
         ({"until": 3}, "until to be a function"),
         ({"initial": 3}, "A step is a function or a DataFrame"),

@@ -1,1 +1,1 @@
-"""What checkpointing costs: measured, decided by, and bounded."""
+"""Costs of checkpointing: their measurement, decisions based on them, and limits."""

@@ -1,4 +1,8 @@
-"""Steps with ``when="auto"``: snapshotted only where that is cheaper than recomputing."""
+"""
+Steps with ``when="auto"``: written only if that is cheaper than recomputing them.
+
+A step is computed into Spark's cache and timed. It is written if a retry would save more time than the write costs.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,19 @@ from airflow_provider_statecheck.spark.steps import StageSteps, built
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+log = logging.getLogger(__name__)
 
 COMPUTE_PER_WRITE = 2.0
 """
-How many times longer than writing a step computing it must take to be worth it.
+Least ratio of the time to compute a step to the time to write it.
 
-A written step is read back at least once, which costs about as much again, and that before anything has failed.
+A written step is read at least once, which takes about as long as the write, even if nothing fails.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a step, and why."""
+    """Whether a step is written, and why."""
 
     is_written: bool
     reason: str
@@ -35,29 +40,28 @@ class Decision:
 
 def decide(compute_seconds: float, write_seconds: float | None, *, unwritten_seconds: float = 0.0) -> Decision:
     """
-    Compare what a retry would save with what writing costs now.
+    Compare the time that a retry would save with the time of the write.
 
-    :param compute_seconds: What computing the step took, from the cache of those before it.
-    :param write_seconds: What writing it is expected to take; ``None`` where nothing was learned yet.
-    :param unwritten_seconds: What computing those took that were not written since the last one that was; a retry
-        repeats them too.
+    :param compute_seconds: Time to compute the step from its cached inputs.
+    :param write_seconds: Expected time to write it; ``None`` if no write was measured yet.
+    :param unwritten_seconds: Time to compute the steps since the last written one, which a retry repeats too.
     """
     if write_seconds is None:
         return Decision(
-            True, f"computing took {compute_seconds:.2f} s, how long writing takes is not known yet and measured now"
+            True, f"computing took {compute_seconds:.2f} s, the time of a write is not known yet and is measured now"
         )
     limit = COMPUTE_PER_WRITE * write_seconds
     is_written = compute_seconds + unwritten_seconds >= limit
     sign = ">=" if is_written else "<"
     return Decision(
         is_written,
-        f"computing took {compute_seconds:.2f} s{_before(unwritten_seconds)} {sign} {limit:.2f} s = "
+        f"computing took {compute_seconds:.2f} s{_unwritten(unwritten_seconds)} {sign} {limit:.2f} s = "
         f"{COMPUTE_PER_WRITE:g} x {write_seconds:.2f} s for writing",
     )
 
 
-def _before(unwritten_seconds: float) -> str:
-    return f" and {unwritten_seconds:.2f} s before it" if unwritten_seconds else ""
+def _unwritten(seconds: float) -> str:
+    return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
 
 
 _STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
@@ -65,22 +69,22 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def is_cached(frame: DataFrame) -> bool:
-    """Tell whether somebody has asked Spark to keep this DataFrame."""
+    """Return whether the user has persisted a DataFrame."""
     level = frame.storageLevel
     return level.useMemory or level.useDisk
 
 
 def cached_bytes(frame: DataFrame) -> int | None:
-    """Return how large a cached and computed DataFrame is, ``None`` if Spark does not say."""
-    # A new query: one that was planned before it was cached would go on to tell of its sources.
+    """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
+    # A new query: a plan from before the cache would report the size of its sources.
     return explained_bytes(_explained(frame.select("*")))
 
 
 def explained_bytes(explained: str) -> int | None:
     """
-    Return the size of the cached relation at the top of a plan.
+    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
 
-    :param explained: What ``explain("cost")`` prints.
+    :param explained: Output of ``explain("cost")``.
     """
     top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
     found = _STATISTICS.search(explained)
@@ -96,34 +100,31 @@ def _explained(frame: Any) -> str:
     return str(frame._explain_string(mode="cost"))
 
 
-log = logging.getLogger(__name__)
-
-
 class AutoSnapshots:
     """
-    Decides step by step, and keeps what is not written in Spark's cache.
+    Writes or caches steps with ``when="auto"``.
 
-    :param steps: Writes and reads.
+    :param steps: Reader and writer of steps.
     """
 
     def __init__(self, steps: StageSteps) -> None:
         self._steps = steps
         self._saving = steps.saving
         self._cached: dict[StepKey, DataFrame] = {}
-        # Steps before may be what a step was computed from, and would be computed again with it.
+        # A later step may depend on unwritten ones; a retry would recompute them with it.
         self._unwritten_seconds = 0.0
 
     def take(self, step: StepKey, build: DataFrame | Callable[[], DataFrame], fingerprint: str) -> DataFrame:
         """
-        Return a step that has no snapshot, from a new one or from Spark's cache.
+        Compute a step without a snapshot and return it from a new snapshot or from Spark's cache.
 
-        :raises UnsupportedStateError: for a DataFrame that is to be written and could not be restored equal.
+        :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
         """
-        known = self._saving.auto_facts.find(step, fingerprint)
-        decision = None if known is None else self._decide(step, known)
-        if known is not None and decision is not None and not decision.is_written:
-            self._log(step, decision, "what an earlier try measured")
-            self._unwritten_seconds += known.compute_seconds
+        measured = self._saving.auto_facts.find(step, fingerprint)
+        decision = None if measured is None else self._decide(step, measured)
+        if measured is not None and decision is not None and not decision.is_written:
+            self._log(step, decision, "measured by an earlier try")
+            self._unwritten_seconds += measured.compute_seconds
             return self._cache(step, built(build))
         stopwatch = self._steps.stopwatch()
         frame = self._cache(step, built(build))
@@ -137,9 +138,9 @@ class AutoSnapshots:
 
     def release(self, scope: Scope = ()) -> None:
         """
-        Give Spark's memory back.
+        Remove the cached steps of a scope from Spark's cache.
 
-        :param scope: The item that is finished; by default everything goes.
+        :param scope: Scope of the finished item; by default all steps.
         """
         for step in [step for step in self._cached if step[0][: len(scope)] == scope]:
             self._release_step(step)
@@ -148,7 +149,7 @@ class AutoSnapshots:
         from pyspark import StorageLevel
 
         if is_cached(frame):
-            # It is the user's, and his to give back.
+            # The user has persisted it and must unpersist it.
             return frame
         self._cached[step] = frame.persist(StorageLevel.MEMORY_AND_DISK)
         return self._cached[step]
@@ -182,8 +183,8 @@ class AutoSnapshots:
             if frame is not None:
                 frame.unpersist()
         except Exception as error:
-            # The session may be gone, and its memory with it.
-            log.debug("The cache of step %s was not given back: %s", describe(step), error)
+            # The session may have ended, which has freed the cache.
+            log.debug("Step %s could not be removed from Spark's cache: %s", describe(step), error)
 
     def _log(self, step: StepKey, decision: Decision, basis: str) -> None:
         verb = "written" if decision.is_written else "not written"

@@ -1,4 +1,4 @@
-"""Full disks: told before hours are computed for nothing, and named as what they are when they fill up all the same."""
+"""Checks of free space before a snapshot is written, and errors for full disks."""
 
 from __future__ import annotations
 
@@ -13,78 +13,79 @@ from airflow_provider_statecheck.storage.uris import redact
 log = logging.getLogger(__name__)
 
 UNKNOWN_SIZE_BYTES = 64 * 1024 * 1024
-"""What must be free for a snapshot of which nothing is known yet."""
-_SIGNS = ("no space left on device", "disk quota exceeded")
+"""Least free space for a snapshot of unknown size."""
+_FULL_DISK_MESSAGES = ("no space left on device", "disk quota exceeded")
 
 
 class Disk(Protocol):
-    """What is needed of checkpoint storage."""
+    """Part of the checkpoint storage that the checks use."""
 
     base_uri: str
 
     def free_bytes(self) -> int | None:
-        """Return how much space is left, ``None`` where the storage cannot tell."""
+        """Return the free space in bytes, ``None`` if the storage does not report it."""
         ...
 
 
-def require_room(storage: Disk, what: str, known_bytes: int | None) -> None:
+def require_room(storage: Disk, step_name: str, known_bytes: int | None) -> None:
     """
-    Refuse to begin what will not fit; where the storage cannot tell, nothing is asked and nothing refused.
+    Check that there is free space for the snapshot of a step, if the storage reports it.
 
-    :param storage: The checkpoint storage.
-    :param what: The step, for messages.
-    :param known_bytes: The size of this step's snapshot in an earlier try, or as estimated.
-    :raises StorageError: Says how much was expected and how much is free.
+    :param storage: Checkpoint storage.
+    :param step_name: Name of the step, for messages.
+    :param known_bytes: Size of the step's last snapshot, or its estimated size; ``None`` if unknown.
+    :raises StorageError: if there is too little space.
     """
-    shortage = shortage_of(storage, what, known_bytes)
+    shortage = shortage_of(storage, step_name, known_bytes)
     if shortage is not None:
         raise StorageError(shortage)
 
 
-def shortage_of(storage: Disk, what: str, known_bytes: int | None) -> str | None:
-    """Return what is wrong with the free space, or ``None``; a warning is logged where it gets near."""
+def shortage_of(storage: Disk, step_name: str, known_bytes: int | None) -> str | None:
+    """Return an error message if there is too little space, else ``None``; log a warning if space is low."""
     free = storage.free_bytes()
     if free is None:
         return None
     needed = UNKNOWN_SIZE_BYTES if known_bytes is None else known_bytes
     if free < needed:
         return (
-            f"Expected at least {needed} bytes to be free for step {what} "
-            f"({'a floor, its size is not known' if known_bytes is None else 'its size as known or estimated'}), found "
+            f"Expected at least {needed} free bytes for step {step_name} "
+            f"({'the minimum for an unknown size' if known_bytes is None else 'its known or estimated size'}), found "
             f"{free} bytes in {redact(storage.base_uri)}; free some space or use a larger checkpoint_dir, then retry."
         )
     if free < 2 * max(needed, UNKNOWN_SIZE_BYTES):
-        log.warning("Only %s bytes are free in %s, step %s may need %s.", free, redact(storage.base_uri), what, needed)
+        uri = redact(storage.base_uri)
+        log.warning("Only %s bytes are free in %s; step %s may need %s bytes.", free, uri, step_name, needed)
     return None
 
 
 @contextmanager
 def full_disk_named(uri: str) -> Iterator[None]:
     """
-    Turn what Spark raises on a full disk into an error that says so.
+    Replace Spark's error on a full disk by a :class:`StorageError`.
 
-    :param uri: The checkpoint directory.
-    :raises StorageError: instead of an error that has a full disk at its bottom.
+    :param uri: URI of the checkpoint directory.
+    :raises StorageError: if a full disk caused the error.
     """
     try:
         yield
     except StateCheckError:
         raise
     except Exception as error:
-        if not _tells_of_full_disk(error):
+        if not _is_full_disk(error):
             raise
-        log.debug("The write that found no space", exc_info=True)
-        # Without the cause: hundreds of lines of a JVM would bury the one that matters.
+        log.debug("A write failed on a full disk.", exc_info=True)
+        # Without the cause: its hundreds of lines of JVM trace would hide this message.
         raise StorageError(
-            f"Expected room for a snapshot, found no space left on device, in {redact(uri)} or in Spark's own directories "
-            f"(spark.local.dir). What was half written is removed and older checkpoints stay; free some space, then retry."
+            f"Expected space for a snapshot, found no space left on device, in {redact(uri)} or in Spark's local directories "
+            f"(spark.local.dir); free some space, then retry. Older checkpoints are unaffected."
         ) from None
 
 
-def _tells_of_full_disk(error: BaseException | None) -> bool:
+def _is_full_disk(error: BaseException | None) -> bool:
     while error is not None:
         text = f"{error} {getattr(error, '_stackTrace', '')}".lower()
-        if any(sign in text for sign in _SIGNS):
+        if any(message in text for message in _FULL_DISK_MESSAGES):
             return True
         error = error.__cause__
     return False

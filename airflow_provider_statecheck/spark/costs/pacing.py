@@ -1,12 +1,12 @@
 """
 Checkpoint interval of an attempt: configured, or computed by Young and Daly's formula.
 
-Too many checkpoints cost time by themselves, too few cost the work that a failure throws away. Young gave the interval
-that loses least as a first approximation, the square root of twice the cost times the mean time between failures (J. W.
-Young, A first order approximation to the optimum checkpoint interval, Communications of the ACM 17(9), 1974,
-doi:10.1145/361147.361115). Daly's higher-order form stays right where a checkpoint costs much of that time (J. T. Daly,
-A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22(3),
-2006, doi:10.1016/j.future.2004.11.016).
+Checkpoints cost time, and a failure costs the work since the last checkpoint. Young's first-order approximation of the
+interval with the least loss is the square root of twice the cost of a checkpoint times the mean time between failures
+(J. W. Young, A first order approximation to the optimum checkpoint interval, Communications of the ACM 17(9), 1974,
+doi:10.1145/361147.361115). Daly's higher-order estimate is also accurate if a checkpoint costs much of that time (J. T.
+Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems
+22(3), 2006, doi:10.1016/j.future.2004.11.016).
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.attempt import StageAttempt
 
 
-_ASSUMED_SECONDS = 24 * 3_600.0
-"""What one failure is assumed in, before there is any history; it counts as one more failure in so much more time."""
+log = logging.getLogger(__name__)
+
+_PRIOR_SECONDS = 24 * 3_600.0
+"""Running time with one failure that is added to each history: a prior of one failure a day."""
 _FAILED = (AttemptStatus.FAILED, AttemptStatus.FENCED)
 
 
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """Failures, and how long the tries ran in which they happened."""
+    """Number of failures of an operator and the running time of its attempts."""
 
     failures: int = 0
     seconds: float = 0.0
@@ -47,29 +49,29 @@ class FailureHistory:
     @classmethod
     def of(cls, view: JobView, operator_id: OperatorId) -> FailureHistory:
         """
-        Return the history of an operator, its current try included.
+        Return the history of an operator, including its current attempt.
 
-        A try that another one took over from is a failure too: it was lost without a word.
+        A fenced attempt counts as a failure: it ended without closing.
         """
-        mine = [a for a in view.attempts if a.operator_id == operator_id]
-        failures = sum(a.status in _FAILED and not _is_stop(view, a) for a in mine)
-        return cls(failures, sum(_seconds(view, attempt) for attempt in mine))
+        attempts = [a for a in view.attempts if a.operator_id == operator_id]
+        failures = sum(a.status in _FAILED and not _was_stopped(view, a) for a in attempts)
+        return cls(failures, sum(_seconds(view, attempt) for attempt in attempts))
 
     @property
     def mean_time_between_failures(self) -> float:
-        """Return the expected seconds from one failure to the next."""
-        return (_ASSUMED_SECONDS + self.seconds) / (1 + self.failures)
+        """Return the expected time between two failures, in seconds."""
+        return (_PRIOR_SECONDS + self.seconds) / (1 + self.failures)
 
 
 def measured_costs(view: JobView, operator_id: OperatorId) -> tuple[float, ...]:
-    """Return what the checkpoints of an operator took that its job remembers, in seconds, oldest first."""
+    """Return the durations of an operator's recorded checkpoints, in seconds, oldest first."""
     completed = (
         c for c in view.of_operator(operator_id) if c.completed_at is not None and not c.properties.is_savepoint
     )
     return tuple((c.completed_at - c.triggered_at).total_seconds() for c in completed if c.completed_at is not None)
 
 
-def _is_stop(view: JobView, attempt: AttemptRecord) -> bool:
+def _was_stopped(view: JobView, attempt: AttemptRecord) -> bool:
     reference = AttemptRef(job_id=attempt.job_id, operator_id=attempt.operator_id, epoch=attempt.epoch)
     return stopping_savepoint(view, reference) is not None
 
@@ -80,34 +82,34 @@ def _seconds(view: JobView, attempt: AttemptRecord) -> float:
 
 def _end(view: JobView, attempt: AttemptRecord) -> datetime:
     if attempt.status is AttemptStatus.FENCED:
-        # It ended when the next one came, perhaps long after it was lost.
-        return max(_signs_of_life(view, attempt), default=attempt.registered_at)
+        # Its recorded end is the start of the next attempt, which may be long after it was killed.
+        return max(_checkpoint_times(view, attempt), default=attempt.registered_at)
     return attempt.ended_at or view.read_at
 
 
-def _signs_of_life(view: JobView, attempt: AttemptRecord) -> Iterable[datetime]:
-    mine = (c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch)
-    return (c.completed_at or c.triggered_at for c in mine)
+def _checkpoint_times(view: JobView, attempt: AttemptRecord) -> Iterable[datetime]:
+    taken = (c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch)
+    return (c.completed_at or c.triggered_at for c in taken)
 
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 3_600.0
 _ASSUMED_COST_SECONDS = 1.0
-_WEIGHT_OF_THE_NEWEST = 0.3
+_NEWEST_WEIGHT = 0.3
 
 
 def optimal_interval(cost: float, mean_time_between_failures: float) -> float:
     """
-    Return the seconds of work between the end of one checkpoint and the begin of the next that lose the least time.
+    Return the time from the end of a checkpoint to the start of the next with the least expected loss, in seconds.
 
-    :param cost: Seconds that a checkpoint takes from the work.
-    :param mean_time_between_failures: Seconds.
-    :raises InvalidConfigurationError: for a cost below zero, or no time between failures.
+    :param cost: Duration of a checkpoint, in seconds.
+    :param mean_time_between_failures: Mean time between failures, in seconds.
+    :raises InvalidConfigurationError: for a negative cost, or a time between failures of 0 or less.
     """
     if cost < 0 or mean_time_between_failures <= 0:
         raise InvalidConfigurationError(
             f"Expected a cost of at least 0 s and more than 0 s between failures, found {cost} s and "
-            f"{mean_time_between_failures} s."
+            f"{mean_time_between_failures} s; pass positive durations."
         )
     if cost >= 2 * mean_time_between_failures:
         return mean_time_between_failures
@@ -118,14 +120,14 @@ def optimal_interval(cost: float, mean_time_between_failures: float) -> float:
 
 class AutoInterval:
     """
-    The interval between checkpoints that fits a job, which changes as costs are measured.
+    Checkpoint interval that is computed from the failures and the checkpoint costs of a job.
 
-    Newer costs count more. Before the first one a second is assumed.
+    The cost is a weighted average that favors recent checkpoints. Before the first one, a cost of a second is assumed.
 
-    :param history: How often the job failed.
-    :param costs: Seconds that earlier checkpoints took, oldest first.
-    :param shortest: The least seconds.
-    :param longest: The most seconds.
+    :param history: Failures of the operator.
+    :param costs: Durations of earlier checkpoints in seconds, oldest first.
+    :param shortest: Lower limit of the interval, in seconds.
+    :param longest: Upper limit of the interval, in seconds.
     :raises InvalidConfigurationError: unless 0 < shortest <= longest.
     """
 
@@ -138,7 +140,9 @@ class AutoInterval:
         longest: float = LONGEST_SECONDS,
     ) -> None:
         if not 0 < shortest <= longest:
-            raise InvalidConfigurationError(f"Expected 0 < shortest <= longest, found {shortest} and {longest}.")
+            raise InvalidConfigurationError(
+                f"Expected 0 < shortest <= longest, found {shortest} and {longest}; pass limits in this order."
+            )
         self._history = history
         self._shortest = shortest
         self._longest = longest
@@ -147,19 +151,19 @@ class AutoInterval:
             self.observe(cost)
 
     def observe(self, cost: float) -> None:
-        """Learn from what a checkpoint took, in seconds."""
-        weight = _WEIGHT_OF_THE_NEWEST
+        """Update the average cost by the duration of a checkpoint, in seconds."""
+        weight = _NEWEST_WEIGHT
         self._cost = cost if self._cost is None else weight * cost + (1 - weight) * self._cost
 
     @property
     def seconds(self) -> float:
-        """Return how much time should lie after a completed checkpoint before the next."""
+        """Return the time from a completed checkpoint to the next, in seconds."""
         return min(max(self._optimum, self._shortest), self._longest)
 
     @property
     def reason(self) -> str:
-        """Say why the interval is what it is."""
-        return f"every {readable_seconds(self.seconds)}{self._bound}: {self._cost_shown}, {self._failures_shown}"
+        """Return the interval and the figures that it is computed from, for the log."""
+        return f"every {readable_seconds(self.seconds)}{self._limit_text}: {self._cost_text}, {self._failures_text}"
 
     @property
     def _optimum(self) -> float:
@@ -167,41 +171,40 @@ class AutoInterval:
         return optimal_interval(cost, self._history.mean_time_between_failures)
 
     @property
-    def _bound(self) -> str:
+    def _limit_text(self) -> str:
         if self._shortest <= self._optimum <= self._longest:
             return ""
-        return f" ({'the shortest' if self._optimum < self._shortest else 'the longest'} there is)"
+        return f" ({'lower' if self._optimum < self._shortest else 'upper'} limit)"
 
     @property
-    def _cost_shown(self) -> str:
+    def _cost_text(self) -> str:
         if self._cost is None:
-            return f"a checkpoint is assumed to cost {readable_seconds(_ASSUMED_COST_SECONDS)}"
-        return f"a checkpoint costs {readable_seconds(self._cost)}"
+            return f"assumed checkpoint cost {readable_seconds(_ASSUMED_COST_SECONDS)}"
+        return f"checkpoint cost {readable_seconds(self._cost)}"
 
     @property
-    def _failures_shown(self) -> str:
+    def _failures_text(self) -> str:
         failures, seconds = self._history.failures, self._history.seconds
         if not failures and seconds < 1:
-            return "one failure a day is assumed"
-        times = {0: "did not fail", 1: "failed once"}.get(failures, f"failed {failures} times")
-        return f"this job {times} in {readable_seconds(seconds)}"
+            return "assumed 1 failure in 24 h"
+        number = "1 failure" if failures == 1 else f"{failures} failures"
+        return f"{number} in {readable_seconds(seconds)}"
 
 
-log = logging.getLogger(__name__)
-_TELLING = 1.5
-"""By such a factor an interval has to change to be told again."""
+_LOGGED_CHANGE = 1.5
+"""Factor by which an interval must change to be logged again."""
 
 
 class Pace:
     """
-    Tells whether the pause after the last completed checkpoint is over.
+    Checks whether the interval since the last completed checkpoint has passed.
 
-    The last one of a loop and those that are asked for do not wait for it.
+    The last checkpoint of a loop and explicit checkpoints do not wait for it.
 
-    :param checkpoint_interval: How much time lies between two checkpoints, also before the first; a bare number is
-        milliseconds, ``None`` is no limit, and an :class:`AutoInterval` finds it by itself.
-    :param min_pause: How much time lies after one at least; nothing before the first.
-    :param monotonic: The clock for durations, in seconds.
+    :param checkpoint_interval: Least time between two checkpoints, and before the first; a bare number is milliseconds,
+        ``None`` is no limit, and an :class:`AutoInterval` changes with the measured costs.
+    :param min_pause: Least time after a completed checkpoint; does not apply before the first.
+    :param monotonic: Clock for durations, in seconds.
     :raises InvalidConfigurationError: for a duration out of range.
     """
 
@@ -219,20 +222,20 @@ class Pace:
         self._monotonic = monotonic
         self._begin = monotonic()
         self._wait = (config.checkpoint_interval or timedelta(0)).total_seconds()
-        self._told: float | None = None
+        self._logged_seconds: float | None = None
         if self._auto is not None:
             self._wait = self._auto.seconds
-            self._tell(self._auto)
+            self._log(self._auto)
 
     def allows(self) -> bool:
-        """Tell whether a checkpoint may be taken by itself."""
+        """Return whether an automatic checkpoint may be taken now."""
         return self._monotonic() - self._begin >= self._wait
 
     def completed(self, cost_seconds: float | None = None) -> None:
         """
-        Begin anew after a checkpoint was completed.
+        Start the next interval after a completed checkpoint.
 
-        :param cost_seconds: What it took, as far as that is known.
+        :param cost_seconds: Duration of the checkpoint; ``None`` if unknown.
         """
         self._begin = self._monotonic()
         self._wait = self._between
@@ -240,22 +243,23 @@ class Pace:
             if cost_seconds is not None:
                 self._auto.observe(cost_seconds)
             self._wait = max(self._between, self._auto.seconds)
-            self._tell(self._auto)
+            self._log(self._auto)
 
     def observed(self, cost_seconds: float) -> None:
         """
-        Learn what the last checkpoint took, while the time after it is running.
+        Update the current interval by the duration of the last checkpoint.
 
-        :param cost_seconds: What it took.
+        :param cost_seconds: Duration of the checkpoint.
         """
         if self._auto is not None:
             self._auto.observe(cost_seconds)
             self._wait = max(self._between, self._auto.seconds)
-            self._tell(self._auto)
+            self._log(self._auto)
 
-    def _tell(self, auto: AutoInterval) -> None:
-        if self._told is None or not self._told / _TELLING < auto.seconds < self._told * _TELLING:
-            self._told = auto.seconds
+    def _log(self, auto: AutoInterval) -> None:
+        last = self._logged_seconds
+        if last is None or not last / _LOGGED_CHANGE < auto.seconds < last * _LOGGED_CHANGE:
+            self._logged_seconds = auto.seconds
             log.info("Checkpoints are taken %s.", auto.reason)
 
 
@@ -266,11 +270,11 @@ def pace_of(
     monotonic: Callable[[], float],
 ) -> Pace:
     """
-    Return how soon after a checkpoint of an attempt the next one may be taken by itself.
+    Return the pace of an attempt's automatic checkpoints.
 
-    :param checkpoint_interval: As :class:`Pace` takes it, or ``auto``.
-    :param min_pause: As :class:`Pace` takes it.
-    :param monotonic: The clock for durations, in seconds.
+    :param checkpoint_interval: As for :class:`Pace`, or ``auto``.
+    :param min_pause: As for :class:`Pace`.
+    :param monotonic: Clock for durations, in seconds.
     :raises InvalidConfigurationError: for a duration out of range.
     """
     is_auto = checkpoint_interval == AUTO
@@ -279,7 +283,7 @@ def pace_of(
 
 def require_pace(checkpoint_interval: timedelta | str | int | None, min_pause: timedelta | str | int | None) -> None:
     """
-    Refuse what is no pace, before anything is registered.
+    Validate the arguments of a pace before an attempt is registered.
 
     :raises InvalidConfigurationError: for a duration out of range.
     """
@@ -293,13 +297,15 @@ def _auto_interval(attempt: StageAttempt) -> AutoInterval:
 
 class Rhythm:
     """
-    Says after each item whether a checkpoint is to be taken now.
+    Decides after each item of a loop whether to take a checkpoint.
 
-    :param every: After so many items.
-    :param every_seconds: Also when the last one is older than this.
-    :param costs: May put a checkpoint off; it is then taken after the first item for which there is budget again.
-    :param pace: May put one off too; it is then taken after the first item behind the pause.
-    :param monotonic: The clock for durations, in seconds.
+    A checkpoint that the pace or the budget postpones is taken after the first item that both allow.
+
+    :param every: Number of items after which a checkpoint is due.
+    :param every_seconds: Age of the last checkpoint after which one is due too, ``None`` for no limit.
+    :param costs: Costs and overhead budget of the stage.
+    :param pace: Least time between automatic checkpoints.
+    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -320,7 +326,7 @@ class Rhythm:
         self._begin()
 
     def is_time(self) -> bool:
-        """Count one more item and tell whether a checkpoint is to be taken after it."""
+        """Count an item and return whether to take a checkpoint after it."""
         self.unsaved += 1
         self._items_since_due += 1
         is_due = self._is_due()
@@ -332,25 +338,25 @@ class Rhythm:
         if self._costs.allow():
             return True
         if is_due:
-            self._put_off()
+            self._postpone()
         return False
 
     def taken(self) -> None:
-        """Begin anew after a checkpoint."""
+        """Reset the counts after a checkpoint."""
         self._is_late = False
         self._items_since_due = 0
         self._begin()
 
     def _begin(self) -> None:
         self.unsaved = 0
-        """How many items no checkpoint of this loop holds yet."""
+        """Number of finished items since the loop's last checkpoint."""
         self._last = self._monotonic()
 
     def _is_due(self) -> bool:
         is_old = self._every_seconds is not None and self._monotonic() - self._last >= self._every_seconds
         return self._items_since_due >= self._every or is_old
 
-    def _put_off(self) -> None:
+    def _postpone(self) -> None:
         self._costs.put_off += 1
         self._is_late = True
         self._items_since_due = 0
@@ -359,9 +365,9 @@ class Rhythm:
 
 def require_every(every: object) -> None:
     """
-    Refuse a rhythm below one.
+    Validate the argument ``every`` of a loop.
 
-    :raises InvalidConfigurationError: for anything but a whole number of at least 1.
+    :raises InvalidConfigurationError: unless it is a whole number of at least 1.
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise InvalidConfigurationError(f"Expected every to be at least 1, found {every!r}.")
+        raise InvalidConfigurationError(f"Expected every to be a whole number of at least 1, found {every!r}.")

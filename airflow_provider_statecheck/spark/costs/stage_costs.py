@@ -1,4 +1,4 @@
-"""Measured costs of steps, snapshots and checkpoints over all tries, and the overhead budget."""
+"""Measured costs of checkpointing over all tries of a stage, and the overhead budget."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 class StageCosts:
     """
-    Counts the seconds that checkpointing took, against those that passed.
+    Measures the share of checkpointing in the time of a stage, over all tries.
 
-    :param overhead_budget: Which part of the time it may take, above 0 and up to 1; ``None`` for any.
-    :param monotonic: The clock for durations, in seconds.
-    :param encoded: What :meth:`encode` gave in an earlier try.
+    :param overhead_budget: Largest share of checkpointing, above 0 and up to 1; ``None`` for no limit.
+    :param monotonic: Clock for durations, in seconds.
+    :param encoded: Return value of :meth:`encode` in an earlier try.
     :raises InvalidConfigurationError: for a budget out of range.
     """
 
@@ -28,17 +28,17 @@ class StageCosts:
         require_budget(overhead_budget)
         saved = encoded or {}
         self.spent_seconds: float = saved.get("spent", 0.0)
-        """What checkpointing took; of a step that was computed while it was written, the estimated part."""
+        """Time of checkpoints and writes; the write of a step that was computed in the same pass is estimated."""
         self.put_off: int = saved.get("put_off", 0)
-        """How many checkpoints and optional snapshots were put off."""
+        """Number of postponed checkpoints and optional snapshots."""
         self._budget = overhead_budget
         self._monotonic = monotonic
         self._elapsed_before: float = saved.get("elapsed", 0.0)
         self._begin = monotonic()
-        self._is_holding_back = False
+        self._is_exceeded = False
 
     def encode(self) -> dict[str, Any]:
-        """Return the counts as JSON."""
+        """Return the costs as JSON."""
         return {
             "spent": round(self.spent_seconds, 3),
             "elapsed": round(self.elapsed_seconds, 3),
@@ -47,12 +47,12 @@ class StageCosts:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return how long the tries took up to now, as far as their checkpoints tell."""
+        """Return the time of all tries in seconds; that of an earlier try ends with its last checkpoint."""
         return self._elapsed_before + self._monotonic() - self._begin
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count what happens inside as checkpointing, whether it succeeds or not."""
+        """Count the time of the block as checkpointing, even if it fails."""
         begin = self._monotonic()
         try:
             yield
@@ -60,20 +60,20 @@ class StageCosts:
             self.spent_seconds += self._monotonic() - begin
 
     def allow(self) -> bool:
-        """Tell whether there is budget for optional work; the first time that there is none is logged."""
+        """Return whether the budget allows an optional checkpoint, and log the first time that it does not."""
         if self._budget is None or self.spent_seconds <= self._budget * self.elapsed_seconds:
             return True
-        if not self._is_holding_back:
-            self._is_holding_back = True
-            log.info("%s, overhead_budget is %s: optional checkpoints are put off.", self._share(), self._budget)
+        if not self._is_exceeded:
+            self._is_exceeded = True
+            log.info("%s, overhead_budget is %s: optional checkpoints are postponed.", self._share(), self._budget)
         return False
 
     def summary(self) -> str:
-        """Say in one line what checkpointing cost."""
-        return f"{self._share()}, {self.put_off} checkpoints put off"
+        """Return the costs of checkpointing in one line."""
+        return f"{self._share()}, {self.put_off} checkpoints postponed"
 
     def report(self) -> None:
-        """Log the summary, if there is anything to sum up."""
+        """Log the summary if there were costs."""
         if self.spent_seconds or self.put_off:
             log.info("%s", self.summary())
 
@@ -85,9 +85,9 @@ class StageCosts:
 
 def require_budget(overhead_budget: object) -> None:
     """
-    Refuse a budget that is no part of the time.
+    Validate an overhead budget.
 
-    :raises InvalidConfigurationError: for anything but ``None`` and a number above 0 and up to 1.
+    :raises InvalidConfigurationError: unless it is ``None`` or a number above 0 and up to 1.
     """
     if overhead_budget is None:
         return
@@ -100,21 +100,20 @@ def require_budget(overhead_budget: object) -> None:
 
 MIB = 1024 * 1024
 ASSUMED_BYTES_PER_SECOND = 64 * MIB
-"""Of storage that nothing is known of yet."""
-_KEPT = 16
-# Of a smaller write most may be the start of a Spark job or a slow commit, which says nothing about bytes; a rate learned
-# from one would keep all large steps from being written, and so from ever correcting it.
-_TELLING_BYTES = 64 * MIB
+"""Assumed write rate before a large write was measured."""
+_MEASURED_WRITES = 16
+# The time of a smaller write is mostly the start of a Spark job and the commit. A rate from it would be too low: no large
+# step would be written, and the rate never corrected.
+_LARGE_WRITE_BYTES = 64 * MIB
 
 
 class WriteTimes:
     """
-    The last writes of a stage that were timed alone, apart from computing.
+    Estimates the time of writes from the last writes of a stage that were timed without a computation.
 
-    A write is taken to cost a fixed part, the shortest small one seen, and its bytes at the rate of all larger ones
-    together.
+    The estimate is a fixed cost, that of the shortest small write, plus the bytes at the average rate of the large writes.
 
-    :param encoded: What :meth:`encode` gave.
+    :param encoded: Return value of :meth:`encode`.
     """
 
     def __init__(self, encoded: Any = ()) -> None:
@@ -125,50 +124,50 @@ class WriteTimes:
         return [[size, round(seconds, 3)] for size, seconds in self._seen]
 
     def observe(self, size_bytes: int, seconds: float) -> None:
-        """Learn from a write; only the last ones count."""
-        self._seen = [*self._seen, (size_bytes, seconds)][-_KEPT:]
+        """Record a measured write."""
+        self._seen = [*self._seen, (size_bytes, seconds)][-_MEASURED_WRITES:]
 
     def expected_seconds(self, size_bytes: int) -> float | None:
-        """Return how long writing so many bytes will take; ``None`` where nothing was learned."""
+        """Return the expected time to write a number of bytes; ``None`` before the first measured write."""
         if not self._seen:
             return None
         fixed = self._fixed_seconds()
         return fixed + size_bytes / self._bytes_per_second(fixed)
 
     def part_of(self, seconds: float, size_bytes: int) -> float:
-        """Return which part of computing and writing in one go was writing."""
+        """Return the estimated time of the write in a pass that computed and wrote a step."""
         expected = self.expected_seconds(size_bytes)
         return min(seconds, size_bytes / ASSUMED_BYTES_PER_SECOND if expected is None else expected)
 
     def _fixed_seconds(self) -> float:
-        # Where only large ones were seen a small one is thought to be free; when it is written it shows.
-        return min((seconds for size, seconds in self._seen if size < _TELLING_BYTES), default=0.0)
+        # Without a small write, no fixed cost is assumed; the first small step is then written and measured.
+        return min((seconds for size, seconds in self._seen if size < _LARGE_WRITE_BYTES), default=0.0)
 
     def _bytes_per_second(self, fixed: float) -> float:
-        telling = [
-            (size, seconds - fixed) for size, seconds in self._seen if size >= _TELLING_BYTES and seconds > fixed
+        large = [
+            (size, seconds - fixed) for size, seconds in self._seen if size >= _LARGE_WRITE_BYTES and seconds > fixed
         ]
-        if not telling:
+        if not large:
             return ASSUMED_BYTES_PER_SECOND
-        return sum(size for size, _ in telling) / sum(seconds for _, seconds in telling)
+        return sum(size for size, _ in large) / sum(seconds for _, seconds in large)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoFact:
-    """What computing a step showed."""
+    """Measured time and size of a step with ``when="auto"``."""
 
     fingerprint: str
-    """Of the code that was measured."""
+    """Fingerprint of the measured step."""
     compute_seconds: float
     size_bytes: int | None
-    """As Spark tells of the cached DataFrame; ``None`` where it does not."""
+    """Size of the cached DataFrame; ``None`` if Spark does not report it."""
 
 
 class AutoFacts:
     """
-    The measured steps of a stage, so that a retry which knows nothing more decides the same.
+    Measured steps of a stage; a retry uses them to make the same decisions.
 
-    :param encoded: What :meth:`encode` gave.
+    :param encoded: Return value of :meth:`encode`.
     """
 
     def __init__(self, encoded: Any = ()) -> None:
@@ -187,14 +186,14 @@ class AutoFacts:
         ]
 
     def find(self, step: StepKey, fingerprint: str) -> AutoFact | None:
-        """Return what is known of a step, unless it has changed since."""
+        """Return the measurement of a step, ``None`` if there is none or the step has changed."""
         fact = self._facts.get(step)
         return fact if fact is not None and fact.fingerprint == fingerprint else None
 
     def remember(self, step: StepKey, fact: AutoFact) -> None:
-        """Keep what computing a step showed."""
+        """Record the measurement of a step."""
         self._facts[step] = fact
 
     def drop_scope(self, scope: Scope) -> None:
-        """Forget the steps inside a finished item."""
+        """Drop the steps inside a finished item."""
         self._facts = {step: fact for step, fact in self._facts.items() if step[0][: len(scope)] != scope}

@@ -104,5 +104,5 @@ def test_a_checkpoint_that_somebody_asked_for_begins_the_pause_anew(clock):
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "2", None])
 def test_a_rhythm_that_is_no_whole_number_of_at_least_one_is_refused(every):
-    with pytest.raises(InvalidConfigurationError, match="every to be at least 1"):
+    with pytest.raises(InvalidConfigurationError, match="every to be a whole number of at least 1"):
         require_every(every)

@@ -65,7 +65,7 @@ def test_time_that_passes_brings_budget_again_and_holding_back_is_logged_once(cl
         costs.spent_seconds = 5.0
         assert not costs.allow()
     assert [r.getMessage() for r in caplog.records] == [
-        "Checkpointing took 4.1 s of 20 s (20.5 %), overhead_budget is 0.1: optional checkpoints are put off."
+        "Checkpointing took 4.1 s of 20 s (20.5 %), overhead_budget is 0.1: optional checkpoints are postponed."
     ]
 
 
@@ -98,7 +98,7 @@ def test_the_summary_says_what_it_cost_in_one_line(clock, caplog):
         clock.seconds, costs.spent_seconds, costs.put_off = 120.0, 4.1, 2
         costs.report()
     assert [r.getMessage() for r in caplog.records] == [
-        "Checkpointing took 4.1 s of 120 s (3.4 %), 2 checkpoints put off"
+        "Checkpointing took 4.1 s of 120 s (3.4 %), 2 checkpoints postponed"
     ]
 
 

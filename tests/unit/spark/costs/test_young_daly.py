@@ -69,24 +69,24 @@ def test_one_failure_a_day_is_assumed_of_a_job_without_history() -> None:
 def test_the_reason_names_cost_and_failures() -> None:
     interval = AutoInterval(FailureHistory(2, 31 * HOUR), [1.2])
     assert interval.seconds == pytest.approx(optimal_interval(1.2, 55 * HOUR / 3))
-    assert interval.reason == "every 7 min: a checkpoint costs 1.2 s, this job failed 2 times in 31 h"
+    assert interval.reason == "every 7 min: checkpoint cost 1.2 s, 2 failures in 31 h"
 
 
 @pytest.mark.parametrize(
     ("history", "costs", "reason"),
     [
-        (FailureHistory(), [], "every 7 min: a checkpoint is assumed to cost 1.0 s, one failure a day is assumed"),
-        (FailureHistory(0, 31 * HOUR), [2.0], "every 15 min: a checkpoint costs 2.0 s, this job did not fail in 31 h"),
-        (FailureHistory(1, HOUR / 2), [30.0], "every 27 min: a checkpoint costs 30 s, this job failed once in 30 min"),
+        (FailureHistory(), [], "every 7 min: assumed checkpoint cost 1.0 s, assumed 1 failure in 24 h"),
+        (FailureHistory(0, 31 * HOUR), [2.0], "every 15 min: checkpoint cost 2.0 s, 0 failures in 31 h"),
+        (FailureHistory(1, HOUR / 2), [30.0], "every 27 min: checkpoint cost 30 s, 1 failure in 30 min"),
         (
             FailureHistory(0, 1000 * HOUR),
             [120.0],
-            "every 60 min (the longest there is): a checkpoint costs 2 min, this job did not fail in 42 d",
+            "every 60 min (upper limit): checkpoint cost 2 min, 0 failures in 42 d",
         ),
         (
             FailureHistory(900, 2 * HOUR),
             [0.01],
-            "every 10 s (the shortest there is): a checkpoint costs 0.0 s, this job failed 900 times in 2 h",
+            "every 10 s (lower limit): checkpoint cost 0.0 s, 900 failures in 2 h",
         ),
     ],
 )
@@ -175,8 +175,6 @@ def test_the_reason_is_logged_at_first_and_when_the_interval_has_changed_much(ca
     caplog.set_level(logging.INFO)
     pace = Pace(AutoInterval(FailureHistory(), [1.0]), None, Clock())
     pace.completed(1.01)
-    assert caplog.messages == [
-        "Checkpoints are taken every 7 min: a checkpoint costs 1.0 s, one failure a day is assumed."
-    ]
+    assert caplog.messages == ["Checkpoints are taken every 7 min: checkpoint cost 1.0 s, assumed 1 failure in 24 h."]
     pace.completed(100.0)
     assert len(caplog.messages) == 2
