@@ -279,7 +279,7 @@ def test_a_changed_step_needs_as_much_room_as_its_last_snapshot(tries):
         size = checkpoint.steps[0].size_bytes
     tries.take_computed()
     tries.free_bytes = size - 1
-    with pytest.raises(StorageError, match=f"at least {size} bytes"), tries.open() as checkpoint:
+    with pytest.raises(StorageError, match=f"at least {size} free bytes"), tries.open() as checkpoint:
         checkpoint.snapshot("rows", tries.builder("rows", rows=10), version="2")
     assert tries.take_computed() == []
     tries.free_bytes = size

@@ -23,4 +23,4 @@ def test_a_step_is_written_where_a_retry_would_repeat_twice_the_time_of_writing(
 
 def test_the_reason_has_the_numbers() -> None:
     reason = decide(5.0, 3.0, unwritten_seconds=1.0).reason
-    assert reason == "computing took 5.00 s and 1.00 s before it >= 6.00 s = 2 x 3.00 s for writing"
+    assert reason == "computing took 5.00 s and 1.00 s of unwritten steps before it >= 6.00 s = 2 x 3.00 s for writing"

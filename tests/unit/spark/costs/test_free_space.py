@@ -27,14 +27,14 @@ class Disk:
 
 def test_a_step_that_will_not_fit_is_refused_with_both_numbers():
     with pytest.raises(
-        StorageError, match=r"at least 500 bytes .* step rows .* found 499 bytes in file:///checkpoints"
+        StorageError, match=r"at least 500 free bytes .* step rows .* found 499 bytes in file:///checkpoints"
     ):
         require_room(Disk(499), "rows", 500)
 
 
 def test_a_step_of_unknown_size_needs_a_floor():
     require_room(Disk(UNKNOWN_SIZE_BYTES), "rows", None)
-    with pytest.raises(StorageError, match="floor"):
+    with pytest.raises(StorageError, match="the minimum for an unknown size"):
         require_room(Disk(UNKNOWN_SIZE_BYTES - 1), "rows", None)
 
 
