@@ -13,8 +13,6 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 _MILLISECOND = timedelta(milliseconds=1)
-
-
 In = TypeVar("In", contravariant=True)
 Acc = TypeVar("Acc")
 Out = TypeVar("Out", covariant=True)

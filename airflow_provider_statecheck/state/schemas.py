@@ -37,8 +37,6 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 
 VERSION = 1
 """Format version of the JSON written by :func:`encode_schemas`."""
-
-
 KEY = "key"
 """Name under which the key type of keyed state is reported."""
 

@@ -11,8 +11,6 @@ from typing import Any
 from airflow_provider_statecheck.state.arrow.layout import DELETED, VALUE, position_columns, single
 
 _BLOCK_OVERHEAD = 1024
-
-
 BlockKey = tuple[str, int, bool]
 """Path of the file, offset of the block, and whether the block has a namespace column."""
 

@@ -13,11 +13,7 @@ _WINDOW_ROWS = 1 << 18
 _WINDOW_BYTES = 16 << 20
 """Approximate size of the rows of all runs in memory during a merge."""
 _MAX_ROWS_PER_RUN = 1 << 16
-
-
 _SIZE_RATIO = 1.0
-
-
 _MAX_SPACE_AMPLIFICATION = 2.0
 
 

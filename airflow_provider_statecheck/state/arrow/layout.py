@@ -17,20 +17,10 @@ if TYPE_CHECKING:
 
 
 KEY_GROUP = "key_group"
-
-
 NAMESPACE = "namespace"
-
-
 USER_KEY = "user_key"
-
-
 VALUE = "value"
-
-
 DELETED = "deleted"
-
-
 KEY_PREFIX = "k_"
 """Prefix of key columns, which keeps their names apart from other columns."""
 

@@ -34,21 +34,11 @@ from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, sche
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 _MAX_OPEN_FILES = 64
-
-
 _MAX_GAP = 64 << 10
 """Maximum number of unused bytes between two pieces that one request reads."""
-
-
 _MAX_RANGE = 8 << 20
-
-
 _MAX_REQUESTS = 4
-
-
 _MAGIC_SIZE = 8
-
-
 _PREFIX_SIZE = 8
 
 
@@ -119,8 +109,6 @@ class Part:
 
 Parts = tuple[Part, ...]
 """Files of one run, in ascending order."""
-
-
 Piece = tuple[int, int]
 """Offset and length of bytes in a file."""
 

@@ -29,11 +29,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
 from airflow_provider_statecheck.storage.uris import redact
 
 _BLOCK_ROWS = 1 << 16
-
-
 _CHUNK_BLOCKS = 64
-
-
 _DENSE_KEYS_PER_BLOCK = 2
 """Number of keys per block from which all candidate blocks are read without a search."""
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 OpenStream = Callable[[], CheckpointStateOutputStream]
-
-
 _KEY_INDEX = "of_key"
 
 

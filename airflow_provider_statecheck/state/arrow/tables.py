@@ -47,11 +47,7 @@ _INITIAL_LIMIT = 4096
 _CELL_BYTES = 300
 """Approximate size of a cell in Python dictionaries, in bytes."""
 _SAMPLE_SIZE = 256
-
-
 _NO_CELLS: dict[Any, Any] = {}
-
-
 _UNKNOWN = object()
 
 

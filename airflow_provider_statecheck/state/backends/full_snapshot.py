@@ -54,8 +54,6 @@ _COUNTS = struct.Struct("<IQ")
 _BLOCK = struct.Struct("<QQ")
 _ALIGNMENT = 8
 VERSION = 1
-
-
 OpenStream = Callable[[StreamStateHandle], io.BufferedIOBase]
 
 

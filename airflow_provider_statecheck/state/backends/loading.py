@@ -17,11 +17,7 @@ from airflow_provider_statecheck.state.backends.state_backend import (
 
 BACKEND_KEYS = ("state.backend.type", "state.backend")
 """Settings that name a backend, in order of precedence."""
-
-
 DEFAULT_BACKEND = "arrow"
-
-
 ENTRY_POINT_GROUP = "airflow_provider_statecheck.state_backends"
 
 
