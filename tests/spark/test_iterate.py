@@ -414,7 +414,7 @@ def test_a_name_is_used_once(tries):
         ({"every": 0}, "every to be a whole number of at least 1"),
         ({"step": None}, "step to be a function"),
         ({"until": 3}, "until to be a function"),
-        ({"initial": 3}, "A step is a function or a DataFrame"),
+        ({"initial": 3}, "Expected a function or a DataFrame for a step"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_computed(tries, changes, expected):

@@ -1,1 +1,1 @@
-"""Whether a step would compute today what it computed before."""
+"""Fingerprints of steps: digests of their code, plans and inputs."""

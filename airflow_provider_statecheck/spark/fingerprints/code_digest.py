@@ -1,9 +1,9 @@
 """
 Digest of a function and of all user code that it reaches.
 
-A function is followed through the globals, closures, attributes and imports that it names, as far as these are the
-user's own code: not the standard library, not installed packages. Values are not followed, because a run id in a
-closure would make every try a different function; the caller says which values count all the same.
+The digest covers the globals, closures, attributes and imports that the function uses, except for the standard library
+and installed packages. Plain values are not part of it: a run id in a closure would change the digest in each try. The
+caller chooses values to include.
 """
 
 from __future__ import annotations
@@ -24,88 +24,8 @@ from pathlib import PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_GLOBAL_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
-_ATTRIBUTE_LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
-# Filler that the compiler puts in for line tracing and for its own caches.
-_FILLERS = frozenset({"NOP", "CACHE"})
-# Set since Python 3.13 on functions that have a docstring.
-_HAS_DOCSTRING = 0x4000000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeReferences:
-    """The names by which a code object reaches other code."""
-
-    global_names: frozenset[str]
-    attribute_names: frozenset[str]
-    imported_modules: frozenset[str]
-
-
-def code_text(code: CodeType) -> str:
-    """
-    Return what a code object does, as text that is equal for equal code in every process of one Python version.
-
-    Constants stand where they are loaded and not in a table, so that an added docstring moves nothing.
-    """
-    return "\n".join(_lines(code))
-
-
-def constant_text(value: object) -> str:
-    """Return a constant as text; the order of a set differs between processes, so it is sorted."""
-    if isinstance(value, CodeType):
-        return f"code {hashlib.sha256(code_text(value).encode(errors='surrogatepass')).hexdigest()}"
-    if isinstance(value, tuple):
-        return f"({','.join(constant_text(item) for item in value)})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{','.join(sorted(constant_text(item) for item in value))}}}"
-    return f"{type(value).__name__} {value!r}"
-
-
-def is_constant(value: object) -> bool:
-    """Say whether a value is one that could be written in source as a literal."""
-    if isinstance(value, (tuple, frozenset)):
-        return all(is_constant(item) for item in value)
-    return value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes))
-
-
-def references_of(code: CodeType) -> CodeReferences:
-    """Return the names that a code object and those nested in it use."""
-    instructions = list(_all_instructions(code))
-    return CodeReferences(
-        global_names=_names(instructions, _GLOBAL_LOADS),
-        attribute_names=_names(instructions, _ATTRIBUTE_LOADS),
-        imported_modules=_names(instructions, frozenset({"IMPORT_NAME"})),
-    )
-
-
-def _lines(code: CodeType) -> Iterator[str]:
-    yield f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags & ~_HAS_DOCSTRING}"
-    yield f"{code.co_varnames} {code.co_cellvars} {code.co_freevars}"
-    for instruction in dis.get_instructions(code):
-        if instruction.opname not in _FILLERS:
-            yield f"{instruction.opname} {_operand(instruction)}"
-    # Since Python 3.11 what try and with cover is not among the instructions.
-    yield getattr(code, "co_exceptiontable", b"").hex()
-
-
-def _operand(instruction: dis.Instruction) -> str:
-    if instruction.opcode in dis.hasconst:
-        return constant_text(instruction.argval)
-    return instruction.argrepr
-
-
-def _all_instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _all_instructions(constant)
-
-
-def _names(instructions: list[Any], operations: frozenset[str]) -> frozenset[str]:
-    return frozenset(i.argval for i in instructions if i.opname in operations and isinstance(i.argval, str))
-
-
 Describe = Callable[[object], str | None]
+"""Function that returns the text of a value that is part of the digest, and ``None`` for other values."""
 
 _OWN_PACKAGE = "airflow_provider_statecheck"
 _MISSING = object()
@@ -116,7 +36,7 @@ def code_digest(root: object, describe: Describe = lambda value: None) -> str:
     Return the digest of a callable's code.
 
     :param root: A function, method, partial or callable object.
-    :param describe: Gives the text of a captured value that counts, and ``None`` for one that does not.
+    :param describe: Function that returns the text of a captured value to include, and ``None`` for other values.
     """
     walk = _CodeWalk(describe)
     walk.start(root)
@@ -125,20 +45,20 @@ def code_digest(root: object, describe: Describe = lambda value: None) -> str:
 
 class _CodeWalk:
     """
-    Collects who refers to what under which name.
+    Collects the references between functions as edges: referrer, name, target.
 
-    The digest is taken over a set of edges, each between digests of single functions: it needs no order, and functions
-    that call each other end it like any other.
+    Each function is represented by the digest of its own code. The set of edges is independent of the order of the walk
+    and finite for recursive functions.
     """
 
     def __init__(self, describe: Describe) -> None:
         self.edges: set[str] = set()
         self._describe = describe
-        # Holds on to what it has seen, so that the id of a temporary is not given out a second time.
+        # Holds references to the values: the id of a collected temporary could be reused.
         self._seen: dict[tuple[int, int, str], tuple[object, object]] = {}
 
     def start(self, root: object) -> None:
-        """Visit what the digest is asked for; it counts even when it is part of an installed package."""
+        """Visit the root, which is part of the digest even if it is in an installed package."""
         self._visit("", "", root, frozenset({"__call__"}), is_root=True)
 
     def _visit(
@@ -253,7 +173,7 @@ def _captured(function: FunctionType) -> Iterator[tuple[str, object]]:
 def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # the variable has no value yet
+    except ValueError:  # The variable is not assigned yet.
         return None
 
 
@@ -269,7 +189,7 @@ def _entries(items: object) -> Iterator[tuple[str, object]]:
 def _member(owner: object, attribute: str) -> object:
     found = inspect.getattr_static(owner, attribute, _MISSING)
     if found is _MISSING and isinstance(owner, ModuleType) and hasattr(owner, "__path__"):
-        # A submodule is an attribute only once somebody has imported it; whether that was so must not matter.
+        # A submodule is an attribute only after its import; the digest must not depend on earlier imports.
         return _user_module(f"{owner.__name__}.{attribute}") or _MISSING
     return found
 
@@ -285,7 +205,7 @@ def _function_of(member: object) -> object:
 
 
 def _implicit_members(owner: object) -> frozenset[str]:
-    """Return the methods that Python calls without their names standing in the caller's code."""
+    """Return the special methods of a user's class, which Python calls without a name in the caller's code."""
     if isinstance(owner, ModuleType):
         return frozenset()
     cls = owner if isinstance(owner, type) else type(owner)
@@ -329,7 +249,7 @@ def _is_own_package(name: str) -> bool:
 
 @functools.cache
 def _is_user_file(path: str) -> bool:
-    # Not "outside of sys.prefix": an image may well keep its Dags below the interpreter's own prefix.
+    # sys.prefix is no criterion: an image may store its Dags below it.
     parts = PurePath(path).parts
     return not (
         path.startswith("<frozen")
@@ -347,10 +267,9 @@ def _library_roots() -> tuple[str, ...]:
 
 def _user_module(name: str) -> ModuleType | None:
     """
-    Return a module of the user's that a function imports when it runs.
+    Return a user module that a function imports, ``None`` for other modules.
 
-    It is imported here already: were it followed only when something else has loaded it, the digest would depend on
-    what else this process has done.
+    The module is imported here; otherwise the digest would depend on earlier imports of this process.
     """
     top = name.partition(".")[0]
     with suppress(Exception):
@@ -363,3 +282,84 @@ def _user_module(name: str) -> ModuleType | None:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+_GLOBAL_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_ATTRIBUTE_LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
+# Instructions for line tracing and inline caches, without a meaning of their own.
+_FILLERS = frozenset({"NOP", "CACHE"})
+# Flag of functions with a docstring, since Python 3.13.
+_HAS_DOCSTRING = 0x4000000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeReferences:
+    """Names in a code object that refer to other code."""
+
+    global_names: frozenset[str]
+    attribute_names: frozenset[str]
+    imported_modules: frozenset[str]
+
+
+def code_text(code: CodeType) -> str:
+    """
+    Return a text of a code object's instructions, which is equal for equal code in all processes of a Python version.
+
+    Constants are written at their loads, not as a table with indexes, which a new docstring would shift.
+    """
+    return "\n".join(_code_lines(code))
+
+
+def constant_text(value: object) -> str:
+    """Return a constant as text; sets are sorted, because their order differs between processes."""
+    if isinstance(value, CodeType):
+        return f"code {hashlib.sha256(code_text(value).encode(errors='surrogatepass')).hexdigest()}"
+    if isinstance(value, tuple):
+        return f"({','.join(constant_text(item) for item in value)})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{','.join(sorted(constant_text(item) for item in value))}}}"
+    return f"{type(value).__name__} {value!r}"
+
+
+def is_constant(value: object) -> bool:
+    """Return whether a value is a literal, or a tuple or frozenset of literals."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(is_constant(item) for item in value)
+    return value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes))
+
+
+def references_of(code: CodeType) -> CodeReferences:
+    """Return the names that a code object and its nested code objects use."""
+    instructions = list(_all_instructions(code))
+    return CodeReferences(
+        global_names=_operand_names(instructions, _GLOBAL_LOADS),
+        attribute_names=_operand_names(instructions, _ATTRIBUTE_LOADS),
+        imported_modules=_operand_names(instructions, frozenset({"IMPORT_NAME"})),
+    )
+
+
+def _code_lines(code: CodeType) -> Iterator[str]:
+    yield f"{code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags & ~_HAS_DOCSTRING}"
+    yield f"{code.co_varnames} {code.co_cellvars} {code.co_freevars}"
+    for instruction in dis.get_instructions(code):
+        if instruction.opname not in _FILLERS:
+            yield f"{instruction.opname} {_operand(instruction)}"
+    # Since Python 3.11, the ranges of try and with blocks are not among the instructions.
+    yield getattr(code, "co_exceptiontable", b"").hex()
+
+
+def _operand(instruction: dis.Instruction) -> str:
+    if instruction.opcode in dis.hasconst:
+        return constant_text(instruction.argval)
+    return instruction.argrepr
+
+
+def _all_instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _all_instructions(constant)
+
+
+def _operand_names(instructions: list[Any], operations: frozenset[str]) -> frozenset[str]:
+    return frozenset(i.argval for i in instructions if i.opname in operations and isinstance(i.argval, str))

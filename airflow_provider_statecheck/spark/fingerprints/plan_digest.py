@@ -1,11 +1,11 @@
 """
 Digest of a DataFrame's plan, for classic Spark and Spark Connect.
 
-Spark numbers what it resolves by counters of the whole JVM, and draws seeds that nobody asked for. Such numbers are
-replaced here by the order of their first appearance, or dropped.
+The text of a plan contains ids from counters of the JVM and random seeds. Ids are replaced by their order of first
+occurrence, and random seeds are removed.
 
-Asking the server would cost a call and lose the paths: what the client is going to send has all of it, and more. It
-names the lines of the code that made it, pickles functions as they lie in their file, and draws seeds.
+For Spark Connect, the digest uses the plan message of the client: it includes the paths of sources and needs no call.
+Line numbers, pickled functions and random seeds are normalised in it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,179 @@ if TYPE_CHECKING:
 
 CodeDigest = Callable[[object], str]
 
+_ALL_FIELDS = 2**31 - 1
+_LOCAL_SCHEME = re.compile(r"^file:/+")
+# An id directly follows its name; a literal such as 'order #12' keeps its number.
+_EXPRESSION_ID = re.compile(r"(?<=\S)#(\d+)L?")
+_RELATION_ID = re.compile(r"(CTERelation(?:Def|Ref) )(\d+)")
+_SNAPSHOT_TASKS = re.compile(r"(MapInArrow snapshot:[^\s(]+\([^\n]*\n[^\n]*Range \(0, )\d+")
+_DROPPED = (
+    # PySpark appends a counter to the names of lambda variables.
+    (re.compile(r"\blambda (\w+?)_\d+(?=#)"), r"lambda \1"),
+    # The number of partitions of a range depends on the machine.
+    (re.compile(r"splits=(?:Some\(\d+\)|None)"), "splits"),
+    (re.compile(r"\bplan_id=\d+"), "plan_id"),
+    (re.compile(r"(RDD)\[\d+\]"), r"\1"),
+    (re.compile(r"(?<=[\w$])@[0-9a-f]{5,8}\b"), ""),
+    # A random seed has 64 bits; a seed in user code is assumed to be smaller.
+    (re.compile(r"\b(randn?)\(-?\d{10,}\)"), r"\1()"),
+    (re.compile(r"Some\(-?\d{10,}\)"), "Some(seed)"),
+    (re.compile(r"(\bSample [^\n]*, )-?\d{10,}"), r"\1seed"),
+)
+
+
+def plan_text(df: DataFrame, snapshots: Mapping[str, str], code_digest: CodeDigest) -> str:
+    """
+    Return the normalised plan of a DataFrame.
+
+    :param df: The DataFrame.
+    :param snapshots: Fingerprints of the snapshots that it may read, by their URIs.
+    :param code_digest: Function that returns the digest of a Python function in the plan.
+    """
+    by_path = {form: snapshots[uri] for uri in sorted(snapshots, key=len, reverse=True) for form in _forms(uri)}
+    text = connect_plan_text(df, code_digest) if is_connect(df) else _classic_text(df, by_path, code_digest)
+    # The number of tasks that read a snapshot depends on the sizes of its files.
+    return _SNAPSHOT_TASKS.sub(r"\1", _replace_snapshots(text, by_path))
+
+
+def stable_text(text: str) -> str:
+    """Return the text of a plan without numbers that differ between JVMs."""
+    for pattern, replacement in _DROPPED:
+        text = pattern.sub(replacement, text)
+    text = _renumber(_EXPRESSION_ID, r"#", text)
+    return _renumber(_RELATION_ID, r"\1", text)
+
+
+def udf_text(function: object, return_type: object, eval_type: object, code_digest: CodeDigest) -> str:
+    """Return the normalised text of a Python function in a plan."""
+    return f"udf {return_type} {eval_type} {code_digest(function)}"
+
+
+def _renumber(pattern: re.Pattern[str], prefix: str, text: str) -> str:
+    order: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        original = found.group(found.re.groups)
+        return f"{found.expand(prefix)}{order.setdefault(original, len(order))}"
+
+    return pattern.sub(number, text)
+
+
+def _classic_text(df: Any, by_path: Mapping[str, str], code_digest: CodeDigest) -> str:
+    plan = df._jdf.queryExecution().analyzed()
+    plans = [plan, *_items(plan.subqueriesAll())]
+    sources = [source for each in plans for source in _sources(each, by_path)]
+    pattern = _python_udf_pattern(df.sparkSession)
+    functions = [text for each in plans for text in _udfs(each, pattern, code_digest)]
+    # Before ids are renumbered: a path may contain text that looks like an id.
+    tree = _replace_snapshots(_tree(plan), by_path)
+    return "\n".join([stable_text(tree), stable_text(df.schema.json()), *sources, *functions])
+
+
+def _tree(plan: Any) -> str:
+    from py4j.protocol import Py4JError
+
+    try:
+        return str(plan.treeString(True, False, _ALL_FIELDS, False, False))
+    except Py4JError:
+        # The last argument is new in Spark 4.2.
+        return str(plan.treeString(True, False, _ALL_FIELDS, False))
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(i) for i in range(sequence.length())]
+
+
+def _sources(plan: Any, by_path: Mapping[str, str]) -> Iterator[str]:
+    # The text of a plan does not contain the paths of a relation. Root paths are few, files may be many.
+    for leaf in _items(plan.collectLeaves()):
+        if leaf.getClass().getSimpleName() != "LogicalRelation":
+            continue
+        relation = leaf.relation()
+        if relation.getClass().getSimpleName() == "HadoopFsRelation":
+            roots = relation.location().rootPaths().mkString("\n").splitlines()
+            yield "source " + " ".join(_source(_comparable(root), by_path) for root in roots)
+
+
+def _source(path: str, by_path: Mapping[str, str]) -> str:
+    for uri, fingerprint in by_path.items():
+        if path == uri or path.startswith(f"{uri}/"):
+            return f"snapshot:{fingerprint}"
+    return path
+
+
+def _comparable(uri: str) -> str:
+    # Hadoop writes file:/x instead of file:///x.
+    return _LOCAL_SCHEME.sub("file:///", uri).rstrip("/")
+
+
+def _forms(uri: str) -> Iterator[str]:
+    # A plan contains the Hadoop form of a URI, or its redacted form.
+    for form in dict.fromkeys([*same_place(uri), redact(uri)]):
+        yield _comparable(form)
+
+
+def _replace_snapshots(text: str, by_path: Mapping[str, str]) -> str:
+    for uri, fingerprint in by_path.items():
+        # Not if the URI is only the prefix of a longer name.
+        text = re.sub(rf"{re.escape(uri)}(?![\w.-])", f"snapshot:{fingerprint}", text)
+    return text
+
+
+def _python_udf_pattern(spark: Any) -> Any:
+    return spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
+
+
+def _udfs(plan: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
+    if not plan.containsPattern(pattern):
+        return
+    for expression in _items(plan.expressions()):
+        yield from _udfs_of_expression(expression, pattern, code_digest)
+    for child in _items(plan.children()):
+        yield from _udfs(child, pattern, code_digest)
+
+
+def _udfs_of_expression(expression: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
+    if not expression.containsPattern(pattern):
+        return
+    if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
+        function, return_type = _unpickled(expression.func())
+        # The package's reader of snapshots is left out; the text of the plan identifies its snapshot.
+        if getattr(function, "func", None) is not read_snapshot:
+            yield udf_text(function, return_type, expression.evalType(), code_digest)
+    for child in _items(expression.children()):
+        yield from _udfs_of_expression(child, pattern, code_digest)
+
+
+def _unpickled(function: Any) -> tuple[object, object]:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.serializers import CPickleSerializer
+
+    # Safe: this process has pickled the function.
+    serializer: Any = CPickleSerializer()
+    try:
+        command = serializer.loads(bytes(function.command().unsafeArray()))
+    except PySparkRuntimeError:
+        # A function with much captured data is a broadcast, which only executors can load. Its digest is then constant.
+        return None, "broadcast"
+    return command if isinstance(command, tuple) and len(command) == 2 else (None, type(command).__name__)
+
+
 _READER = read_snapshot.__module__.encode()
 _PLAN_ID = re.compile(r"(\bplan_ids?: )(\d+)")
-# Python gives lambda variables names from a counter.
+# PySpark appends a counter to the names of lambda variables.
 _COUNTED_NAME = re.compile(r"_\d+$")
-# A seed that was drawn is a random 64 bit number, one that somebody wrote is short.
-_DRAWN_SEED = 10**9
+# A random seed has 64 bits; a seed in user code is assumed to be smaller.
+_RANDOM_SEED = 10**9
 _SEEDED_FUNCTIONS = frozenset({"rand", "randn", "random", "randstr", "shuffle", "uniform", "uuid"})
 
 
 def connect_plan_text(df: Any, code_digest: CodeDigest) -> str:
     """
-    Return what a DataFrame of a Spark Connect session computes.
+    Return the normalised plan of a DataFrame of a Spark Connect session.
 
     :param df: The DataFrame.
-    :param code_digest: Gives the digest of a Python function in the plan.
+    :param code_digest: Function that returns the digest of a Python function in the plan.
     """
     plan = df._plan.to_proto(df.sparkSession.client)
     for message in list(_messages(plan)):
@@ -69,12 +227,12 @@ def _normalise(message: Any, code_digest: CodeDigest) -> None:
         rule(message, code_digest)
 
 
-def _forget_origin(message: Any, _: CodeDigest) -> None:
+def _clear_origin(message: Any, _: CodeDigest) -> None:
     message.ClearField("origin")
 
 
-def _forget_files(message: Any, _: CodeDigest) -> None:
-    # The function has the files of one write in it; its name says which snapshot it reads.
+def _clear_snapshot_files(message: Any, _: CodeDigest) -> None:
+    # The function contains the files of one write; its name identifies the snapshot.
     if _READER in message.func.python_udf.command:
         message.func.python_udf.ClearField("command")
         message.input.ClearField("range")
@@ -83,218 +241,59 @@ def _forget_files(message: Any, _: CodeDigest) -> None:
 def _digest_code(message: Any, code_digest: CodeDigest) -> None:
     if not message.command:
         return
-    message.command = code_digest(_connect_plan_unpickled(message.command)).encode()
+    message.command = code_digest(_unpickled_function(message.command)).encode()
     message.ClearField("python_ver")
 
 
-def _forget_rows(message: Any, _: CodeDigest) -> None:
+def _clear_rows(message: Any, _: CodeDigest) -> None:
     for name in ("data", "hash", "hashes", "dataHashes"):
         if name in message.DESCRIPTOR.fields_by_name:
             message.ClearField(name)
 
 
-def _forget_counter(message: Any, _: CodeDigest) -> None:
+def _clear_counter(message: Any, _: CodeDigest) -> None:
     names = [_COUNTED_NAME.sub("", name) for name in message.name_parts]
     del message.name_parts[:]
     message.name_parts.extend(names)
 
 
-def _forget_drawn_seed(message: Any, _: CodeDigest) -> None:
-    if abs(message.seed) >= _DRAWN_SEED:
+def _clear_random_seed(message: Any, _: CodeDigest) -> None:
+    if abs(message.seed) >= _RANDOM_SEED:
         message.ClearField("seed")
 
 
-def _forget_drawn_argument(message: Any, _: CodeDigest) -> None:
+def _clear_random_argument(message: Any, _: CodeDigest) -> None:
     if message.function_name in _SEEDED_FUNCTIONS:
         for argument in message.arguments:
-            if abs(argument.literal.long) >= _DRAWN_SEED:
+            if abs(argument.literal.long) >= _RANDOM_SEED:
                 argument.literal.ClearField("long")
 
 
 _RULES: dict[str, Callable[[Any, CodeDigest], None]] = {
-    "ExpressionCommon": _forget_origin,
-    "RelationCommon": _forget_origin,
-    "MapPartitions": _forget_files,
+    "ExpressionCommon": _clear_origin,
+    "RelationCommon": _clear_origin,
+    "MapPartitions": _clear_snapshot_files,
     "PythonUDF": _digest_code,
     "PythonUDTF": _digest_code,
-    "LocalRelation": _forget_rows,
-    "CachedLocalRelation": _forget_rows,
-    "ChunkedCachedLocalRelation": _forget_rows,
-    "UnresolvedNamedLambdaVariable": _forget_counter,
-    "Sample": _forget_drawn_seed,
-    "StatSampleBy": _forget_drawn_seed,
-    "UnresolvedFunction": _forget_drawn_argument,
+    "LocalRelation": _clear_rows,
+    "CachedLocalRelation": _clear_rows,
+    "ChunkedCachedLocalRelation": _clear_rows,
+    "UnresolvedNamedLambdaVariable": _clear_counter,
+    "Sample": _clear_random_seed,
+    "StatSampleBy": _clear_random_seed,
+    "UnresolvedFunction": _clear_random_argument,
 }
 
 
-def _connect_plan_unpickled(command: bytes) -> object:
+def _unpickled_function(command: bytes) -> object:
     from pyspark.serializers import CPickleSerializer
 
-    # These bytes were pickled by this very process a moment ago.
+    # Safe: this process has pickled the function.
     serializer: Any = CPickleSerializer()
-    made = serializer.loads(command)
-    return made[0] if isinstance(made, tuple) else made
+    unpickled = serializer.loads(command)
+    return unpickled[0] if isinstance(unpickled, tuple) else unpickled
 
 
 def _renumbered(text: str) -> str:
     order: dict[str, int] = {}
     return _PLAN_ID.sub(lambda found: f"{found[1]}{order.setdefault(found[2], len(order))}", text)
-
-
-_ALL_FIELDS = 2**31 - 1
-_LOCAL_SCHEME = re.compile(r"^file:/+")
-# An id stands right behind what it belongs to: a literal such as 'order #12' keeps its number.
-_EXPRESSION_ID = re.compile(r"(?<=\S)#(\d+)L?")
-_RELATION_ID = re.compile(r"(CTERelation(?:Def|Ref) )(\d+)")
-_SNAPSHOT_TASKS = re.compile(r"(MapInArrow snapshot:[^\s(]+\([^\n]*\n[^\n]*Range \(0, )\d+")
-_DROPPED = (
-    # Python gives lambda variables names from a counter.
-    (re.compile(r"\blambda (\w+?)_\d+(?=#)"), r"lambda \1"),
-    # How many partitions a range gets follows the machine.
-    (re.compile(r"splits=(?:Some\(\d+\)|None)"), "splits"),
-    (re.compile(r"\bplan_id=\d+"), "plan_id"),
-    (re.compile(r"(RDD)\[\d+\]"), r"\1"),
-    (re.compile(r"(?<=[\w$])@[0-9a-f]{5,8}\b"), ""),
-    # A seed that Spark drew is a random 64 bit number, one that somebody wrote is short.
-    (re.compile(r"\b(randn?)\(-?\d{10,}\)"), r"\1()"),
-    (re.compile(r"Some\(-?\d{10,}\)"), "Some(seed)"),
-    (re.compile(r"(\bSample [^\n]*, )-?\d{10,}"), r"\1seed"),
-)
-
-
-def plan_text(df: DataFrame, snapshots: Mapping[str, str], code_digest: CodeDigest) -> str:
-    """
-    Return what a DataFrame computes.
-
-    :param df: The DataFrame.
-    :param snapshots: The fingerprint of each snapshot it may read, by the URI of the snapshot.
-    :param code_digest: Gives the digest of a Python function in the plan.
-    """
-    known = {form: snapshots[uri] for uri in sorted(snapshots, key=len, reverse=True) for form in _forms(uri)}
-    text = connect_plan_text(df, code_digest) if is_connect(df) else _classic_text(df, known, code_digest)
-    # Into how many tasks a snapshot is shared out follows the sizes of its files.
-    return _SNAPSHOT_TASKS.sub(r"\1", _replace_snapshots(text, known))
-
-
-def stable_text(text: str) -> str:
-    """Return the text of a plan without numbers that differ from one JVM to the next."""
-    for pattern, replacement in _DROPPED:
-        text = pattern.sub(replacement, text)
-    text = _renumber(_EXPRESSION_ID, r"#", text)
-    return _renumber(_RELATION_ID, r"\1", text)
-
-
-def udf_text(function: object, return_type: object, eval_type: object, code_digest: CodeDigest) -> str:
-    """Return what a Python function in a plan computes."""
-    return f"udf {return_type} {eval_type} {code_digest(function)}"
-
-
-def _renumber(pattern: re.Pattern[str], prefix: str, text: str) -> str:
-    order: dict[str, int] = {}
-
-    def number(found: re.Match[str]) -> str:
-        original = found.group(found.re.groups)
-        return f"{found.expand(prefix)}{order.setdefault(original, len(order))}"
-
-    return pattern.sub(number, text)
-
-
-def _classic_text(df: Any, known: Mapping[str, str], code_digest: CodeDigest) -> str:
-    plan = df._jdf.queryExecution().analyzed()
-    plans = [plan, *_items(plan.subqueriesAll())]
-    sources = [source for each in plans for source in _sources(each, known)]
-    pattern = _python_udf_pattern(df.sparkSession)
-    functions = [text for each in plans for text in _udfs(each, pattern, code_digest)]
-    # Before anything in it is renumbered: a path may hold what looks like such a number.
-    tree = _replace_snapshots(_tree(plan), known)
-    return "\n".join([stable_text(tree), stable_text(df.schema.json()), *sources, *functions])
-
-
-def _tree(plan: Any) -> str:
-    from py4j.protocol import Py4JError
-
-    try:
-        return str(plan.treeString(True, False, _ALL_FIELDS, False, False))
-    except Py4JError:
-        # Before Spark 4.2 the last switch was not there.
-        return str(plan.treeString(True, False, _ALL_FIELDS, False))
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.length())]
-
-
-def _sources(plan: Any, known: Mapping[str, str]) -> Iterator[str]:
-    # The plan's text does not say which files a relation reads. Their number may be large, that of roots is small.
-    for leaf in _items(plan.collectLeaves()):
-        if leaf.getClass().getSimpleName() != "LogicalRelation":
-            continue
-        relation = leaf.relation()
-        if relation.getClass().getSimpleName() == "HadoopFsRelation":
-            roots = relation.location().rootPaths().mkString("\n").splitlines()
-            yield "source " + " ".join(_source(_comparable(root), known) for root in roots)
-
-
-def _source(path: str, known: Mapping[str, str]) -> str:
-    for uri, fingerprint in known.items():
-        if path == uri or path.startswith(f"{uri}/"):
-            return f"snapshot:{fingerprint}"
-    return path
-
-
-def _comparable(uri: str) -> str:
-    # Hadoop writes file:/x for what everybody else calls file:///x.
-    return _LOCAL_SCHEME.sub("file:///", uri).rstrip("/")
-
-
-def _forms(uri: str) -> Iterator[str]:
-    # A plan has Spark's name of a place, or what may be shown of it.
-    for form in dict.fromkeys([*same_place(uri), redact(uri)]):
-        yield _comparable(form)
-
-
-def _replace_snapshots(text: str, known: Mapping[str, str]) -> str:
-    for uri, fingerprint in known.items():
-        # Not where it only begins the name of a neighbour.
-        text = re.sub(rf"{re.escape(uri)}(?![\w.-])", f"snapshot:{fingerprint}", text)
-    return text
-
-
-def _python_udf_pattern(spark: Any) -> Any:
-    return spark._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF()
-
-
-def _udfs(plan: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
-    if not plan.containsPattern(pattern):
-        return
-    for expression in _items(plan.expressions()):
-        yield from _udfs_of_expression(expression, pattern, code_digest)
-    for child in _items(plan.children()):
-        yield from _udfs(child, pattern, code_digest)
-
-
-def _udfs_of_expression(expression: Any, pattern: Any, code_digest: CodeDigest) -> Iterator[str]:
-    if not expression.containsPattern(pattern):
-        return
-    if expression.getClass().getSimpleName() in ("PythonUDF", "PythonUDAF"):
-        function, return_type = _unpickled(expression.func())
-        # The plan's text names the snapshot that such a function reads; how this package reads it does not count.
-        if getattr(function, "func", None) is not read_snapshot:
-            yield udf_text(function, return_type, expression.evalType(), code_digest)
-    for child in _items(expression.children()):
-        yield from _udfs_of_expression(child, pattern, code_digest)
-
-
-def _unpickled(function: Any) -> tuple[object, object]:
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.serializers import CPickleSerializer
-
-    # These bytes were pickled by this very process when the function was put into the plan.
-    serializer: Any = CPickleSerializer()
-    try:
-        command = serializer.loads(bytes(function.command().unsafeArray()))
-    except PySparkRuntimeError:
-        # A function with much data behind it travels as a broadcast, which only an executor can load; then only its
-        # place in the plan counts.
-        return None, "broadcast"
-    return command if isinstance(command, tuple) and len(command) == 2 else (None, type(command).__name__)

@@ -1,4 +1,4 @@
-"""Tell whether a step would compute today what it computed when its snapshot was taken."""
+"""Fingerprint of a step: a digest of the code and the inputs that its result depends on."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ def step_fingerprint(
     salt: str = "",
 ) -> str:
     """
-    Return a digest that changes when what a step computes changes.
+    Return a digest that changes with the code and the inputs of a step.
 
-    What counts, for a callable: its own code with constants and literal defaults, the code of the user's functions,
-    methods and UDFs that it reaches, and the plan of every DataFrame that it captures. For a DataFrame: its analyzed
-    plan, its schema, the code of Python UDFs in it and the paths it reads. A snapshot that is read counts by its
-    fingerprint and not by its place, so one that was computed anew with the same result changes nothing.
+    The fingerprint of a callable covers its code with constants and literal defaults, the code of user functions,
+    methods and UDFs that it reaches, and the plans of captured DataFrames. That of a DataFrame covers its analyzed plan,
+    its schema, the code of its Python UDFs and the paths that it reads. A snapshot is represented by its fingerprint, not
+    by its location: a recomputed snapshot with the same fingerprint changes nothing.
 
-    What does not count: comments, blank lines, docstrings, line numbers and file names; installed packages; the rows
-    of a source or of a DataFrame made from local data; what stands before a ``localCheckpoint`` or ``checkpoint`` of
-    Spark's own; and every plain value that a callable captures, whether by
-    closure, global or attribute. A run id or a date among these would make each try a different step. A threshold or a
-    list of columns that should count goes into ``version``. So does anything that only a changed package would show.
+    Not covered are comments, blank lines, docstrings, line numbers and file names; installed packages; the rows of sources
+    and of local data; the plan before Spark's own ``localCheckpoint`` or ``checkpoint``; and plain values that a callable
+    captures by a closure, global or attribute, because a run id or a date would change the fingerprint in each try. Use
+    ``version`` for such values if they matter, and for changed packages.
 
-    Equal code gives equal fingerprints in each process of one minor version of Python and one version of Spark.
+    Equal code has equal fingerprints in all processes with the same minor version of Python and version of Spark.
 
-    :param build: The step's builder, or its DataFrame.
-    :param version: The user's own word for what the step computes.
-    :param snapshots: The fingerprint of each snapshot that the step may read, by the snapshot's URI.
-    :param salt: Sets apart what is equal otherwise.
+    :param build: Builder of the step, or its DataFrame.
+    :param version: Version of the step that the user has set.
+    :param snapshots: Fingerprints of the snapshots that the step may read, by their URIs.
+    :param salt: Further text that the fingerprint depends on.
     """
     from pyspark.sql import DataFrame
 
@@ -52,20 +51,20 @@ def step_fingerprint(
         kind, body = "code", code_digest.code_digest(build, _Describe(snapshots))
     else:
         raise InvalidConfigurationError(
-            f"A step is a function or a DataFrame, found {type(build).__name__}; wrap it: lambda: ..."
+            f"Expected a function or a DataFrame for a step, found {type(build).__name__}; wrap it: lambda: ..."
         )
     document = json.dumps([FORMAT_VERSION, version, salt, kind, body])
     return hashlib.sha256(document.encode()).hexdigest()
 
 
 def combined_fingerprint(*parts: str) -> str:
-    """Return one digest for a step that is made of several parts, such as a loop."""
+    """Return the fingerprint of a step with several parts, such as a loop."""
     return hashlib.sha256(json.dumps([FORMAT_VERSION, "combined", *parts]).encode()).hexdigest()
 
 
 class _Describe:
     """
-    Gives the text of the captured values that count.
+    Returns the text of captured values that are part of the fingerprint.
 
     :param snapshots: As for :func:`step_fingerprint`.
     """
@@ -85,14 +84,14 @@ class _Describe:
 
 
 def _udf_code(function: object) -> str:
-    # A function in a plan was pickled, which a captured DataFrame cannot be: there is nothing to describe in it.
+    # Without a description of values: a pickled function cannot capture a DataFrame.
     return code_digest.code_digest(function)
 
 
 def _udf_return_type(value: object) -> str | None:
     from pyspark.sql.udf import UserDefinedFunction
 
-    # The code of a UDF is reached through the function that pyspark has wrapped.
+    # The code of a UDF is visited by its wrapped function.
     original = vars(value).get("_unwrapped") if hasattr(value, "__dict__") else None
     if not isinstance(original, UserDefinedFunction):
         return None
