@@ -172,7 +172,7 @@ def _prune(args: Namespace, gateway: MaintenanceGateway, request: PruneRequest) 
     opener = storage_opener(args.storage_conn_id)
     job_ids = request.job_ids or _job_ids(gateway, [])
     pruned = list(each_job(job_ids, lambda job_id: prune_job(gateway, job_id, request, opener)))
-    print_rows([_pruned_row(each) for each in pruned if each.is_worth_telling], args.output)
+    print_rows([_pruned_row(each) for each in pruned if each.has_changes], args.output)
     tokens = 0 if request.job_ids else _drop_tokens(gateway, request)
     verb = "would be removed" if request.dry_run else "removed"
     print_message(f"{sum(each.is_removed for each in pruned)} of {len(pruned)} jobs and {tokens} ended tokens {verb}.")

@@ -1,1 +1,1 @@
-"""Maintenance of jobs and their checkpoints outside of attempts."""
+"""Maintenance of jobs: garbage collection, pruning, recovery, rewinding, savepoints and verification."""

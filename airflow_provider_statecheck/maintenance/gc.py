@@ -1,4 +1,9 @@
-"""Garbage collection of the files of one job."""
+"""
+Garbage collection of checkpoint files.
+
+Deletes the files of ended checkpoints and the orphan files of ended attempts. Files of an operator with an open attempt are
+not deleted, because only that attempt knows which snapshots its DataFrames read.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +32,20 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.metadata_file import DocumentCache
 
 
+_IDS_PER_MESSAGE = 10_000
+"""Number of checkpoint ids in a message; the API limits the size of messages."""
+_JOB_CHECKPOINT = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
+
+OpenStorage = Callable[[str], "CheckpointStorage"]
+"""Function that opens the storage of a checkpoint directory."""
+
+
 class DeletionLog:
     """
-    Passes everything on to a storage and keeps how many bytes each directory lost; what is deleted twice counts once.
+    Storage proxy that records the deleted bytes of each directory. A file that is deleted twice counts once.
 
-    :param storage: Where the bytes are.
-    :param dry_run: Delete nothing.
+    :param storage: Storage to delete from.
+    :param dry_run: Whether to record deletions without deleting.
     """
 
     def __init__(self, storage: CheckpointStorage, *, dry_run: bool = False) -> None:
@@ -45,25 +58,25 @@ class DeletionLog:
 
     @property
     def directories(self) -> dict[str, int]:
-        """Return how many bytes each directory lost."""
+        """Return the number of deleted bytes by directory."""
         return {directory: sum(files.values()) for directory, files in self._files.items()}
 
     def delete_file(self, uri: str) -> None:
-        """Delete a file; it counts for its directory."""
+        """Delete a file and record its size for its directory."""
         directory, _, name = uri.rpartition("/")
         size = self._size(uri)
         if not self._dry_run:
             self._storage.delete_file(uri)
         if size:
-            self._note(directory, {name: size})
+            self._record(directory, {name: size})
 
     def delete_directory(self, uri: str) -> None:
-        """Delete a directory with all that is in it."""
+        """Delete a directory recursively and record the sizes of its files."""
         files = self._storage.list_files(uri)
         if not self._dry_run:
             self._storage.delete_directory(uri)
         if files:
-            self._note(uri, files)
+            self._record(uri, files)
 
     def _size(self, uri: str) -> int:
         try:
@@ -71,39 +84,31 @@ class DeletionLog:
         except CheckpointNotFoundError:
             return 0
 
-    def _note(self, directory: str, files: dict[str, int]) -> None:
+    def _record(self, directory: str, files: dict[str, int]) -> None:
         self._files.setdefault(directory, {}).update(files)
-
-
-_IDS_PER_MESSAGE = 10_000
-"""The API takes messages of a limited size."""
-_IN_A_JOB = re.compile(r"/[0-9a-f]{32}/chk-\d+$")
-
-OpenStorage = Callable[[str], "CheckpointStorage"]
-"""Gives the storage of a checkpoint directory."""
 
 
 @dataclass(slots=True)
 class CollectedJob:
-    """What garbage collection did with one job."""
+    """Result of garbage collection for one job."""
 
     job: str
     deleted: dict[str, int] = field(default_factory=dict)
-    """Bytes of each directory."""
+    """Number of deleted bytes by directory."""
     kept: list[str] = field(default_factory=list)
-    """What was left alone, and why."""
+    """Files that were not deleted, with the reason."""
     problems: list[str] = field(default_factory=list)
-    """What should have been deleted and could not be."""
+    """Deletions that failed."""
     unreachable: list[str] = field(default_factory=list)
-    """Storage that did not answer."""
+    """Checkpoint directories whose storage is unavailable."""
     skipped: list[str] = field(default_factory=list)
-    """Uids of operators whose snapshots were left alone, because a retained checkpoint of theirs cannot be read."""
+    """Uids of operators whose snapshots were not collected because a retained checkpoint cannot be read."""
     quarantined: list[str] = field(default_factory=list)
-    """Orphans that stay for now."""
+    """Orphan files in quarantine."""
 
     @property
     def deleted_bytes(self) -> int:
-        """Return how many bytes were deleted."""
+        """Return the total number of deleted bytes."""
         return sum(self.deleted.values())
 
 
@@ -116,19 +121,19 @@ def collect_job(
     dry_run: bool = False,
 ) -> CollectedJob:
     """
-    Delete the bytes of ended checkpoints and of ended attempts that no live row names.
+    Delete the files of ended checkpoints and the orphan files of ended attempts.
 
-    Attempts are closed first whose drivers died without a word, and checkpoints end that do not stay after their run. What
-    an operator has whose newest attempt has not ended is left to that attempt: it alone knows which snapshots its
-    DataFrames still read.
+    The call first closes abandoned attempts and discards checkpoints that are not retained after the end of their run.
+    Operators with an open attempt are skipped.
 
-    :param gateway: The rows.
-    :param open_storage: Gives the storage of a checkpoint directory.
-    :param quarantine: How long orphans of which no row says that they may go stay after they were found, a day or more; by
-        default they go at once.
-    :param dry_run: Only report.
-    :raises CheckpointNotFoundError: if there is no such job.
-    :raises InvalidConfigurationError: for a quarantine of less than a day.
+    :param gateway: Gateway to the rows.
+    :param job_id: Job to collect.
+    :param open_storage: Function that opens the storage of a checkpoint directory.
+    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
+        such files are deleted immediately.
+    :param dry_run: Whether to report without deleting.
+    :raises CheckpointNotFoundError: There is no such job.
+    :raises InvalidConfigurationError: The quarantine is shorter than a day.
     """
     from airflow_provider_statecheck.storage.metadata_file import DocumentCache
     from airflow_provider_statecheck.storage.orphans import require_stay
@@ -138,21 +143,21 @@ def collect_job(
     if not dry_run:
         gateway.close_abandoned(job_id)
         gateway.settle_run(job_id)
-    # Read before anything is listed: an attempt that comes later has a higher epoch, and its files are not touched.
+    # The view is read before files are listed: later attempts have a higher epoch, and their files are not collected.
     view = gateway.describe(job_id)
     report = CollectedJob(job=view.job.name)
     closed = _without_open_attempts(view, report)
     storage_of = functools.cache(open_storage)
-    # What a retained checkpoint names may lie in another directory than the checkpoint itself.
+    # A retained checkpoint may reference files in other checkpoint directories.
     documents = DocumentCache(lambda checkpoint: storage_of(base_of(checkpoint)))
     for base in storage_bases(view):
         try:
             deletions = DeletionLog(storage_of(base), dry_run=dry_run)
-            counting = cast("CheckpointStorage", deletions)
-            work = _Work(gateway, view, closed, storage_of(base), counting, documents, report, dry_run)
+            logged = cast("CheckpointStorage", deletions)
+            collection = _Collection(gateway, view, closed, storage_of(base), logged, documents, report, dry_run)
             try:
-                work.collect(quarantine)
-                work.remove_empty_directories()
+                collection.collect(quarantine)
+                collection.remove_empty_directories()
             finally:
                 report.deleted |= deletions.directories
         except StateCheckError as error:
@@ -161,23 +166,23 @@ def collect_job(
 
 
 def storage_bases(view: JobView) -> tuple[str, ...]:
-    """Return the checkpoint directories in which a job may have bytes, the newest last."""
+    """Return the checkpoint directories that may contain files of a job, the newest last."""
     attempts = sorted(view.attempts, key=lambda attempt: attempt.registered_at)
-    # A row of a checkpoint may outlive that of its attempt.
-    left = (base_of(checkpoint) for checkpoint in view.checkpoints if _may_have_garbage(checkpoint))
-    return tuple(dict.fromkeys((*left, *(attempt.storage_base for attempt in attempts))))
+    # The row of a checkpoint may outlive the row of its attempt.
+    of_checkpoints = (base_of(checkpoint) for checkpoint in view.checkpoints if _may_have_garbage(checkpoint))
+    return tuple(dict.fromkeys((*of_checkpoints, *(attempt.storage_base for attempt in attempts))))
 
 
 def _may_have_garbage(checkpoint: CheckpointRecord) -> bool:
-    # Beside a savepoint there is nothing of ours, and its storage need not answer as long as it stays.
-    is_in_a_job = _IN_A_JOB.search(checkpoint.location) is not None
-    return checkpoint.discarded_at is None and (is_in_a_job or checkpoint.awaits_discard)
+    # The directory of a retained savepoint contains no other files of the job, and its storage may be unavailable.
+    is_in_job_directory = _JOB_CHECKPOINT.search(checkpoint.location) is not None
+    return checkpoint.discarded_at is None and (is_in_job_directory or checkpoint.awaits_discard)
 
 
 def base_of(checkpoint: CheckpointRecord) -> str:
-    """Return the checkpoint directory that a checkpoint lies in, or the directory that a savepoint was written below."""
-    base, job = _IN_A_JOB.subn("", checkpoint.location)
-    return base if job else checkpoint.location.rpartition("/")[0]
+    """Return the checkpoint directory of a checkpoint, or the parent directory of a savepoint."""
+    base, substitutions = _JOB_CHECKPOINT.subn("", checkpoint.location)
+    return base if substitutions else checkpoint.location.rpartition("/")[0]
 
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
@@ -188,11 +193,12 @@ def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
             report.kept.append(
                 f"operator {operator.uid!r}: attempt {attempt.epoch} ({attempt.owner.label}) has not ended{pin}"
             )
-    waiting = aligned_in_progress(view)
-    if waiting and not _has_open_leader(view):
-        report.kept.append(f"aligned checkpoints {', '.join(map(str, waiting))}: the next leader goes on with them")
+    in_progress = aligned_in_progress(view)
+    if in_progress and not _has_open_leader(view):
+        ids = ", ".join(map(str, in_progress))
+        report.kept.append(f"aligned checkpoints {ids}: the next leader resumes them")
     closed = {o.operator_id: o for o in view.operators if not view.has_open_attempt(o)}
-    if waiting:
+    if in_progress:
         closed.pop(ALIGNED_OPERATOR_ID, None)
     checkpoints = tuple(c for c in view.checkpoints if c.operator_id in closed)
     return replace(view, operators=tuple(closed.values()), checkpoints=checkpoints)
@@ -203,23 +209,23 @@ def _has_open_leader(view: JobView) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """What is done below one checkpoint directory."""
+class _Collection:
+    """Garbage collection in one checkpoint directory."""
 
     gateway: MaintenanceGateway
     view: JobView
     closed: JobView
-    """The same without the operators that have an open attempt."""
-    notes_on: CheckpointStorage
+    """View without the operators that have an open attempt."""
+    plain_storage: CheckpointStorage
     storage: CheckpointStorage
-    """The same, which counts what is deleted."""
+    """Proxy of ``plain_storage`` that records deletions."""
     documents: DocumentCache
     report: CollectedJob
     dry_run: bool
 
     def collect(self, quarantine: timedelta | None) -> None:
         for operator in self.closed.operators:
-            self._serve_effects(operator)
+            self._discard_ended(operator)
         skipped = self._sweep(quarantine)
         new = [uid for uid in skipped if uid not in self.report.skipped]
         self.report.skipped += new
@@ -230,8 +236,8 @@ class _Work:
     def remove_empty_directories(self) -> None:
         if self.dry_run or any(self.view.has_open_attempt(operator) for operator in self.view.operators):
             return
-        job_id, storage = self.view.job.job_id, self.notes_on
-        # An attempt makes a directory shortly before it writes to it; so none may have begun.
+        job_id, storage = self.view.job.job_id, self.plain_storage
+        # An attempt creates a directory before it writes to it, so no attempt may have been registered since.
         if storage.is_local and self.gateway.describe(job_id).operators == self.view.operators:
             storage.remove_empty_directories(job_uri(storage.base_uri, job_id))
 
@@ -239,7 +245,7 @@ class _Work:
         from airflow_provider_statecheck.storage.orphans import SHORTEST_STAY, Quarantine, sweep
 
         job_id = self.view.job.job_id
-        notes = Quarantine(self.notes_on, job_id, stay=stay or SHORTEST_STAY, dry_run=self.dry_run)
+        notes = Quarantine(self.plain_storage, job_id, stay=stay or SHORTEST_STAY, dry_run=self.dry_run)
         swept = sweep(
             self.storage,
             self.view,
@@ -254,28 +260,30 @@ class _Work:
         self.report.quarantined += swept.quarantined
         return swept.skipped
 
-    def _serve_effects(self, operator: OperatorRecord) -> None:
+    def _discard_ended(self, operator: OperatorRecord) -> None:
         from airflow_provider_statecheck.storage.discarding import EffectDiscards
 
         effects = _effects_below(self.closed, operator, self.storage.base_uri)
-        carried = self.documents.named_uris(retained_aligned(self.view)) if effects.discards else frozenset()
-        if carried is None:
-            self.report.kept.append(f"what operator {operator.uid!r} left: an aligned checkpoint cannot be read")
+        aligned_uris = self.documents.named_uris(retained_aligned(self.view)) if effects.discards else frozenset()
+        if aligned_uris is None:
+            self.report.kept.append(
+                f"ended checkpoints of operator {operator.uid!r}: an aligned checkpoint cannot be read"
+            )
             return
         discards = EffectDiscards(self.storage, self.documents)
-        gone = discards.discard(effects, carried)
+        deleted = discards.discard(effects, aligned_uris)
         if not self.dry_run:
-            self._confirm(gone)
-        left = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in {*gone, *discards.in_use}]
-        self.report.problems += [f"checkpoint {i} of operator {operator.uid!r} could not be deleted" for i in left]
-        waiting = sorted(discards.in_use)
+            self._confirm(deleted)
+        failed = [c.checkpoint_id for c in effects.discards if c.checkpoint_id not in {*deleted, *discards.in_use}]
+        self.report.problems += [f"checkpoint {i} of operator {operator.uid!r} could not be deleted" for i in failed]
         self.report.kept += [
-            f"checkpoint {i} of operator {operator.uid!r}: others use what lies in it" for i in waiting
+            f"checkpoint {i} of operator {operator.uid!r}: other checkpoints use its files"
+            for i in sorted(discards.in_use)
         ]
 
-    def _confirm(self, gone: tuple[int, ...]) -> None:
-        for begin in range(0, len(gone), _IDS_PER_MESSAGE):
-            ids = gone[begin : begin + _IDS_PER_MESSAGE]
+    def _confirm(self, deleted: tuple[int, ...]) -> None:
+        for begin in range(0, len(deleted), _IDS_PER_MESSAGE):
+            ids = deleted[begin : begin + _IDS_PER_MESSAGE]
             self.gateway.confirm_discards(ConfirmDiscards(job_id=self.view.job.job_id, checkpoint_ids=ids))
 
 

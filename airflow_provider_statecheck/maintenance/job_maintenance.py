@@ -1,12 +1,12 @@
 """
-Maintenance of a job's rows: closing abandoned attempts, confirming discards, retention.
+Maintenance of a job's rows: abandoned attempts, ended runs, retention and removal.
 
-A job goes in steps, each of which a killed process may leave for the next one: first its rows say that nothing is to be
-restored, then its bytes are deleted and confirmed like those of any ended checkpoint, then the rows go. How far its epochs,
-generations and checkpoint ids had come is kept, so that none is ever given out again.
+A job is removed in three steps: ``retire`` ends its checkpoints, garbage collection deletes their files and confirms this,
+and ``remove`` deletes the rows. An interrupted removal is resumed by the next call. The epochs, generations and checkpoint
+ids of a removed job are never reused.
 
-Flink's shutdown of a completed store, told on rows: each checkpoint goes or stays as its properties say for the way in which
-the job ended. A job with a name of its own lives on from run to run, so no run ends it.
+``settle_run`` applies the retention of checkpoints when a run ends, like Flink's shutdown of the completed checkpoint store.
+It applies to jobs that are named after a run; a job with an explicit name continues across runs.
 """
 
 from __future__ import annotations
@@ -52,81 +52,8 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
 
-
-def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:
-    """Return the newest attempt of each operator that ends with its run, if it has ended and there is something to settle."""
-    if is_test_job(view.job.name) or not owners_of_run(view):
-        return ()
-    # Aligned checkpoints are in a store of their own, which ends with their job when its coordinator says so.
-    own = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    newest = (view.current_attempt(o) for o in own if _settled_by_run(view, o))
-    return tuple(a for a in newest if a is not None and a.status is not AttemptStatus.RUNNING)
-
-
-def status_of(attempt: AttemptRecord, run: JobStatus) -> JobStatus:
-    """
-    Return how an operator's part of a run ended.
-
-    :param run: How the run ended. It may succeed although this attempt did not, and then has to be cleared to go on.
-    """
-    is_done = attempt.status is AttemptStatus.FINISHED
-    return JobStatus.FAILED if run is JobStatus.FINISHED and not is_done else run
-
-
-def discard_ended(tx: JobTransaction, ended: Mapping[OperatorId, JobStatus]) -> tuple[int, ...]:
-    """
-    Take away from restore what does not stay after the end of its run; its bytes go with the next garbage collection.
-
-    :param ended: How each operator ended.
-    :return: The checkpoints that go.
-    """
-    view = tx.view()
-    gone: list[int] = []
-    for operator in view.operators:
-        if operator.operator_id in ended:
-            gone += _end_operator(tx, operator, _settled_by_run(view, operator), ended[operator.operator_id])
-    return tuple(gone)
-
-
-def _end_operator(
-    tx: JobTransaction, operator: OperatorRecord, checkpoints: tuple[CheckpointRecord, ...], status: JobStatus
-) -> list[int]:
-    going = [c for c in checkpoints if c.properties.discard_on(status)]
-    for checkpoint in going:
-        subsumed = replace(checkpoint, status=CheckpointStatus.SUBSUMED, ended_at=tx.now)
-        tx.update_checkpoint(subsumed, expected=CheckpointStatus.COMPLETED)
-    if checkpoints[-1:] == tuple(going[-1:]):
-        # An attempt that comes after this must start afresh, not fail for want of what was given up on purpose.
-        tx.save_operator(replace(operator, generation=operator.generation + 1))
-    _tell(tx.job.name, operator, status, going, [c for c in checkpoints if c not in going])
-    return [c.checkpoint_id for c in going]
-
-
-def _tell(
-    job: str,
-    operator: OperatorRecord,
-    status: JobStatus,
-    going: list[CheckpointRecord],
-    kept: list[CheckpointRecord],
-) -> None:
-    for checkpoint in going:
-        log.info(
-            "Job %s operator %s: run %s, checkpoint %s goes", job, operator.uid, status.value, checkpoint.checkpoint_id
-        )
-    for checkpoint in kept if going else ():
-        log.info("Job %s operator %s: run %s, kept at %s", job, operator.uid, status.value, checkpoint.location)
-
-
-def _settled_by_run(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
-    mine = view.of_operator(operator.operator_id)
-    if any(c.awaits_commit for c in mine):
-        # What its sink has prepared would be lost; the run can still be cleared, and the next attempt commits it.
-        return ()
-    return tuple(c for c in mine if c.is_restorable and c.generation == operator.generation)
-
-
 SHORTEST_AGE = timedelta(days=1)
-"""How old a row has to be to be forgotten: until then a message may be repeated that the row would recognise."""
+"""Minimum age of rows before deletion; a repeated message within this time still finds the row that identifies it."""
 _BETWEEN_BATCHES_SECONDS = 0.05
 _LONGEST_AGE = timedelta(days=36500)
 
@@ -134,92 +61,92 @@ Report = TypeVar("Report")
 
 
 class RunDirectory(Protocol):
-    """Knows the runs of Dags."""
+    """Source of the state of Dag runs."""
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Say how the run of an attempt ended, ``None`` as long as it has not; one that is gone was cancelled."""
+        """Return how the run of an attempt ended, ``None`` if it has not ended; a deleted run counts as cancelled."""
         ...
 
 
 class UnknownRuns:
-    """Knows no run; so none counts as over."""
+    """Run directory without runs; no run counts as ended."""
 
     def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Say of no run that it has ended."""
+        """Return ``None`` for every run."""
         return None
 
 
 class EndedTokens(Protocol):
-    """Knows the tokens of the API."""
+    """Tokens of the API."""
 
     def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
-        """Tell whether somebody may still speak for an attempt."""
+        """Return whether a valid token for an attempt exists."""
         ...
 
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
-        """Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were."""
+        """Delete the tokens that expired, or whose attempt ended, before a time, and return their number."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseAbandoned:
-    """Ask that attempts end whose drivers died without a word."""
+    """Request to close the attempts whose drivers died without closing them."""
 
     job_id: JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettleRun:
-    """Ask that checkpoints go which do not stay after the end of their run."""
+    """Request to discard the checkpoints that are not retained after the end of their run."""
 
     job_id: JobId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetRows:
-    """Ask that the rows of what ended long ago go."""
+    """Request to delete the rows of checkpoints and attempts that ended before an age."""
 
     job_id: JobId
     age_seconds: float
-    """How long ago, a day or more."""
+    """Minimum age in seconds, at least a day."""
     dry_run: bool = False
-    """Whether to count them only."""
+    """Whether to only return the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTokens:
-    """Ask that tokens go which have been of no use for long."""
+    """Request to delete tokens that ended before an age."""
 
     age_seconds: float
-    """For how long, a day or more."""
+    """Minimum age in seconds, at least a day."""
     dry_run: bool = False
-    """Whether to count them only."""
+    """Whether to only count the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetireJob:
-    """Ask that nothing of a job is restored any more, so that its bytes and, asked once more, its rows may go."""
+    """Request to end all checkpoints of a job, or to delete the rows of a retired job."""
 
     job_id: JobId
     idle_seconds: float = 0.0
-    """How long it has to have had no attempt."""
+    """Minimum time in seconds since the last attempt."""
     is_named: bool = False
-    """Whether somebody asked for this very job; any other has to be a test run's, or named after a run that is over."""
+    """Whether a user named this job. Other jobs must belong to a test run or be named after a run that ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What became of a request to retire or remove a job."""
+    """Result of a request to retire or remove a job."""
 
     kept_because: tuple[str, ...] = ()
-    """Empty if it was done."""
+    """Reasons for a refusal; empty if the request was carried out."""
 
 
 class MaintenanceGateway(Protocol):
     """
-    The coordinator as maintenance sees it.
+    Coordinator interface for maintenance.
 
-    Every call may be repeated; none touches what a running attempt needs.
+    Every call is idempotent. No call affects rows that a running attempt needs.
     """
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -227,7 +154,7 @@ class MaintenanceGateway(Protocol):
         ...
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
+        """Return the current view of a job."""
         ...
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -239,23 +166,23 @@ class MaintenanceGateway(Protocol):
         ...
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the bytes of ended checkpoints are gone."""
+        """Record that the files of ended checkpoints were deleted."""
         ...
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
-        """End the attempts whose drivers died without a word and return which they were."""
+        """Close the attempts whose drivers died without closing them, and return these attempts."""
         ...
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
-        """Take away from restore what does not stay after the end of its run and return which checkpoints it was."""
+        """Discard the checkpoints that are not retained after the end of their run, and return their ids."""
         ...
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
-        """Remove the rows of what ended so long ago and return which they were."""
+        """Delete the rows of checkpoints and attempts that ended before the given age, and return their ids."""
         ...
 
     def refusal(self, request: RetireJob) -> Removal:
-        """Say whether :meth:`retire` would be done, and change nothing."""
+        """Return why :meth:`retire` would be refused, without changing anything."""
         ...
 
     def retire(self, request: RetireJob) -> Removal:
@@ -263,27 +190,23 @@ class MaintenanceGateway(Protocol):
         ...
 
     def remove(self, request: RetireJob) -> Removal:
-        """Remove the rows of a retired job whose bytes are gone."""
+        """Delete the rows of a retired job whose files were deleted."""
         ...
 
     def drop_tokens(self, request: DropTokens) -> int:
-        """Remove the tokens that have been of no use for so long and return how many there were."""
+        """Delete the tokens that ended before the given age, and return their number."""
         ...
-
-
-class _NothingIsChanged(Exception):
-    """Gives up a transaction that only read."""
 
 
 class JobMaintenance:
     """
-    A ``MaintenanceGateway`` on the rows themselves.
+    A ``MaintenanceGateway`` with direct access to the rows.
 
-    :param store: The rows.
-    :param runs: Who knows whether a Dag run is over.
-    :param tokens: The tokens of the API.
-    :param clock: Where the time comes from by which tokens are judged.
-    :param pause: Waits so many seconds between two batches of rows.
+    :param store: Store of the rows.
+    :param runs: Source of the state of Dag runs.
+    :param tokens: Tokens of the API.
+    :param clock: Clock for the expiry of tokens.
+    :param pause: Function that waits the given number of seconds between two batches of rows.
     """
 
     def __init__(
@@ -306,9 +229,9 @@ class JobMaintenance:
 
     def describe(self, job_id: JobId) -> JobView:
         """
-        Return a job as it stands.
+        Return the current view of a job.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         return self._store.describe(job_id)
 
@@ -321,7 +244,7 @@ class JobMaintenance:
         return self._store.checkpoints(job_id, page)
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
+        """Record that the files of ended checkpoints were deleted; other checkpoints are not changed."""
         with self._store.transaction(request.job_id) as tx:
             rows = (tx.checkpoint(checkpoint_id) for checkpoint_id in request.checkpoint_ids)
             for operator_id in sorted({row.operator_id for row in rows if row is not None}):
@@ -329,19 +252,19 @@ class JobMaintenance:
 
     def close_abandoned(self, job_id: JobId) -> tuple[AttemptRef, ...]:
         """
-        End the attempts whose drivers died without a word and return which they were.
+        Close the attempts whose drivers died without closing them, and return these attempts.
 
-        Such an attempt said nothing for longer than any token of it lives, and no retry will come: its run is over, or there
-        never was one. Two calls have to find it silent, because a clock may be days ahead when the first one looks.
+        An attempt is abandoned if it was silent for longer than the lifetime of its tokens and its run has ended or it has
+        no run. Two calls must find it silent, because the clock of the first call may be ahead by days.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         view = self._store.describe(job_id)
-        # Asked before the transaction: nothing foreign may run while a row is locked.
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         silent = [a for a in view.attempts if is_silent(view, a, view.read_at) and self._is_given_up(view, a)]
         if not silent:
             return ()
-        # The job's row keeps the time of this transition, by which the next call judges.
+        # The transaction updates seen_at in the job's row, which the next call compares with.
         abandoned = {_ref(a) for a in silent if is_silent(view, a, view.job.seen_at)}
         with self._store.transaction(job_id) as tx:
             now = tx.view()
@@ -352,33 +275,33 @@ class JobMaintenance:
 
     def settle_run(self, job_id: JobId) -> tuple[int, ...]:
         """
-        Take away from restore what does not stay after the end of its run and return which checkpoints it was.
+        Discard the checkpoints that are not retained after the end of their run, and return their ids.
 
-        Only a job that is named after a run ends with it, and each operator of it only when its newest attempt has ended.
+        Applies to jobs that are named after a run, and to operators whose newest attempt has ended.
 
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         view = self._store.describe(job_id)
-        # Asked before the transaction: nothing foreign may run while a row is locked.
-        asked = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
-        ended = {a.operator_id: status_of(a, status) for a, status in asked if status is not None}
-        going = {o for o in ended if any(c.properties.discard_on(ended[o]) for c in view.of_operator(o))}
-        if not going:
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
+        results = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
+        ended = {a.operator_id: status_of(a, status) for a, status in results if status is not None}
+        affected = {o for o in ended if any(c.properties.discard_on(ended[o]) for c in view.of_operator(o))}
+        if not affected:
             return ()
         with self._store.transaction(job_id) as tx:
             now = tx.view()
-            # An attempt that was registered since then may have come because the run was cleared.
-            same = {o.operator_id for o in now.operators if o in view.operators}
-            return discard_ended(tx, {o: ended[o] for o in going & same})
+            # A changed operator has a new attempt: its run may have been cleared.
+            unchanged = {o.operator_id for o in now.operators if o in view.operators}
+            return discard_ended(tx, {o: ended[o] for o in affected & unchanged})
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
         """
-        Remove the rows of what ended so long ago and return which they were.
+        Delete the rows of checkpoints and attempts that ended before the given age, and return their ids.
 
-        Each batch is a transaction of its own, so that the checkpoints of stages that run go on in between.
+        Each batch is a separate transaction, which lets running stages checkpoint between batches.
 
-        :raises InvalidConfigurationError: for less than a day, within which a message may come a second time.
-        :raises CheckpointNotFoundError: if there is no such job.
+        :raises InvalidConfigurationError: The age is less than a day.
+        :raises CheckpointNotFoundError: There is no such job.
         """
         age = _age(request.age_seconds)
         operators = [o.operator_id for o in self._store.describe(request.job_id).operators]
@@ -389,39 +312,39 @@ class JobMaintenance:
 
     def _forgettable(self, job_id: JobId, operators: list[OperatorId], age: timedelta) -> ForgettableRows:
         rows = ForgettableRows()
-        with suppress(_NothingIsChanged), self._store.transaction(job_id) as tx:
+        with suppress(_RollBack), self._store.transaction(job_id) as tx:
             rows = sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
-            # A commit would note the time of this look as that of the job's last transition.
-            raise _NothingIsChanged
+            # A commit would update the time of the job's last transition.
+            raise _RollBack
         return rows
 
     def refusal(self, request: RetireJob) -> Removal:
-        """Say whether :meth:`retire` would be done, and change nothing."""
+        """Return why :meth:`retire` would be refused, without changing anything."""
         view = self._store.describe(request.job_id)
-        return Removal(kept_because=(*self._unasked(view, request), *_too_early(view, request)))
+        return Removal(kept_because=(*self._out_of_scope(view, request), *_in_use(view, request)))
 
     def retire(self, request: RetireJob) -> Removal:
-        """End every checkpoint of a job that has no open attempt; a later attempt starts afresh."""
-        # Asked before the transaction: nothing foreign may run while a row is locked.
+        """End every checkpoint of a job that has no open attempt; a later attempt starts without state."""
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         refusal = self.refusal(request)
         if refusal.kept_because:
             return refusal
         with self._store.transaction(request.job_id) as tx:
             view = tx.view()
-            reasons = _too_early(view, request)
+            reasons = _in_use(view, request)
             if not reasons:
                 _end_all(tx, view)
         return Removal(kept_because=reasons)
 
     def remove(self, request: RetireJob) -> Removal:
-        """Remove the rows of a retired job whose bytes are gone; a later attempt gets the epoch after its last."""
+        """Delete the rows of a retired job whose files were deleted; a later attempt continues its epochs."""
         refusal = self.refusal(request)
         if refusal.kept_because:
             return refusal
         with self._store.transaction(request.job_id) as tx:
             view = tx.view()
-            unfinished = () if is_emptied(view) else ("bytes of it are not yet confirmed to be gone",)
-            reasons = (*_too_early(view, request), *unfinished)
+            unfinished = () if is_emptied(view) else ("the deletion of its files is not confirmed",)
+            reasons = (*_in_use(view, request), *unfinished)
             if not reasons:
                 tx.remove_job()
                 log.info("Job %s removed", view.job.name)
@@ -429,9 +352,9 @@ class JobMaintenance:
 
     def drop_tokens(self, request: DropTokens) -> int:
         """
-        Remove the tokens that have been of no use for so long and return how many there were.
+        Delete the tokens that ended before the given age, and return their number.
 
-        :raises InvalidConfigurationError: for less than a day.
+        :raises InvalidConfigurationError: The age is less than a day.
         """
         return self._tokens.drop_ended(self._clock.now() - _age(request.age_seconds), dry_run=request.dry_run)
 
@@ -444,38 +367,37 @@ class JobMaintenance:
                 yield rows
             if len(rows) < BATCH_SIZE:
                 return
-            # Writers of SQLite do not queue; without a pause one of them could wait until the last batch.
+            # SQLite does not queue writers; without a pause, another writer could wait until the last batch.
             self._pause(_BETWEEN_BATCHES_SECONDS)
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner
-        is_over = is_test_job(view.job.name) or not owner.airflow or self._runs.ended_as(owner) is not None
-        return is_over and not self._tokens.is_open(_ref(attempt), self._clock.now())
+        has_ended = is_test_job(view.job.name) or not owner.airflow or self._runs.ended_as(owner) is not None
+        return has_ended and not self._tokens.is_open(_ref(attempt), self._clock.now())
 
-    def _unasked(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
+    def _out_of_scope(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
         if request.is_named or is_test_job(view.job.name):
             return ()
         owners = owners_of_run(view)
         if not owners:
-            return ("it has a name of its own, so that only a call which names it removes it",)
+            return ("it has an explicit name, and the call does not name it",)
         if not request.idle_seconds >= SHORTEST_AGE.total_seconds():
-            return ("it was not asked to be idle for a day or more, and only a call which names it removes it earlier",)
+            return ("the requested idle time is less than a day, and the call does not name it",)
         open_runs = sorted({owner.run_id for owner in owners if self._runs.ended_as(owner) is None})
-        return tuple(f"run {run_id!r} is not over" for run_id in open_runs)
+        return tuple(f"run {run_id!r} has not ended" for run_id in open_runs)
 
 
 def each_job(job_ids: Iterable[JobId], work: Callable[[JobId], Report]) -> Iterator[Report]:
     """
-    Run ``work`` on each job and yield its reports, skipping jobs that were removed meanwhile.
+    Call ``work`` for each job and yield its reports, skipping jobs that were removed since ``job_ids`` was read.
 
-    :param job_ids: Jobs, in the order in which they are worked on.
-    :param work: Called once for each job; may raise :class:`CheckpointNotFoundError`.
+    :param job_ids: Jobs, in order of processing.
+    :param work: Function of a job; may raise :class:`CheckpointNotFoundError`.
     """
     for job_id in job_ids:
         try:
             report = work(job_id)
         except CheckpointNotFoundError:
-            # The job was removed after the list was read.
             continue
         yield report
 
@@ -486,11 +408,11 @@ def _age(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def _too_early(view: JobView, request: RetireJob) -> tuple[str, ...]:
+def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     since = last_active(view)
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
-    # Whoever names a job gives up what its sink has prepared and not committed.
+    # A user who names a job discards the output that its sink prepared and did not commit.
     uncommitted = () if request.is_named else open_commits(view)
     return (*reasons_to_keep(view), *uncommitted, *busy)
 
@@ -500,7 +422,7 @@ def _ref(attempt: AttemptRecord) -> AttemptRef:
 
 
 def _end_all(tx: JobTransaction, view: JobView) -> None:
-    # A store of completed checkpoints that finds a handle wants to read what it points to.
+    # A completed checkpoint store reads the files of every handle that it finds.
     tx.remove_state_handles()
     for operator in view.operators:
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
@@ -516,6 +438,87 @@ def _subsume(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
 
 
 def _open_generation(tx: JobTransaction, operator: OperatorRecord) -> None:
-    # An attempt that comes before the rows are gone must start afresh, not fail for want of what was given up on purpose.
+    # An attempt registered before the rows are deleted must start without state instead of failing to restore.
     if tx.has_completed(operator.operator_id, operator.generation):
         tx.save_operator(replace(operator, generation=operator.generation + 1))
+
+
+class _RollBack(Exception):
+    """Signal to roll back a transaction that only read."""
+
+
+def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:
+    """Return the newest attempt of each operator with checkpoints to settle, if it ended and its job is named after a run."""
+    if is_test_job(view.job.name) or not owners_of_run(view):
+        return ()
+    # The coordinator of aligned checkpoints shuts down their store at the end of its job.
+    operators = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
+    newest = (view.current_attempt(o) for o in operators if _settled_by_run(view, o))
+    return tuple(a for a in newest if a is not None and a.status is not AttemptStatus.RUNNING)
+
+
+def status_of(attempt: AttemptRecord, run: JobStatus) -> JobStatus:
+    """
+    Return the final status of an operator in a run.
+
+    :param attempt: Newest attempt of the operator.
+    :param run: Final status of the run, which may be successful although this attempt failed.
+    """
+    is_finished = attempt.status is AttemptStatus.FINISHED
+    return JobStatus.FAILED if run is JobStatus.FINISHED and not is_finished else run
+
+
+def discard_ended(tx: JobTransaction, ended: Mapping[OperatorId, JobStatus]) -> tuple[int, ...]:
+    """
+    Subsume the checkpoints that are not retained after the end of their run; garbage collection deletes their files.
+
+    :param tx: Transaction of the job.
+    :param ended: Final status of each operator.
+    :return: Ids of the subsumed checkpoints.
+    """
+    view = tx.view()
+    discarded: list[int] = []
+    for operator in view.operators:
+        if operator.operator_id in ended:
+            discarded += _end_operator(tx, operator, _settled_by_run(view, operator), ended[operator.operator_id])
+    return tuple(discarded)
+
+
+def _end_operator(
+    tx: JobTransaction, operator: OperatorRecord, checkpoints: tuple[CheckpointRecord, ...], status: JobStatus
+) -> list[int]:
+    discarded = [c for c in checkpoints if c.properties.discard_on(status)]
+    for checkpoint in discarded:
+        _subsume(tx, checkpoint)
+    if checkpoints[-1:] == tuple(discarded[-1:]):
+        # A later attempt must start without state instead of failing to restore.
+        tx.save_operator(replace(operator, generation=operator.generation + 1))
+    _log_settled(tx.job.name, operator, status, discarded, [c for c in checkpoints if c not in discarded])
+    return [c.checkpoint_id for c in discarded]
+
+
+def _log_settled(
+    job: str,
+    operator: OperatorRecord,
+    status: JobStatus,
+    discarded: list[CheckpointRecord],
+    retained: list[CheckpointRecord],
+) -> None:
+    for checkpoint in discarded:
+        log.info(
+            "Job %s operator %s: run %s, discarding checkpoint %s",
+            job,
+            operator.uid,
+            status.value,
+            checkpoint.checkpoint_id,
+        )
+    for checkpoint in retained if discarded else ():
+        log.info("Job %s operator %s: run %s, retaining %s", job, operator.uid, status.value, checkpoint.location)
+
+
+def _settled_by_run(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
+    checkpoints = view.of_operator(operator.operator_id)
+    if any(c.awaits_commit for c in checkpoints):
+        # The next attempt commits the output that the sink prepared, if the run is cleared.
+        return ()
+    return tuple(c for c in checkpoints if c.is_restorable and c.generation == operator.generation)

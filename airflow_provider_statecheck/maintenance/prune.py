@@ -1,4 +1,9 @@
-"""Pruning of old rows, and of whole jobs with their files."""
+"""
+Pruning of old rows and of whole jobs.
+
+The files of a job are deleted before its rows, because the rows of attempts name the directories with files. An interrupted
+call is completed by the next one.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +27,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneRequest:
     """
-    What is to be forgotten.
+    Selection of the jobs and rows to delete.
 
-    :raises InvalidConfigurationError: for an age of less than a day.
+    :raises InvalidConfigurationError: ``older_than`` is less than a day.
     """
 
     job_ids: tuple[JobId, ...] = ()
-    """Jobs to be removed as a whole, and nothing else; empty for whatever is old in all jobs."""
+    """Jobs to remove completely; if empty, old rows and jobs are selected by age."""
     older_than: timedelta | None = None
-    """Given, jobs go as a whole that are named after a run which is over. Rows go after ``DEFAULT_AGE`` else."""
+    """
+    Minimum age of the deleted rows, ``DEFAULT_AGE`` by default.
+
+    If set, jobs named after a run that ended before this age are removed completely.
+    """
     test_jobs: bool = False
-    """Whether jobs of test runs go as a whole, at any age if none is given."""
+    """Whether to remove jobs of test runs completely, at any age if ``older_than`` is not set."""
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -41,26 +50,27 @@ class PruneRequest:
 
 @dataclass(slots=True)
 class PrunedJob:
-    """What became of one job."""
+    """Result of pruning one job."""
 
     job: str
     is_removed: bool = False
     checkpoints: int = 0
-    """How many rows of checkpoints were forgotten."""
+    """Number of deleted checkpoint rows."""
     attempts: int = 0
+    """Number of deleted attempt rows."""
     deleted_bytes: int = 0
     kept: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreachable: list[str] = field(default_factory=list)
 
     @property
-    def is_worth_telling(self) -> bool:
-        """Tell whether anything was done or should have been."""
+    def has_changes(self) -> bool:
+        """Return whether anything was deleted or retained with a reason, or failed."""
         counts = (self.is_removed, self.checkpoints, self.attempts, self.deleted_bytes)
         return any((*counts, self.kept, self.problems, self.unreachable))
 
     def add(self, collected: CollectedJob) -> None:
-        """Take over what garbage collection did on the way."""
+        """Add the result of a garbage collection."""
         self.deleted_bytes += collected.deleted_bytes
         self.problems += collected.problems
         self.unreachable += collected.unreachable
@@ -70,24 +80,24 @@ def prune_job(
     gateway: MaintenanceGateway, job_id: JobId, request: PruneRequest, open_storage: OpenStorage
 ) -> PrunedJob:
     """
-    Forget what is old of one job, or the whole job where the request says so.
+    Delete the old rows of a job, or the whole job if the request selects it.
 
-    Killed at any point, it leaves a job that the next call goes on with.
-
-    :param gateway: The rows.
-    :param open_storage: Gives the storage of a checkpoint directory.
-    :raises CheckpointNotFoundError: if there is no such job.
+    :param gateway: Gateway to the rows.
+    :param job_id: Job to prune.
+    :param request: Selection of jobs and rows.
+    :param open_storage: Function that opens the storage of a checkpoint directory.
+    :raises CheckpointNotFoundError: There is no such job.
     """
     view = gateway.describe(job_id)
     report = PrunedJob(job=view.job.name)
-    if _is_to_go(view, request):
+    if _is_selected(view, request):
         _remove(gateway, view, request, open_storage, report)
     if not (report.is_removed or report.problems or report.unreachable or request.job_ids):
         _forget(gateway, view, request, open_storage, report)
     return report
 
 
-def _is_to_go(view: JobView, request: PruneRequest) -> bool:
+def _is_selected(view: JobView, request: PruneRequest) -> bool:
     if view.job.job_id in request.job_ids:
         return True
     age = request.older_than
@@ -120,7 +130,7 @@ def _retirement(view: JobView, request: PruneRequest) -> RetireJob:
 def _empty_and_remove(
     gateway: MaintenanceGateway, retirement: RetireJob, open_storage: OpenStorage, report: PrunedJob
 ) -> None:
-    # The rows say by now that nothing is to be restored, so its bytes are garbage like any other.
+    # All checkpoints of a retired job have ended, so garbage collection deletes their files.
     collected = collect_job(gateway, retirement.job_id, open_storage)
     report.add(collected)
     if not report.problems and not report.unreachable:
@@ -144,10 +154,10 @@ def _forget(
     age = (request.older_than or DEFAULT_AGE).total_seconds()
     rows = gateway.forget(ForgetRows(job_id=view.job.job_id, age_seconds=age, dry_run=True))
     if rows and not request.dry_run:
-        # The rows of attempts tell where bytes may lie; those go first.
+        # Files are deleted first: without the rows of attempts, their directories would be unknown.
         collected = collect_job(gateway, view.job.job_id, open_storage)
         report.add(collected)
-        # So they stay while bytes are left that nobody may delete yet.
+        # Rows are retained while files of the operator cannot be deleted.
         report.kept += [f"rows: a retained checkpoint of operator {uid!r} cannot be read" for uid in collected.skipped]
         if report.problems or report.unreachable or collected.skipped:
             return

@@ -1,7 +1,9 @@
 """
 Recovery of lost rows from the checkpoints on storage.
 
-A job comes back as one whose attempts have all ended: the next attempt restores and has a higher epoch than any that wrote.
+:class:`Recoveries` finds the jobs below a checkpoint directory and verifies their checkpoints. :class:`JobRecovery` writes
+their rows. All attempts of a recovered job have ended, and the next attempt restores the newest checkpoint. Its epoch is
+higher than that of any attempt with files on storage.
 """
 
 from __future__ import annotations
@@ -46,14 +48,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECOVERED = "recovered"
-"""Who the attempts of a recovered job belong to."""
+"""Owner of the attempts of a recovered job."""
 _NUM_RETAINED = 2
 _TIMEOUT = timedelta(minutes=10)
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
+_SAVEPOINT = re.compile(r".*/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?=/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredSnapshot:
-    """A checkpoint or savepoint that is on storage and can be restored."""
+    """Restorable checkpoint or savepoint on storage."""
 
     checkpoint_id: int
     uid: str
@@ -67,41 +71,41 @@ class RecoveredSnapshot:
     full_size_bytes: int
     counts: dict[str, int] = field(default_factory=dict)
     request_key: str = ""
-    """The key of the message that triggered it; empty where it is not known."""
+    """Key of the message that triggered it; empty if unknown."""
     has_commit: bool = False
-    """Whether it holds what a sink commits; nobody knows any more whether it did, so that it is committed again."""
+    """Whether it contains output that a sink commits; as the result is unknown, the next attempt commits it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverJob:
-    """What is known of a job without its rows."""
+    """Request to write the rows of a job that was found on storage."""
 
     job_id: JobId
     name: str
     storage_base: str
     highest_epoch: int
-    """Of any attempt that wrote."""
+    """Highest epoch of an attempt with files on storage."""
     highest_checkpoint_id: int
-    """Of any checkpoint or savepoint, usable or not."""
+    """Highest id of a checkpoint or savepoint, including unreadable ones."""
     generations: dict[str, int]
-    """The newest generation of each operator by its uid, usable or not."""
+    """Newest generation of each operator by uid, including unreadable checkpoints."""
     snapshots: tuple[RecoveredSnapshot, ...]
     claimed: tuple[tuple[str, str], ...] = ()
-    """Savepoints whose files are in use by an operator: the directory and the uid."""
+    """Claimed savepoints: directory and uid of the operator that uses their files."""
 
 
 class JobRecovery:
     """
-    Makes rows anew; never changes one that is there.
+    Writer of the rows of recovered jobs; never changes existing rows.
 
-    :param store: The rows.
+    :param store: Store of the rows.
     """
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
 
     def is_known(self, job_id: JobId) -> bool:
-        """Tell whether a job has rows."""
+        """Return whether a job has rows."""
         try:
             self._store.describe(job_id)
         except CheckpointNotFoundError:
@@ -110,15 +114,15 @@ class JobRecovery:
 
     def recover(self, request: RecoverJob) -> None:
         """
-        Make the rows of a job in one transaction.
+        Write the rows of a job in one transaction.
 
-        :raises InvalidConfigurationError: if the job has rows, or an id is out of range.
+        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
         """
         require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
         with self._store.transaction(request.job_id, create_as=request.name) as tx:
             if tx.view().attempts:
                 raise InvalidConfigurationError(
-                    f"Expected job {request.name!r} to have no rows, found some; they are kept as they are."
+                    f"Expected job {request.name!r} to have no rows, found some; they were not changed."
                 )
             while tx.job.next_checkpoint_id <= request.highest_checkpoint_id:
                 tx.draw_checkpoint_id()
@@ -133,9 +137,9 @@ class JobRecovery:
 
 def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
     operator_id = operator_id_of(uid)
-    # A job that was removed keeps its counts.
-    kept = tx.operator(operator_id)
-    epoch = max(1, request.highest_epoch, kept.epoch if kept else 0)
+    # The operator's row is retained when its job is removed, with its last epoch.
+    known = tx.operator(operator_id)
+    epoch = max(1, request.highest_epoch, known.epoch if known else 0)
     generation = _generation(request, uid)
     operator = OperatorRecord(
         job_id=request.job_id, operator_id=operator_id, uid=uid, epoch=epoch, generation=generation
@@ -146,9 +150,9 @@ def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
 
 def _generation(request: RecoverJob, uid: str) -> int:
     newest = request.generations[uid]
-    usable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
-    # With nothing to restore the next attempt starts afresh, as the report says; in the old one it could only fail.
-    return max(usable) if usable else newest + 1
+    restorable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
+    # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
+    return max(restorable) if restorable else newest + 1
 
 
 def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: str) -> AttemptRecord:
@@ -202,12 +206,9 @@ def _claim(tx: JobTransaction, pointer: str, operator_id: OperatorId) -> None:
         tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=operator_id, claimed_at=tx.now))
 
 
-_JOB_ID = re.compile(r"[0-9a-f]{32}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSnapshot:
-    """A checkpoint or savepoint whose metadata can be read."""
+    """Checkpoint or savepoint on storage with readable metadata."""
 
     location: str
     metadata_size: int
@@ -216,46 +217,46 @@ class FoundSnapshot:
 
     @property
     def metadata_uri(self) -> str:
-        """Return where the metadata is."""
+        """Return the URI of the metadata file."""
         return f"{self.location}/{METADATA_FILE}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundJob:
-    """What there is of one job."""
+    """Files of one job on storage."""
 
     job_id: JobId
     checkpoints: tuple[FoundSnapshot, ...]
-    """The oldest first."""
+    """Readable checkpoints, oldest first."""
     highest_epoch: int
-    """In any name below the job."""
+    """Highest epoch in the file names and the metadata of the job."""
     highest_checkpoint_id: int
     problems: tuple[str, ...]
 
 
 def find_jobs(storage: CheckpointStorage) -> list[JobId]:
     """
-    Return the jobs that have a directory.
+    Return the ids of the jobs that have a directory.
 
-    :raises StorageError: if the storage fails.
+    :raises StorageError: The storage failed.
     """
     return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
 
 
 def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
     """
-    Read what there is of one job; metadata that cannot be read is told and left.
+    Read the checkpoints of one job; unreadable metadata is reported in ``problems``.
 
-    :raises StorageError: if the storage fails.
+    :raises StorageError: The storage failed.
     """
-    parts = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
-    ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in parts if len(p) > 1) if i is not None})
-    written = [checkpoint_id_of(p[0]) for p in parts if len(p) == 2 and p[1] == METADATA_FILE]
-    directories = [checkpoint_uri(storage.base_uri, job_id, i) for i in ids if i in written]
+    paths = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
+    ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in paths if len(p) > 1) if i is not None})
+    with_metadata = [checkpoint_id_of(p[0]) for p in paths if len(p) == 2 and p[1] == METADATA_FILE]
+    directories = [checkpoint_uri(storage.base_uri, job_id, i) for i in ids if i in with_metadata]
     found, problems = _read_all(storage, directories)
     checkpoints = [c for c in found if _is_in_place(c, job_id)]
     problems += [_wrong_place(c, job_id) for c in found if c not in checkpoints]
-    epochs = (e for p in parts for e in map(epoch_of, p) if e is not None)
+    epochs = (e for p in paths for e in map(epoch_of, p) if e is not None)
     return FoundJob(
         job_id=job_id,
         checkpoints=tuple(checkpoints),
@@ -267,9 +268,9 @@ def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
 
 def find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
     """
-    Read the savepoints in the storage's base, and say which cannot be read.
+    Return the savepoints in the base directory of the storage, and a problem for each unreadable one.
 
-    :raises StorageError: if the storage fails.
+    :raises StorageError: The storage failed.
     """
     names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
     found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
@@ -292,17 +293,20 @@ def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
     uri = f"{directory}/{METADATA_FILE}"
     data = storage.read_bytes(uri)
     document = decode_metadata(data, uri=uri)
-    # The ids are derived from the names; what does not fit was not written by this library.
+    # This library derives the ids from the names, so other ids were not written by it.
     if (job_id_of(document.job_name), operator_id_of(document.uid)) != (document.job_id, document.operator_id):
-        raise CorruptStateError(f"Expected names that fit the ids in {uri}, found others.", uri=uri)
+        raise CorruptStateError(
+            f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
+        )
     digest = hashlib.sha256(data).hexdigest()
     return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
 
 
 def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:
     document = found.document
-    place = checkpoint_id_of(found.location.rpartition("/")[2])
-    return (document.job_id, document.checkpoint_id) == (job_id, place) and not document.properties.is_savepoint
+    checkpoint_id = checkpoint_id_of(found.location.rpartition("/")[2])
+    is_match = (document.job_id, document.checkpoint_id) == (job_id, checkpoint_id)
+    return is_match and not document.properties.is_savepoint
 
 
 def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
@@ -313,32 +317,29 @@ def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
     )
 
 
-_SAVEPOINT = re.compile(r".*/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?=/)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredJob:
-    """What became of one job."""
+    """Result of the recovery of one job."""
 
     job: str | None
-    """``None`` where no metadata can be read that tells it."""
+    """Name of the job; ``None`` if no metadata can be read."""
     job_id: JobId
     is_recovered: bool = False
     operators: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     savepoints: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    """What was left as it is, and why."""
+    """Parts that were not recovered, with the reason."""
 
 
 class Recoveries:
     """
-    Recovers the jobs below a checkpoint directory.
+    Recovery of the jobs below a checkpoint directory.
 
-    :param rows: Makes the rows.
-    :param open_storage: Gives the storage of a directory.
+    :param rows: Writer of the rows.
+    :param open_storage: Function that opens the storage of a directory.
     :param savepoints: Directory with savepoints.
-    :param dry_run: Only say what would be made.
+    :param dry_run: Whether to report without writing rows.
     """
 
     def __init__(
@@ -351,50 +352,49 @@ class Recoveries:
 
     def recover(self, directory: str, job: str | None = None) -> list[RecoveredJob]:
         """
-        Recover every job that has no rows; each in a transaction of its own, so that the call may be repeated.
+        Recover every job without rows, each in a separate transaction. The call may be repeated.
 
-        :param directory: The checkpoint directory.
-        :param job: Only the job of this name or id.
-        :raises CheckpointNotFoundError: if there is nothing of such a job.
-        :raises StorageError: if the storage does not answer.
+        :param directory: Checkpoint directory.
+        :param job: Name or id of a job; by default all jobs.
+        :raises CheckpointNotFoundError: The job has no files.
+        :raises StorageError: The storage is unavailable.
         """
         storage = self._open(directory)
         savepoints, problems = self._find_savepoints()
-        of_savepoints = (JobId(s.document.job_id) for s in savepoints)
-        wanted = sorted({*find_jobs(storage), *of_savepoints} & _ids(job)) if job else None
-        if wanted == []:
-            raise CheckpointNotFoundError(f"Expected job {job!r} below {storage.base_uri}, found nothing of it.")
-        found = wanted or sorted({*find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)})
-        done = [self._recover(storage, find_job(storage, job_id), savepoints) for job_id in found]
-        lost = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
-        return [*done, *lost]
+        job_ids = {*find_jobs(storage), *(JobId(s.document.job_id) for s in savepoints)}
+        if job:
+            job_ids &= _ids(job)
+            if not job_ids:
+                raise CheckpointNotFoundError(f"Expected files of job {job!r} below {storage.base_uri}, found none.")
+        recovered = [self._recover(storage, find_job(storage, each), savepoints) for each in sorted(job_ids)]
+        unreadable = [RecoveredJob(job=None, job_id=JobId(""), problems=tuple(problems))] if problems else []
+        return [*recovered, *unreadable]
 
     def _find_savepoints(self) -> tuple[list[FoundSnapshot], list[str]]:
-
         return find_savepoints(self._open(self._savepoints)) if self._savepoints else ([], [])
 
     def _recover(self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot]) -> RecoveredJob:
         own = [s for s in savepoints if s.document.job_id == found.job_id]
         names = [s.document.job_name for s in (*found.checkpoints, *own)]
         if not names:
-            problem = "no metadata of it can be read, so that nobody knows its name"
+            problem = "its name is unknown because its metadata cannot be read"
             return RecoveredJob(job=None, job_id=found.job_id, problems=(*found.problems, problem))
         if self._rows.is_known(found.job_id):
-            kept = "it has rows, which are kept as they are"
-            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(kept,))
-        return self._make(storage, found, own, names[0])
+            problem = "it has rows, which were not changed"
+            return RecoveredJob(job=names[0], job_id=found.job_id, problems=(problem,))
+        return self._recover_named(storage, found, own, names[0])
 
-    def _make(
+    def _recover_named(
         self, storage: CheckpointStorage, found: FoundJob, savepoints: list[FoundSnapshot], name: str
     ) -> RecoveredJob:
         problems = list(found.problems)
         generations = _newest_generations((*found.checkpoints, *savepoints))
         current = _of_newest_generation(found.checkpoints)
-        usable = _usable(storage, current, problems)
-        intact = _usable(self._open(self._savepoints), savepoints, problems) if self._savepoints else []
+        restorable = _restorable(storage, current, problems)
+        intact = _restorable(self._open(self._savepoints), savepoints, problems) if self._savepoints else []
         intact = _unique_ids(intact, {c.document.checkpoint_id for c in found.checkpoints}, problems)
         problems += [
-            f"operator {uid!r} has nothing that can be restored" for uid in generations if not _has(usable, uid)
+            f"operator {uid!r} has no restorable checkpoint" for uid in generations if not _has(restorable, uid)
         ]
         ids = [s.document.checkpoint_id for s in savepoints]
         request = RecoverJob(
@@ -404,18 +404,18 @@ class Recoveries:
             highest_epoch=max((found.highest_epoch, *(s.document.epoch for s in savepoints))),
             highest_checkpoint_id=max((found.highest_checkpoint_id, *ids)),
             generations=generations,
-            snapshots=tuple(map(_snapshot, (*usable, *intact))),
-            claimed=_claimed(usable),
+            snapshots=tuple(map(_snapshot, (*restorable, *intact))),
+            claimed=_claimed(restorable),
         )
-        is_recovered, refused = self._save(request)
+        is_recovered, refusal = self._save(request)
         return RecoveredJob(
             job=name,
             job_id=found.job_id,
             is_recovered=is_recovered,
             operators=tuple(generations),
-            checkpoints=tuple(c.location for c in usable),
+            checkpoints=tuple(c.location for c in restorable),
             savepoints=tuple(s.location for s in intact),
-            problems=(*problems, *refused),
+            problems=(*problems, *refusal),
         )
 
     def _save(self, request: RecoverJob) -> tuple[bool, tuple[str, ...]]:
@@ -423,7 +423,7 @@ class Recoveries:
             if not self._dry_run:
                 self._rows.recover(request)
         except InvalidConfigurationError as error:
-            # One job that cannot be recovered keeps no other from it.
+            # Reported instead of raised, as the other jobs can still be recovered.
             return False, (str(error),)
         return True, ()
 
@@ -444,26 +444,26 @@ def _of_newest_generation(found: tuple[FoundSnapshot, ...]) -> list[FoundSnapsho
     return [c for c in found if c.document.generation == newest[c.document.uid]]
 
 
-def _usable(storage: CheckpointStorage, found: list[FoundSnapshot], problems: list[str]) -> list[FoundSnapshot]:
+def _restorable(storage: CheckpointStorage, found: list[FoundSnapshot], problems: list[str]) -> list[FoundSnapshot]:
     from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 
     verifier = CheckpointVerifier(storage)
-    usable = []
+    restorable = []
     for each in found:
         verification = verifier.verify_pointer(each.location)
         problems += [f"{each.location}: {problem}" for problem in verification.problems]
-        usable += [each] if verification.is_restorable else []
-    return usable
+        restorable += [each] if verification.is_restorable else []
+    return restorable
 
 
 def _unique_ids(savepoints: list[FoundSnapshot], taken: set[int], problems: list[str]) -> list[FoundSnapshot]:
     unique: dict[int, FoundSnapshot] = {}
     for each in savepoints:
-        number = each.document.checkpoint_id
-        if number in taken or number in unique:
-            problems.append(f"{each.location}: another snapshot of the job has the id {number}, this one is a copy")
+        checkpoint_id = each.document.checkpoint_id
+        if checkpoint_id in taken or checkpoint_id in unique:
+            problems.append(f"{each.location}: a copy; another snapshot of the job has the id {checkpoint_id}")
         else:
-            unique[number] = each
+            unique[checkpoint_id] = each
     return list(unique.values())
 
 
@@ -474,9 +474,9 @@ def _has(found: list[FoundSnapshot], uid: str) -> bool:
 def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
     from airflow_provider_statecheck.storage.metadata_file import document_uris
 
-    # A checkpoint names files in a savepoint only where its operator claimed it.
-    named = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
-    return tuple(dict.fromkeys((match.group(), uid) for match, uid in named if match))
+    # A checkpoint references files of a savepoint only if its operator claimed the savepoint.
+    references = ((_SAVEPOINT.match(uri), c.document.uid) for c in found for uri in document_uris(c.document))
+    return tuple(dict.fromkeys((match.group(), uid) for match, uid in references if match))
 
 
 def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:

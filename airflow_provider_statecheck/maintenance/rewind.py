@@ -1,8 +1,9 @@
 """
-Rewinding the state of a job to a point before a run.
+Rewinding the state of a job to the point before a run.
 
-It is what a run that begins again does for itself, for several runs at once and before any of them begins: in one
-transaction what they took is given up, and the state stands at an earlier run. Its bytes go when there is something newer.
+A cleared run rewinds its own state when it starts again. This module does the same for a run and all later ones before any
+of them starts: one transaction rolls back their checkpoints, and the next run restores the newest earlier checkpoint. The
+files of the checkpoints that were rolled back are deleted after a newer checkpoint completes.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindJob:
-    """Ask that a job stands where it stood before a run."""
+    """Request to rewind a job to its state before a run."""
 
     job_id: JobId
     run_key: str
-    """The run's logical date, or its run id where it has none; it need not have taken a checkpoint."""
+    """Logical date of the run, or its run id if it has no logical date; the run may have no checkpoints."""
     uid: str | None = None
-    """The only operator that is meant; all of the job by default."""
+    """Uid of one operator; by default all operators of the job."""
     dry_run: bool = False
-    """Whether to say only what would be done."""
+    """Whether to only return the result."""
 
     def __post_init__(self) -> None:
         require("the run", self.run_key, bool, "a logical date or a run id")
@@ -49,23 +50,23 @@ class RewindJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewoundOperator:
-    """What became of one operator."""
+    """Result for one operator."""
 
     uid: str
     taken_back: tuple[CheckpointRecord, ...]
-    """What is not restored any more, newest first."""
+    """Checkpoints that are rolled back, newest first."""
     stands_at: CheckpointRecord | None
-    """What the next run restores; ``None`` where it begins with nothing."""
+    """Checkpoint that the next run restores; ``None`` if it starts without state."""
     fenced: AttemptRecord | None = None
-    """An attempt that never said that it ended, and whose task is not known to run."""
+    """Open attempt that is fenced because its task is not running."""
 
 
 class JobRewinding:
     """
-    Rewinds jobs that no task works on.
+    Rewinds jobs without running tasks.
 
-    :param store: The rows.
-    :param liveness: Who knows whether a task still runs.
+    :param store: Store of the rows.
+    :param liveness: Source of the state of tasks.
     """
 
     def __init__(self, store: JobStore, liveness: TaskLiveness) -> None:
@@ -74,95 +75,93 @@ class JobRewinding:
 
     def rewind(self, request: RewindJob) -> tuple[RewoundOperator, ...]:
         """
-        Let the operators of a job stand where they stood before a run, all of them or none; it may be repeated.
+        Rewind the operators of a job to their state before a run, atomically. The call is idempotent.
 
-        :raises CheckpointNotFoundError: if there is no such job, or no state in it that goes from run to run.
-        :raises ConcurrentAttemptError: if a task works on one of them.
-        :raises NoRestorableCheckpointError: if there was state before the run and it is not retained.
+        :raises CheckpointNotFoundError: There is no such job, or it has no state across runs.
+        :raises ConcurrentAttemptError: A task of the job is running.
+        :raises NoRestorableCheckpointError: The state before the run is not retained or not readable.
         """
-        # Asked before the transaction: nothing foreign may run while a row is locked.
+        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         dead = [a for a in _open_attempts(self._store, request) if not self._liveness.is_running(a.owner)]
         with self._store.transaction(request.job_id) as tx:
-            plans = [(each, _outcome(tx, each, request.run_key, dead)) for each in _meant(tx.view(), request)]
+            plans = [(each, _plan(tx, each, request.run_key, dead)) for each in _selected(tx.view(), request)]
             if not request.dry_run:
-                for operator, outcome in plans:
-                    _carry_out(tx, operator, outcome)
-        return tuple(outcome for _, outcome in plans)
+                for operator, plan in plans:
+                    _carry_out(tx, operator, plan)
+        return tuple(plan for _, plan in plans)
 
 
 def _open_attempts(store: JobStore, request: RewindJob) -> list[AttemptRecord]:
     view = store.describe(request.job_id)
-    newest = (view.current_attempt(operator) for operator in _meant(view, request))
+    newest = (view.current_attempt(operator) for operator in _selected(view, request))
     return [a for a in newest if a is not None and a.status is AttemptStatus.RUNNING]
 
 
-def _meant(view: JobView, request: RewindJob) -> list[OperatorRecord]:
-    # Aligned checkpoints are of no run.
-    own = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
-    found = [o for o in own if request.uid in (None, o.uid)]
-    if not found:
+def _selected(view: JobView, request: RewindJob) -> list[OperatorRecord]:
+    # Aligned checkpoints do not belong to a run.
+    across_runs = (o for o in view.operators if o.operator_id != ALIGNED_OPERATOR_ID)
+    selected = [o for o in across_runs if request.uid in (None, o.uid)]
+    if not selected:
         raise CheckpointNotFoundError(
-            f"Expected an operator of job {view.job.name!r} whose state goes from run to run, found none; aligned checkpoints "
-            f"of several operators are of no run."
+            f"Expected an operator of job {view.job.name!r} with state across runs, found none; aligned checkpoints of "
+            f"several operators do not belong to a run and cannot be rewound."
         )
-    return found
+    return selected
 
 
-def _require_nobody_works(
+def _require_no_running_task(
     tx: JobTransaction, operator: OperatorRecord, dead: Sequence[AttemptRecord]
 ) -> AttemptRecord | None:
     newest = tx.attempt(operator.operator_id, operator.epoch)
     is_open = newest is not None and newest.status is AttemptStatus.RUNNING
     if newest is not None and is_open and newest not in dead:
         raise ConcurrentAttemptError(
-            f"Expected no task to work on operator {operator.uid!r} of job {tx.job.name!r}, found {newest.owner.label}; nothing "
-            f"was changed. Wait for its end, or stop it."
+            f"Expected no running task for operator {operator.uid!r} of job {tx.job.name!r}, found {newest.owner.label}; "
+            f"nothing was changed. Wait until it ends, or stop it."
         )
     return newest if is_open else None
 
 
-def _outcome(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> RewoundOperator:
-    fenced = _require_nobody_works(tx, operator, dead)
-    line = transitions.restorable(tx, operator)
-    left = run_order.stood_before(line, run)
-    if line and not left and not _begins_with(operator, run):
+def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> RewoundOperator:
+    fenced = _require_no_running_task(tx, operator, dead)
+    restorable = transitions.restorable(tx, operator)
+    earlier = run_order.stood_before(restorable, run)
+    if restorable and not earlier and not _starts_with(operator, run):
         raise NoRestorableCheckpointError(
-            f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, found "
-            f"those of {_runs(line)}; nothing was changed. Keep those of more runs with retained_runs, or let runs work on a "
-            f"copy, with from_checkpoint=."
+            f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
+            f"found checkpoints of {_runs(restorable)}; nothing was changed. Retain checkpoints of more runs with "
+            f"retained_runs, or run on a copy of the state with from_checkpoint=."
         )
-    if left and all(c.unusable_reason is not None for c in left):
+    if earlier and all(c.unusable_reason is not None for c in earlier):
         raise NoRestorableCheckpointError(
-            f"Expected a readable checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, found "
-            f"that {left[0].checkpoint_id} could not be read: {left[0].unusable_reason}; nothing was changed. Bring it back.",
-            checkpoint_ids=tuple(c.checkpoint_id for c in left),
+            f"Expected a readable checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "
+            f"found that {earlier[0].checkpoint_id} could not be read: {earlier[0].unusable_reason}; nothing was changed. "
+            f"Restore its files from a backup.",
+            checkpoint_ids=tuple(c.checkpoint_id for c in earlier),
         )
     return RewoundOperator(
         uid=operator.uid,
-        taken_back=line[: len(line) - len(left)],
-        stands_at=left[0] if left else None,
+        taken_back=restorable[: len(restorable) - len(earlier)],
+        stands_at=earlier[0] if earlier else None,
         fenced=fenced,
     )
 
 
-def _begins_with(operator: OperatorRecord, run: str) -> bool:
+def _starts_with(operator: OperatorRecord, run: str) -> bool:
     return run_order.is_same(run, operator.first_run) or run_order.is_earlier(run, operator.first_run)
 
 
-def _runs(line: Sequence[CheckpointRecord]) -> str:
-    return ", ".join(dict.fromkeys(repr(c.run_key) for c in line))
+def _runs(checkpoints: Sequence[CheckpointRecord]) -> str:
+    return ", ".join(dict.fromkeys(repr(c.run_key) for c in checkpoints))
 
 
-def _carry_out(tx: JobTransaction, operator: OperatorRecord, outcome: RewoundOperator) -> None:
-    if outcome.fenced is not None:
-        transitions.close_abandoned(tx, outcome.fenced)
-    if outcome.stands_at is not None:
-        transitions.roll_back(tx, outcome.taken_back)
-    elif outcome.taken_back:
-        # As with any fresh start, what is of an earlier generation goes when there is something newer.
+def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperator) -> None:
+    if plan.fenced is not None:
+        transitions.close_abandoned(tx, plan.fenced)
+    if plan.stands_at is not None:
+        transitions.roll_back(tx, plan.taken_back)
+    elif plan.taken_back:
+        # Checkpoints of an earlier generation are deleted once a newer one completes.
         tx.save_operator(replace(operator, generation=operator.generation + 1))
-    log.info("Job %s operator %s stands before a run; taken back: %s", tx.job.name, operator.uid, _ids(outcome))
-
-
-def _ids(outcome: RewoundOperator) -> list[int]:
-    return [checkpoint.checkpoint_id for checkpoint in outcome.taken_back]
+    ids = [checkpoint.checkpoint_id for checkpoint in plan.taken_back]
+    log.info("Job %s operator %s: rewound, rolled back checkpoints %s", tx.job.name, operator.uid, ids)

@@ -1,8 +1,8 @@
 """
-Savepoints requested from outside a stage: taken for idle jobs, and disposed of.
+Savepoints requested by users: triggering, savepoints of idle jobs, and disposal.
 
-A request is a row. A stage that runs takes the savepoint at its next boundary; where none runs, whoever has the storage
-copies the newest checkpoint, as the command and the maintenance Dag do.
+A request is a row. A running stage takes the savepoint at its next checkpoint boundary. For an idle operator, the command
+or the maintenance Dag copies the newest checkpoint to a savepoint.
 """
 
 from __future__ import annotations
@@ -61,31 +61,36 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.savepoints import WrittenSavepoint
 
 
+log = logging.getLogger(__name__)
+
+_UNKNOWN_JOB = JobId("0" * 32)
+
+
 class SavepointGateway(Protocol):
-    """The coordinator as somebody sees it who wants a savepoint; every call may be repeated."""
+    """Coordinator interface for savepoints. Every call is idempotent."""
 
     def request(self, request: RequestSavepoint) -> SnapshotRequest:
-        """Ask for a savepoint of an operator."""
+        """Request a savepoint of an operator."""
         ...
 
     def begin(self, request: BeginSavepoint) -> CheckpointRecord:
-        """Draw the id of a savepoint that is copied from the newest checkpoint of an operator that does not run."""
+        """Allocate the id of a savepoint that copies the newest checkpoint of an operator that is not running."""
         ...
 
     def end(self, request: EndSavepoint) -> CheckpointRecord:
-        """Say that such a savepoint is written, or why it cannot be."""
+        """Report that a copied savepoint was written, or why writing failed."""
         ...
 
     def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
-        """Give a savepoint up; its bytes may go."""
+        """Dispose of a savepoint; its files may then be deleted."""
         ...
 
 
 class JobSavepoints:
     """
-    A ``SavepointGateway`` on the rows themselves.
+    A ``SavepointGateway`` with direct access to the rows.
 
-    :param store: The rows.
+    :param store: Store of the rows.
     """
 
     def __init__(self, store: JobStore) -> None:
@@ -93,10 +98,10 @@ class JobSavepoints:
 
     def request(self, request: RequestSavepoint) -> SnapshotRequest:
         """
-        Ask for a savepoint of an operator.
+        Request a savepoint of an operator.
 
-        :raises CheckpointNotFoundError: if there is no such job or operator.
-        :raises InvalidConfigurationError: if it is no savepoint that is asked for.
+        :raises CheckpointNotFoundError: There is no such job or operator.
+        :raises InvalidConfigurationError: The requested type is not a savepoint.
         """
         properties = transitions.properties_of(request)
         with self._store.transaction(request.job_id) as tx:
@@ -118,10 +123,10 @@ class JobSavepoints:
 
     def begin(self, request: BeginSavepoint) -> CheckpointRecord:
         """
-        Draw the id of a savepoint that is copied from the newest checkpoint of an operator that does not run.
+        Allocate the id of a savepoint that copies the newest checkpoint of an operator that is not running.
 
-        :raises ConcurrentAttemptError: if a stage runs; it takes the savepoint itself.
-        :raises CheckpointNotFoundError: if there is no such request, or it has ended.
+        :raises ConcurrentAttemptError: An attempt of the operator is running and takes the savepoint.
+        :raises CheckpointNotFoundError: There is no such request, or it has ended.
         """
         with self._store.transaction(request.job_id) as tx:
             known = tx.checkpoint_by_request(request.trigger_key)
@@ -129,30 +134,30 @@ class JobSavepoints:
                 return known
             _abort_previous(tx, request.request_key)
             checkpoint_id = tx.draw_checkpoint_id()
-            asked = transitions.begin_request(tx, request.request_key, checkpoint_id)
-            operator = _require_operator(tx, asked.operator_id)
+            begun = transitions.begin_request(tx, request.request_key, checkpoint_id)
+            operator = _require_operator(tx, begun.operator_id)
             _require_idle(tx, operator)
             savepoint = CheckpointRecord(
                 job_id=request.job_id,
                 checkpoint_id=checkpoint_id,
-                operator_id=asked.operator_id,
+                operator_id=begun.operator_id,
                 epoch=operator.epoch,
                 generation=operator.generation,
                 status=CheckpointStatus.PENDING,
                 request_key=request.trigger_key,
-                location=new_savepoint_uri(asked.target or request.savepoint_dir, request.job_id),
+                location=new_savepoint_uri(begun.target or request.savepoint_dir, request.job_id),
                 triggered_at=tx.now,
                 expires_at=tx.now + transitions.SAVEPOINT_TIMEOUT,
-                properties=asked.properties,
+                properties=begun.properties,
             )
             tx.add_checkpoint(savepoint)
         return savepoint
 
     def end(self, request: EndSavepoint) -> CheckpointRecord:
         """
-        Say that such a savepoint is written, or why it cannot be; one that has ended already is left as it is.
+        Report that a copied savepoint was written, or why writing failed. An ended savepoint is not changed.
 
-        :raises CheckpointNotFoundError: if there is no such savepoint.
+        :raises CheckpointNotFoundError: There is no such savepoint.
         """
         with self._store.transaction(request.job_id) as tx:
             savepoint = _require_savepoint(tx, request.checkpoint_id)
@@ -162,10 +167,10 @@ class JobSavepoints:
 
     def dispose(self, request: DisposeSavepoint) -> DisposedSavepoint:
         """
-        Give a savepoint up; its bytes may go, whether its job is still known or not.
+        Dispose of a savepoint; its files may then be deleted. The job of the savepoint need not have rows.
 
-        :raises CheckpointNotFoundError: if what lies there is a checkpoint of the job and no savepoint.
-        :raises SnapshotClaimedError: if an operator claimed it, which deletes it itself.
+        :raises CheckpointNotFoundError: The pointer refers to a checkpoint of a job.
+        :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
         """
         if self._store.claim(request.pointer) is not None:
             raise already_claimed(request.pointer)
@@ -174,7 +179,7 @@ class JobSavepoints:
 
     def _jobs_of(self, request: DisposeSavepoint) -> list[JobId]:
         known = [job.job_id for job in self._store.jobs()]
-        # Without metadata only the directory's name tells of the job.
+        # Without metadata, only the name of the directory identifies the job.
         return [i for i in known if i == request.job_id] or [i for i in known if is_savepoint_of(request.pointer, i)]
 
     def _dispose_in(self, job_id: JobId, pointer: str) -> CheckpointRecord | None:
@@ -211,9 +216,9 @@ def _dispose(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
         return None
     savepoint = _require_savepoint(tx, row.checkpoint_id)
     if savepoint.status is CheckpointStatus.PENDING:
-        # Its writer must not complete what is deleted under its hands.
+        # Aborted first, so that its writer cannot complete a savepoint without files.
         reason = CheckpointFailureReason.CHECKPOINT_SUBSUMED
-        transitions.abort(tx, savepoint, reason, "it was disposed of while it was written")
+        transitions.abort(tx, savepoint, reason, "disposed of before it was complete")
         savepoint = _require_savepoint(tx, row.checkpoint_id)
     if savepoint.status is CheckpointStatus.COMPLETED:
         savepoint = replace(savepoint, status=CheckpointStatus.DISPOSED, ended_at=tx.now)
@@ -224,7 +229,9 @@ def _dispose(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
 def _require_operator(tx: JobTransaction, operator_id: OperatorId) -> OperatorRecord:
     operator = tx.operator(operator_id)
     if operator is None:
-        raise CheckpointNotFoundError(f"Job {tx.job.name!r} has no operator {operator_id}; name one that it has.")
+        raise CheckpointNotFoundError(
+            f"Job {tx.job.name!r} has no operator {operator_id}; name an operator of the job."
+        )
     return operator
 
 
@@ -232,14 +239,14 @@ def _require_idle(tx: JobTransaction, operator: OperatorRecord) -> None:
     attempt = tx.attempt(operator.operator_id, operator.epoch)
     if attempt is not None and attempt.status is AttemptStatus.RUNNING:
         raise ConcurrentAttemptError(
-            f"Operator {operator.uid!r} of job {tx.job.name!r} runs as attempt {attempt.epoch} ({attempt.owner.label}); it "
-            f"takes the savepoint itself at its next boundary.",
+            f"Operator {operator.uid!r} of job {tx.job.name!r} is running as attempt {attempt.epoch} "
+            f"({attempt.owner.label}), which takes the savepoint at its next checkpoint boundary.",
             uid=operator.uid,
         )
 
 
 def _abort_previous(tx: JobTransaction, request_key: str) -> None:
-    # Whoever began to serve this request before has died or is slower; only one of them may complete it.
+    # An earlier process may still write a savepoint for this request; only the newest one may complete it.
     request = tx.request(request_key)
     previous = tx.checkpoint(request.checkpoint_id) if request and request.checkpoint_id is not None else None
     if previous is not None and previous.status is CheckpointStatus.PENDING:
@@ -258,17 +265,14 @@ def _require_savepoint(tx: JobTransaction, checkpoint_id: int) -> CheckpointReco
     return savepoint
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenSavepoint:
-    """What became of one request."""
+    """Result of a request."""
 
     uid: str
     request_key: str
     pointer: str | None = None
-    """Where the savepoint is; ``None`` if it failed."""
+    """URI of the savepoint; ``None`` if it failed."""
     problem: str | None = None
 
 
@@ -279,41 +283,41 @@ def serve_jobs(
     open_storage: OpenStorage,
     directory: str | None,
 ) -> None:
-    """Take the savepoints that such operators of several jobs are asked for, and say which failed."""
+    """Take the requested savepoints of idle operators in several jobs, and log failures."""
     for taken in each_job(
         job_ids, lambda job_id: serve_idle(gateway, maintenance.describe(job_id), open_storage, directory)
     ):
         for each in taken:
             if each.problem is not None:
-                log.warning("A savepoint of operator %r that was asked for failed: %s", each.uid, each.problem)
+                log.warning("Savepoint of operator %r failed: %s", each.uid, each.problem)
 
 
 def serve_idle(
     gateway: SavepointGateway, view: JobView, open_storage: OpenStorage, directory: str | None
 ) -> list[TakenSavepoint]:
     """
-    Take the savepoints that operators are asked for which do not run.
+    Take the requested savepoints of idle operators in a job.
 
-    :param gateway: The way to the rows.
-    :param view: The job.
-    :param open_storage: Gives the storage of a checkpoint directory.
-    :param directory: Where savepoints go whose request names no place.
+    :param gateway: Gateway to the rows.
+    :param view: View of the job.
+    :param open_storage: Function that opens the storage of a checkpoint directory.
+    :param directory: Savepoint directory for requests without a target.
     """
     opened = functools.cache(open_storage)
     taken = []
     for operator in view.operators:
         if not view.has_open_attempt(operator):
-            taken += [_take(gateway, view, operator, r, opened, directory) for r in _waiting(view, operator)]
+            taken += [_take(gateway, view, operator, r, opened, directory) for r in _open_requests(view, operator)]
     return [each for each in taken if each is not None]
 
 
-def _waiting(view: JobView, operator: OperatorRecord) -> list[SnapshotRequest]:
+def _open_requests(view: JobView, operator: OperatorRecord) -> list[SnapshotRequest]:
     rows = {c.checkpoint_id: c for c in view.checkpoints}
-    mine = [r for r in view.requests if r.operator_id == operator.operator_id and r.properties.is_savepoint]
-    return [r for r in mine if r.status is RequestStatus.QUEUED or _was_given_up(view, r, rows)]
+    requests = [r for r in view.requests if r.operator_id == operator.operator_id and r.properties.is_savepoint]
+    return [r for r in requests if r.status is RequestStatus.QUEUED or _has_expired(view, r, rows)]
 
 
-def _was_given_up(view: JobView, request: SnapshotRequest, rows: dict[int, CheckpointRecord]) -> bool:
+def _has_expired(view: JobView, request: SnapshotRequest, rows: dict[int, CheckpointRecord]) -> bool:
     begun = rows.get(request.checkpoint_id or 0) if request.status is RequestStatus.RUNNING else None
     return begun is not None and begun.status is CheckpointStatus.PENDING and begun.expires_at <= view.read_at
 
@@ -334,13 +338,13 @@ def _take(
     try:
         begun = gateway.begin(message)
     except (ConcurrentAttemptError, CheckpointNotFoundError) as error:
-        # A stage began in between and takes it, or somebody else has ended the request.
-        log.info("A savepoint of operator %r is taken by somebody else: %s", operator.uid, error)
+        # A stage started in the meantime and takes the savepoint, or the request has ended.
+        log.info("Savepoint of operator %r skipped: %s", operator.uid, error)
         return None
     try:
         source = _newest(view, operator, begun.generation)
         if request.target is None and directory is None:
-            raise _no_place()
+            raise _missing_directory()
         storage = open_storage(attempt.storage_base if attempt else base)
         written = _write(storage.allowing(*view.directories_of(operator.operator_id)), source, begun)
     except StateCheckError as error:
@@ -349,10 +353,10 @@ def _take(
     try:
         ended = _ended(gateway, operator, request, _message(begun, source, written))
     except CoordinatorError as error:
-        # Its outcome is unknown, so nothing is deleted; the request is taken up again when its time is over.
+        # The result is unknown, so the files are not deleted; the request is served again after it expires.
         return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=str(error))
     if ended.pointer is None:
-        # Whoever ended it may have deleted the bytes before the last of them were written.
+        # The savepoint was aborted while it was written, so this process deletes its files.
         _delete(open_storage(attempt.storage_base if attempt else base), begun)
     return ended
 
@@ -362,8 +366,8 @@ def _newest(view: JobView, operator: OperatorRecord, generation: int) -> Checkpo
     usable = [c for c in restorable if c.unusable_reason is None and c.generation == generation]
     if not usable:
         raise CheckpointNotFoundError(
-            f"Operator {operator.uid!r} of job {view.job.name!r} has no completed checkpoint that a savepoint could be made "
-            f"of; let the stage complete one first.",
+            f"Operator {operator.uid!r} of job {view.job.name!r} has no completed checkpoint to copy to a savepoint; run "
+            f"the stage until it completes one.",
             uid=operator.uid,
         )
     return usable[-1]
@@ -391,7 +395,7 @@ def _delete(storage: CheckpointStorage, savepoint: CheckpointRecord) -> None:
         discarder.discard_metadata(f"{savepoint.location}/{METADATA_FILE}")
         discarder.discard_location(savepoint.location)
     except StateCheckError as error:
-        log.warning("What was written of a savepoint is left at %s: %s", redact(savepoint.location), error)
+        log.warning("Could not delete the incomplete savepoint %s: %s", redact(savepoint.location), error)
 
 
 def _message(begun: CheckpointRecord, source: CheckpointRecord, written: WrittenSavepoint) -> EndSavepoint:
@@ -412,24 +416,19 @@ def _ended(
     row = gateway.end(message)
     if row.status is CheckpointStatus.COMPLETED:
         return TakenSavepoint(uid=operator.uid, request_key=request.request_key, pointer=row.location)
-    problem = (
-        f"it was {row.status.value} while it was written ({row.failure_message}); a stage began, which takes it anew"
-    )
+    problem = f"it was {row.status.value} while it was written ({row.failure_message}); a running stage takes it again"
     return TakenSavepoint(uid=operator.uid, request_key=request.request_key, problem=problem)
 
 
-def _no_place() -> InvalidConfigurationError:
+def _missing_directory() -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        "Expected a place for savepoints, found none; name one with --target, or set [statecheck] savepoint_dir."
+        "Expected a directory for savepoints, found none; use --target, or set [statecheck] savepoint_dir."
     )
-
-
-_NO_JOB = JobId("0" * 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disposed:
-    """What was deleted."""
+    """Result of disposing of a savepoint."""
 
     pointer: str
     size_bytes: int
@@ -444,16 +443,18 @@ def dispose(
     dry_run: bool = False,
 ) -> Disposed:
     """
-    Delete a savepoint, its metadata first, so that nobody restores from what is half gone.
+    Delete a savepoint, its metadata first to prevent a restore from incomplete files.
 
-    It may be repeated after a failure: a directory that has lost its metadata goes on being deleted.
+    The call may be repeated after a failure, also if the metadata was deleted.
 
-    :param open_storage: Gives the storage of a directory.
-    :param pointer: URI of the savepoint's directory, or of its metadata.
-    :param dry_run: Only say what would go.
-    :raises CheckpointNotFoundError: if nothing is there, or what is there belongs to a job.
-    :raises InvalidConfigurationError: for a directory of another name than savepoints are given.
-    :raises SnapshotClaimedError: if an operator claimed it.
+    :param savepoints: Gateway for savepoints.
+    :param maintenance: Gateway for maintenance.
+    :param open_storage: Function that opens the storage of a directory.
+    :param pointer: URI of the savepoint's directory or of its metadata file.
+    :param dry_run: Whether to only return the result.
+    :raises CheckpointNotFoundError: There are no files, or they belong to a job.
+    :raises InvalidConfigurationError: The name of the directory is not that of a savepoint.
+    :raises SnapshotClaimedError: An operator claimed the savepoint.
     """
     from airflow_provider_statecheck.storage.discarding import StorageDiscarder
 
@@ -461,7 +462,7 @@ def dispose(
     storage = open_storage(directory.rpartition("/")[0])
     size = sum(storage.list_files(directory).values())
     if size == 0 and not storage.exists(directory):
-        raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found nothing there.")
+        raise CheckpointNotFoundError(f"Expected a savepoint at {redact(directory)}, found no files.")
     document = _document(storage, directory)
     if not dry_run:
         row = _give_up(savepoints, document, directory)
@@ -477,8 +478,8 @@ def _directory(pointer: str) -> str:
     directory = pointer_uri(pointer).removesuffix(f"/{METADATA_FILE}")
     if not is_savepoint_directory(directory):
         raise InvalidConfigurationError(
-            f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; one that was renamed is yours "
-            f"to delete, and what belongs to a job goes with 'airflow statecheck gc' or 'prune'."
+            f"Expected the directory of a savepoint (savepoint-…), found {redact(directory)}; delete a renamed savepoint "
+            f"yourself, and the files of a job with 'airflow statecheck gc' or 'prune'."
         )
     return directory
 
@@ -494,8 +495,8 @@ def _document(storage: CheckpointStorage, directory: str) -> CheckpointDocument 
 
 
 def _job_of(document: CheckpointDocument | None) -> JobId:
-    # Without metadata the job is unknown; a claim of the directory is found all the same.
-    return _NO_JOB if document is None else JobId(document.job_id)
+    # A claim of the directory is found even if the metadata and thus the job are missing.
+    return _UNKNOWN_JOB if document is None else JobId(document.job_id)
 
 
 def _give_up(

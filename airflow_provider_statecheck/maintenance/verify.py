@@ -1,8 +1,8 @@
 """
-Verification of retained checkpoints: every byte that a restore would read.
+Verification of retained checkpoints.
 
-All that is wrong is told, not the first of it alone. A storage that does not answer is an error and says nothing about a
-checkpoint.
+Reads every file that a restore would read and reports all problems of a checkpoint. An unavailable storage raises an error
+instead, as it is no evidence against a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
 
+Value = TypeVar("Value")
+
 
 def verify_job(
     gateway: MaintenanceGateway,
@@ -49,34 +51,35 @@ def verify_job(
     """
     Verify the retained checkpoints of a job, oldest first.
 
-    :param gateway: The rows.
-    :param open_storage: Gives the storage of a checkpoint directory.
-    :param checkpoint_id: Only this one.
-    :param is_deep: Whether to read every page of every file too.
-    :param with_savepoints: Whether to look at the job's savepoints too, which their owner may have moved or deleted.
-    :raises CheckpointNotFoundError: if that one is not retained.
-    :raises StorageError: if the storage does not answer; what was found before it has been given by then.
+    :param gateway: Gateway to the rows.
+    :param view: View of the job.
+    :param open_storage: Function that opens the storage of a checkpoint directory.
+    :param checkpoint_id: Id of one checkpoint; by default all checkpoints.
+    :param is_deep: Whether to also read every page of every file.
+    :param with_savepoints: Whether to include the savepoints of the job, which their owner may have moved or deleted.
+    :raises CheckpointNotFoundError: The checkpoint is not retained.
+    :raises StorageError: The storage is unavailable; earlier results were yielded before.
     """
     verifiers: dict[tuple[str, OperatorId], CheckpointVerifier] = {}
-    for checkpoint in _wanted(view, checkpoint_id, with_savepoints=with_savepoints):
-        kind = base_of(checkpoint), checkpoint.operator_id
-        if kind not in verifiers:
-            verifiers[kind] = _verifier(view, checkpoint, open_storage, is_deep=is_deep)
-        verification = verifiers[kind].verify(checkpoint)
-        # A stage that runs may have taken it away while it was read.
+    for checkpoint in _selected(view, checkpoint_id, with_savepoints=with_savepoints):
+        key = base_of(checkpoint), checkpoint.operator_id
+        if key not in verifiers:
+            verifiers[key] = _verifier(view, checkpoint, open_storage, is_deep=is_deep)
+        verification = verifiers[key].verify(checkpoint)
+        # A running stage may have discarded the checkpoint during verification.
         if verification.is_restorable or _is_retained(gateway, checkpoint):
             yield verification
 
 
-def _wanted(view: JobView, checkpoint_id: int | None, *, with_savepoints: bool) -> list[CheckpointRecord]:
+def _selected(view: JobView, checkpoint_id: int | None, *, with_savepoints: bool) -> list[CheckpointRecord]:
     completed = [c for c in view.checkpoints if c.status is CheckpointStatus.COMPLETED]
     retained = [
         c for c in completed if (c.is_restorable or with_savepoints) and checkpoint_id in (None, c.checkpoint_id)
     ]
     if checkpoint_id is not None and not retained:
         raise CheckpointNotFoundError(
-            f"Expected checkpoint {checkpoint_id} to be a retained one of job {view.job.name!r}, found none; "
-            f"'airflow statecheck checkpoints' lists them.",
+            f"Expected a retained checkpoint {checkpoint_id} of job {view.job.name!r}, found none; 'airflow statecheck "
+            f"checkpoints' lists the retained checkpoints.",
             checkpoint_id=checkpoint_id,
         )
     return retained
@@ -85,8 +88,7 @@ def _wanted(view: JobView, checkpoint_id: int | None, *, with_savepoints: bool) 
 def _verifier(
     view: JobView, checkpoint: CheckpointRecord, open_storage: OpenStorage, *, is_deep: bool
 ) -> CheckpointVerifier:
-
-    # It may name files in a savepoint that the operator claimed, or in an earlier checkpoint directory.
+    # The checkpoint may reference files of a claimed savepoint or of an earlier checkpoint directory.
     storage = open_storage(base_of(checkpoint)).allowing(*view.directories_of(checkpoint.operator_id))
     return CheckpointVerifier(storage, is_deep=is_deep)
 
@@ -96,99 +98,91 @@ def _is_retained(gateway: MaintenanceGateway, checkpoint: CheckpointRecord) -> b
     return row is not None and row.status is CheckpointStatus.COMPLETED
 
 
-Value = TypeVar("Value")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was found out about one checkpoint."""
+    """Result of the verification of a checkpoint."""
 
     pointer: str
     checkpoint_id: int | None = None
-    """``None`` where the metadata, which says it, cannot be read."""
+    """Id of the checkpoint; ``None`` if its metadata cannot be read."""
     problems: tuple[str, ...] = ()
-    """Why a restore could not use it."""
+    """Reasons why a restore would fail."""
     unchecked: tuple[str, ...] = ()
-    """Files whose pages could not be looked into, for instance for a type that only Spark knows."""
+    """Files whose pages could not be read, for instance because of a type that only Spark supports."""
 
     @property
     def is_restorable(self) -> bool:
-        """Tell whether a restore could use it."""
+        """Return whether a restore can use the checkpoint."""
         return not self.problems
 
 
 class CheckpointVerifier:
     """
-    Verifies checkpoints; a snapshot or a file of state that several of them name is looked at once.
+    Verifier of checkpoints; a snapshot or state file that several checkpoints reference is read once.
 
-    :param storage: Where the bytes are.
-    :param is_deep: Whether to read every page of every file too.
+    :param storage: Storage of the checkpoints.
+    :param is_deep: Whether to also read every page of every file.
     """
 
     def __init__(self, storage: CheckpointStorage, *, is_deep: bool = False) -> None:
         self._storage = storage
         self._is_deep = is_deep
-        self._seen: dict[SnapshotHandle, Verification] = {}
+        self._verified: dict[SnapshotHandle, Verification] = {}
         self._states = StateVerifier(storage, is_deep=is_deep)
 
     def verify(self, checkpoint: CheckpointRecord) -> Verification:
         """
-        Verify a completed checkpoint against its row.
+        Verify a completed checkpoint, including that its metadata matches its row.
 
-        :raises StorageError: if the storage does not answer.
+        :raises StorageError: The storage is unavailable.
         """
-        reader = self._reading(self._storage.allowing(checkpoint.location))
-        found = reader._verify(checkpoint.location, lambda: _load_as(reader._storage, checkpoint))
-        return replace(found, checkpoint_id=checkpoint.checkpoint_id)
+        verifier = self._on(self._storage.allowing(checkpoint.location))
+        verification = verifier._verify(checkpoint.location, lambda: _load_of_row(verifier._storage, checkpoint))
+        return replace(verification, checkpoint_id=checkpoint.checkpoint_id)
 
     def verify_pointer(self, pointer: str) -> Verification:
         """
-        Verify a checkpoint of which only its place is known; its metadata has a checksum of its own.
+        Verify a checkpoint without a row. The metadata file contains its own checksum.
 
-        :raises CheckpointNotFoundError: if there is no checkpoint.
-        :raises StorageError: if the storage does not answer.
+        :raises CheckpointNotFoundError: There is no checkpoint at the pointer.
+        :raises StorageError: The storage is unavailable.
         """
-        place = resolve_checkpoint(self._storage, pointer)
-        return self._reading(place.storage)._verify(place.directory_uri, lambda: place.read()[0])
+        location = resolve_checkpoint(self._storage, pointer)
+        return self._on(location.storage)._verify(location.directory_uri, lambda: location.read()[0])
 
-    def _reading(self, storage: CheckpointStorage) -> CheckpointVerifier:
+    def _on(self, storage: CheckpointStorage) -> CheckpointVerifier:
         return self if storage is self._storage else CheckpointVerifier(storage, is_deep=self._is_deep)
 
     def _verify(self, pointer: str, load: Callable[[], CheckpointDocument]) -> Verification:
-        document, problem = _tried(load)
+        document, problem = _try(load)
         if document is None:
             return Verification(pointer=pointer, problems=(redact(problem),))
         snapshots = [self._verify_snapshot(handle) for handle in document.snapshots]
-        _, state_problem = _tried(lambda: read_state(self._storage, document))
-        states, refused = _tried(lambda: self._states.problems(document))
+        problems = (*self._state_problems(document), *(p for s in snapshots for p in s.problems))
         return Verification(
             pointer=pointer,
             checkpoint_id=document.checkpoint_id,
-            problems=tuple(
-                map(
-                    redact,
-                    (
-                        *filter(None, [state_problem, refused]),
-                        *(states or ()),
-                        *(p for s in snapshots for p in s.problems),
-                    ),
-                )
-            ),
+            problems=tuple(map(redact, problems)),
             unchecked=tuple(redact(p) for s in snapshots for p in s.unchecked),
         )
 
-    def _verify_snapshot(self, handle: SnapshotHandle) -> Verification:
-        if handle not in self._seen:
-            self._seen[handle] = self._look_into(handle)
-        return self._seen[handle]
+    def _state_problems(self, document: CheckpointDocument) -> tuple[str, ...]:
+        _, read_problem = _try(lambda: read_state(self._storage, document))
+        problems, verify_problem = _try(lambda: self._states.problems(document))
+        return (*filter(None, [read_problem, verify_problem]), *(problems or ()))
 
-    def _look_into(self, handle: SnapshotHandle) -> Verification:
+    def _verify_snapshot(self, handle: SnapshotHandle) -> Verification:
+        if handle not in self._verified:
+            self._verified[handle] = self._read_snapshot(handle)
+        return self._verified[handle]
+
+    def _read_snapshot(self, handle: SnapshotHandle) -> Verification:
         data_uri = f"{handle.uri}/{DATA_DIRECTORY}"
-        manifest, problem = _tried(lambda: read_manifest(self._storage, handle))
+        manifest, problem = _try(lambda: read_manifest(self._storage, handle))
         if manifest is None:
             return Verification(pointer=handle.uri, problems=(f"snapshot {handle.name!r}: {problem}",))
         for check in (verify_files, verify_footers):
-            _, problem = _tried(partial(check, self._storage, data_uri, manifest))
+            _, problem = _try(partial(check, self._storage, data_uri, manifest))
             if problem:
                 return _of_snapshot(handle, [problem])
         return self._read_pages(handle, manifest) if self._is_deep else _of_snapshot(handle, [])
@@ -208,14 +202,14 @@ class CheckpointVerifier:
         return replace(_of_snapshot(handle, problems), unchecked=tuple(unchecked))
 
 
-def _load_as(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+def _load_of_row(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
     document = load_document(storage, checkpoint)
     expected = _identity_of(checkpoint)
     found = {key: _IDENTITY[key](document) for key in expected}
     if found != expected:
         raise CorruptStateError(
-            f"Expected {checkpoint.metadata_uri} to be of {expected}, as its row says, found {found}; it was put there from "
-            f"elsewhere."
+            f"Expected {checkpoint.metadata_uri} to match its row with {expected}, found {found}; the file was replaced by "
+            f"that of another checkpoint."
         )
     return document
 
@@ -229,7 +223,7 @@ _IDENTITY: dict[str, Callable[[CheckpointDocument], object]] = {
 
 
 def _identity_of(checkpoint: CheckpointRecord) -> dict[str, object]:
-    # What an attempt began from may be anybody's, and so may be what a savepoint was copied from.
+    # An attempt may restore, and a savepoint may copy, a checkpoint of another job or operator.
     is_savepoint = checkpoint.properties.is_savepoint
     if checkpoint_id_of(checkpoint.location.rpartition("/")[2]) == checkpoint.checkpoint_id and not is_savepoint:
         values = {"job": checkpoint.job_id, "operator": checkpoint.operator_id}
@@ -240,11 +234,11 @@ def _identity_of(checkpoint: CheckpointRecord) -> dict[str, object]:
 
 
 def _of_snapshot(handle: SnapshotHandle, problems: list[str]) -> Verification:
-    told = tuple(f"snapshot {handle.name!r}: {problem}" for problem in problems if problem)
-    return Verification(pointer=handle.uri, problems=told)
+    prefixed = tuple(f"snapshot {handle.name!r}: {problem}" for problem in problems if problem)
+    return Verification(pointer=handle.uri, problems=prefixed)
 
 
-def _tried(call: Callable[[], Value]) -> tuple[Value | None, str]:
+def _try(call: Callable[[], Value]) -> tuple[Value | None, str]:
     try:
         return call(), ""
     except (*UNREADABLE, LocationNotAllowedError) as error:

@@ -100,7 +100,7 @@ class MaintenanceOfAligned:
         job.pass_time(5 * DAY)
         report = maintain(job)
         assert not any(a.ended_at is None for a in job.jobs.describe(JOB).attempts)
-        assert any("others use" in line for line in report.kept)
+        assert any("other checkpoints use" in line for line in report.kept)
         job.lead()
         files = restored_files(job)
         assert any("/chk-1/" in uri for uri in files)
@@ -133,7 +133,7 @@ class MaintenanceOfAligned:
             sick.receive_acknowledge_message(message)
         assert job.status(3) == "finalizing"
         job.pass_time(5 * DAY)
-        assert any("the next leader goes on" in line for line in maintain(job).kept)
+        assert any("the next leader resumes" in line for line in maintain(job).kept)
         job.lead()
         job.coordinator()
         assert job.status(3) == "completed"

@@ -319,7 +319,7 @@ class MaintenanceContract:
         grant = coordinator.register(make_registration(job_name=BY_RUN, owner=cleared))
         assert (grant.is_restore, grant.effects.commits) == (True, (2,))
 
-    @pytest.mark.parametrize("job", [NAMED, f"test/{BY_RUN}"], ids=["name of its own", "test run"])
+    @pytest.mark.parametrize("job", [NAMED, f"test/{BY_RUN}"], ids=["explicit name", "test run"])
     def test_only_a_real_job_that_is_named_after_its_run_ends_with_it(
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, job: str
     ) -> None:
@@ -481,7 +481,7 @@ class MaintenanceContract:
         self, coordinator: AttemptCoordinator, maintenance: JobMaintenance
     ) -> None:
         job_id = self.run(coordinator).job_id
-        assert "name of its own" in maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
+        assert "explicit name" in maintenance.retire(RetireJob(job_id=job_id, idle_seconds=DAY)).kept_because[0]
         assert maintenance.describe(job_id).checkpoints[-1].is_restorable
         assert maintenance.retire(RetireJob(job_id=job_id, is_named=True)).kept_because == ()
 
@@ -493,12 +493,12 @@ class MaintenanceContract:
         coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
         request = RetireJob(job_id=attempt.job_id, idle_seconds=DAY)
         clock.advance(DAY)
-        assert maintenance.retire(request).kept_because == ("run 'run-1' is not over",)
+        assert maintenance.retire(request).kept_because == ("run 'run-1' has not ended",)
         runs.over.add("run-1")
         for seconds in (0.0, -1.0, DAY - 1, float("nan")):
             too_soon = RetireJob(job_id=attempt.job_id, idle_seconds=seconds)
             for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
-                assert "idle for a day or more" in call(too_soon).kept_because[0]
+                assert "less than a day" in call(too_soon).kept_because[0]
         assert maintenance.retire(request).kept_because == ()
 
     def test_a_job_goes_only_after_it_was_idle_and_maintenance_does_not_count(
@@ -555,7 +555,7 @@ class MaintenanceContract:
         attempt = self.run(coordinator, TEST)
         maintenance.retire(RetireJob(job_id=attempt.job_id))
         assert all(c.awaits_discard for c in maintenance.describe(attempt.job_id).checkpoints)
-        assert "not yet confirmed" in maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
+        assert "is not confirmed" in maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because[0]
         self.confirm_all(maintenance, attempt.job_id)
         assert maintenance.remove(RetireJob(job_id=attempt.job_id)).kept_because == ()
         with pytest.raises(CheckpointNotFoundError):

@@ -261,7 +261,7 @@ class RewindingContract(RunsOfAJob):
 
     def test_a_job_without_state_of_runs_is_told(self, gateway: AttemptCoordinator, rewinding: JobRewinding) -> None:
         self.week(gateway, 1)
-        with pytest.raises(CheckpointNotFoundError, match="from run to run"):
+        with pytest.raises(CheckpointNotFoundError, match="state across runs"):
             self.rewind(rewinding, 1, uid="other")
 
     def test_a_job_that_is_not_there_is_told(self, rewinding: JobRewinding) -> None:

@@ -276,7 +276,7 @@ class SavepointContract:
         self, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:
         asked = self.ask(savepoints, running)
-        with pytest.raises(ConcurrentAttemptError, match="takes the savepoint itself"):
+        with pytest.raises(ConcurrentAttemptError, match="which takes the savepoint"):
             savepoints.begin(self.beginning(asked))
 
     @staticmethod

@@ -58,10 +58,10 @@ def ended(api: ApiServer) -> ApiServer:
 def test_a_job_whose_run_is_over_goes_step_by_step(ended: ApiServer) -> None:
     remote, request = maintenance(ended), RetireJob(job_id=JOB_ID, idle_seconds=DAY)
     ended.clock.advance(DAY)
-    assert remote.refusal(request).kept_because == remote.retire(request).kept_because == ("run 'run-1' is not over",)
+    assert remote.refusal(request).kept_because == remote.retire(request).kept_because == ("run 'run-1' has not ended",)
     ended.runs.over.add("run-1")
     assert remote.retire(request).kept_because == ()
-    assert "not yet confirmed" in remote.remove(request).kept_because[0]
+    assert "is not confirmed" in remote.remove(request).kept_because[0]
     ids = tuple(c.checkpoint_id for c in remote.describe(JOB_ID).checkpoints)
     remote.confirm_discards(ConfirmDiscards(job_id=JOB_ID, checkpoint_ids=ids))
     assert remote.remove(request).kept_because == ()
@@ -84,7 +84,7 @@ def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> 
     ended.runs.over.add("run-1")
     remote, before = maintenance(ended), ended.rows()
     for call in (remote.refusal, remote.retire, remote.remove):
-        assert "name of its own" in call(RetireJob(job_id=OWN_NAME)).kept_because[0]
+        assert "explicit name" in call(RetireJob(job_id=OWN_NAME)).kept_because[0]
         with pytest.raises(AccessDeniedError, match="airflow statecheck prune"):
             call(RetireJob(job_id=OWN_NAME, is_named=True))
     assert {**ended.rows(), "statecheck_token": []} == {**before, "statecheck_token": []}

@@ -239,7 +239,7 @@ def test_a_dispose_that_was_cut_short_goes_on(
 
 def test_an_unknown_savepoint_is_not_found(finished: WrittenStage, run: Run, tmp_path: Path) -> None:
     outcome = run("dispose", f"file://{tmp_path}/savepoint-000000-000000000000")
-    assert (outcome.status, "found nothing there" in outcome.err) == (2, True)
+    assert (outcome.status, "found no files" in outcome.err) == (2, True)
 
 
 def test_a_checkpoint_of_a_job_is_not_disposed(finished: WrittenStage, run: Run) -> None:

@@ -72,7 +72,7 @@ def test_rows_are_kept_for_a_month_unless_an_age_is_given(stage):
     stage.run()
     stage.run()
     stage.clock.advance(MONTH / 2)
-    assert not prune(stage, JOB, PruneRequest()).is_worth_telling
+    assert not prune(stage, JOB, PruneRequest()).has_changes
     assert prune(stage, JOB, OLD).attempts == 1
 
 
@@ -99,7 +99,7 @@ def test_a_job_with_a_name_of_its_own_goes_only_when_it_is_named(stage, request_
 def test_a_job_named_after_a_run_goes_when_that_is_over_and_old_enough(stage):
     stage.run(BY_RUN, owner=OWNER)
     stage.runs.over.add("run-1")
-    assert not prune(stage, BY_RUN, OLD).is_worth_telling
+    assert not prune(stage, BY_RUN, OLD).has_changes
     stage.clock.advance(MONTH)
     assert not prune(stage, BY_RUN, PruneRequest()).is_removed, "whole jobs go only where an age was asked for"
     assert prune(stage, BY_RUN, OLD).is_removed
@@ -109,14 +109,14 @@ def test_a_job_named_after_a_run_goes_when_that_is_over_and_old_enough(stage):
 def test_a_job_whose_run_is_not_over_stays_at_any_age(stage):
     stage.run(BY_RUN, owner=OWNER)
     stage.clock.advance(12 * MONTH)
-    assert prune(stage, BY_RUN, OLD).kept == ["run 'run-1' is not over"]
+    assert prune(stage, BY_RUN, OLD).kept == ["run 'run-1' has not ended"]
     assert stage.statuses(BY_RUN)[3] == "completed"
 
 
 def test_a_test_job_is_kept_while_it_is_younger_than_the_age(stage):
     stage.run(TEST)
     request = PruneRequest(test_jobs=True, older_than=timedelta(days=10))
-    assert not prune(stage, TEST, request).is_worth_telling
+    assert not prune(stage, TEST, request).has_changes
     stage.clock.advance(MONTH)
     assert prune(stage, TEST, request).is_removed
 

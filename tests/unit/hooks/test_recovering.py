@@ -150,7 +150,7 @@ def test_an_operator_with_nothing_to_restore_is_told_and_starts_afresh_above_the
     for path in local_path(stage.storage.base_uri).glob("*/shared/*/*/*/_manifest"):
         path.unlink()
     (done,) = recover(lost)
-    assert "operator 'aggregate' has nothing that can be restored" in done.problems
+    assert "operator 'aggregate' has no restorable checkpoint" in done.problems
     attempt = lost.attempt()
     assert (attempt.grant.attempt.epoch, attempt.grant.is_restore) == (2, False)
     assert lost.take(attempt).checkpoint_id == 4
@@ -161,7 +161,7 @@ def test_a_job_with_rows_is_refused(stage, lost):
     assert recover(lost)[0].is_recovered
     before = lost.maintenance.describe(job_id_of(JOB))
     (again,) = recover(lost)
-    assert (again.is_recovered, again.problems) == (False, ("it has rows, which are kept as they are",))
+    assert (again.is_recovered, again.problems) == (False, ("it has rows, which were not changed",))
     assert lost.maintenance.describe(job_id_of(JOB)) == replace(before)
 
 
@@ -186,7 +186,7 @@ def test_only_the_job_that_is_named_is_recovered(stage, lost):
     stage.run("other")
     assert [done.job for done in recover(lost, JOB)] == [JOB]
     assert [done.job for done in recover(lost, job_id_of("other"))] == ["other"]
-    with pytest.raises(CheckpointNotFoundError, match="nothing of it"):
+    with pytest.raises(CheckpointNotFoundError, match="found none"):
         recover(lost, "a third")
 
 
@@ -213,7 +213,7 @@ def test_a_recovered_savepoint_without_checkpoints_does_not_keep_the_job_from_st
     for path in local_path(stage.storage.base_uri).glob("*/chk-*/_metadata"):
         path.unlink()
     (done,) = recover(lost, savepoints=f"file://{tmp_path}/savepoints")
-    assert "nothing that can be restored" in done.problems[-1]
+    assert "no restorable checkpoint" in done.problems[-1]
     attempt = lost.attempt()
     assert not attempt.grant.is_restore
     assert lost.take(attempt).checkpoint_id == 3
@@ -232,7 +232,7 @@ def test_a_job_without_any_readable_metadata_is_told(stage, lost):
     stage.storage.write_bytes(f"{stage.storage.base_uri}/{'a' * 32}/chk-1/_metadata", b"damaged")
     (done,) = recover(lost)
     assert (done.job, done.is_recovered) == (None, False)
-    assert "nobody knows its name" in done.problems[-1]
+    assert "its name is unknown" in done.problems[-1]
     assert lost.maintenance.jobs() == ()
 
 
