@@ -1,1 +1,1 @@
-"""Stateful stages on Spark: what a user declares, and how it runs increment by increment."""
+"""Stateful stages on Spark: declaration, planning and execution in increments."""

@@ -1,4 +1,9 @@
-"""The increment loop: read, run, snapshot, acknowledge, commit."""
+"""
+The increment loop: read, run, snapshot, acknowledge, commit.
+
+The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only after all
+its tasks have reported, and its output is committed only after the checkpoint with its committables is complete.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs, IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, SOURCE, STATE_KEY, StageStates, single_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, SOURCE, STATE_KEY, StageStates, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress
 
 if TYPE_CHECKING:
@@ -29,135 +34,28 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sinks.sink import Sink
     from airflow_provider_statecheck.spark.sources.source import Increment, SplitEnumerator
 
-
-def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[PlannedVertex], parallelism: int) -> None:
-    """
-    Refuse the reports of an increment in which Spark ran some subtasks of a keyed vertex and not others.
-
-    Spark runs none where it knows that there are no rows.
-
-    :raises CoordinatorError: naming the subtasks that are missing, or that reported twice.
-    """
-    reports = list(reports)
-    for number, vertex in enumerate(vertices):
-        found = sorted(report.subtask for report in reports if report.vertex == number)
-        if vertex.key is not None and found and found != list(range(parallelism)):
-            raise CoordinatorError(
-                f"Expected a report of each of the {parallelism} subtasks behind key_by{vertex.key.columns}, found those of "
-                f"{found}; Spark changed the number of partitions, so turn off what coalesces them."
-            )
-
-
-Committable = Mapping[str, Any]
-
-
-class SinkCommits:
-    """
-    Keeps committables by the checkpoint that they belong to, and commits those of completed ones, oldest first.
-
-    :param sink: ``None`` for a stage without one; then there is nothing to commit ever.
-    :param attempt: The registered try.
-    :param restored: What :meth:`encode` gave.
-    """
-
-    def __init__(self, sink: Sink | None, attempt: StageAttempt, restored: Any = None) -> None:
-        self._sink = sink
-        self._attempt = attempt
-        self._staged: list[Committable] = []
-        self._open: dict[int, list[Committable]] = {int(n): list(each) for n, each in (restored or {}).items()}
-
-    def stage(self, committables: Iterable[Committable]) -> None:
-        """Take what the writers of an increment gave; it belongs to the next checkpoint."""
-        self._staged.extend(committables)
-
-    def assign(self, checkpoint_id: int) -> None:
-        """
-        Let a checkpoint have what was staged since the one before.
-
-        It stays that checkpoint's whatever becomes of it: one that seems to have failed may be completed, and then both it
-        and the next one name the same output in the same way.
-        """
-        if self._staged:
-            self._open[checkpoint_id] = self._staged
-            self._staged = []
-
-    def encode(self) -> dict[str, Any]:
-        """Return what is open as JSON."""
-        return {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
-
-    @property
-    def has_open(self) -> bool:
-        """Tell whether anything of a checkpoint waits for its commit."""
-        return bool(self._open)
-
-    def commit(self, completed: int) -> None:
-        """
-        Commit all that is open, oldest first, and confirm that.
-
-        :param completed: The checkpoint that holds it, which is complete.
-        :raises StateCheckError: if the sink fails; what is open stays open.
-        """
-        for checkpoint_id in sorted(self._open):
-            if self._sink is not None:
-                self._sink.commit(checkpoint_id, self._open[checkpoint_id])
-        self._attempt.confirm_commits((completed,))
-        self._open = {}
-
-    def end(self) -> None:
-        """
-        Confirm what earlier tries left open and this one did not go on from: the sink has replaced it.
-
-        :raises StateCheckError: if the coordinator does not answer.
-        """
-        latest = self._attempt.latest
-        if self._attempt.grant.effects.commits and latest is not None and not self._open:
-            self._attempt.confirm_commits((latest.checkpoint_id,))
-
-
-def total_of(enumerator: SplitEnumerator) -> int:
-    """Return how much there is."""
-    return enumerator.total_splits if enumerator.total_bytes is None else enumerator.total_bytes
-
-
-def finished_of(enumerator: SplitEnumerator) -> int:
-    """Return how much of it is read."""
-    known = enumerator.total_bytes is not None and enumerator.finished_bytes is not None
-    return (enumerator.finished_bytes or 0) if known else enumerator.finished_splits
-
-
-def amount_of(increment: Increment) -> int:
-    """Return how much an increment reads."""
-    return len(increment.splits) if increment.size_bytes is None else increment.size_bytes
-
-
 log = logging.getLogger(__name__)
 
 LONGEST_INCREMENT_SECONDS = 7 * 24 * 3600.0
 _LAST_TRIES = 3
 
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A checkpoint whose content is settled, for the thread that completes it."""
-
-    pending: PendingCheckpoint
-    content: CheckpointContent
+Committable = Mapping[str, Any]
 
 
 class IncrementLoop:
     """
-    Works through the increments of an attempt.
+    Runs the increments of an attempt.
 
-    Writing the metadata, acknowledging and committing happen in a thread of their own, so that the next increment need not
-    wait for them. A checkpoint is completed only after the one before it, and what it holds does not depend on whether that
-    one was. Where that thread finds that the stage has to end, the job of the next increment is cancelled.
+    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. Checkpoints complete in
+    order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job of the
+    running increment.
 
-    :param tasks: Makes the tasks of each increment.
-    :param jobs: Runs them.
-    :param pace: How soon after a checkpoint the next one is taken; the last increment does not wait.
-    :param progress: Tells how far the stage is.
-    :param run_key: Of the run whose input this is.
-    :param monotonic: The clock for durations, in seconds.
+    :param tasks: Creates the tasks of each increment.
+    :param jobs: Runs Spark jobs.
+    :param pace: Decides which increments end with a checkpoint; the last one always does.
+    :param progress: Logs the progress of the stage.
+    :param run_key: Name of the run.
+    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -191,14 +89,14 @@ class IncrementLoop:
         self._unsaved_bytes = 0
         self._cost_seconds = 0.0
         self._is_saved = False
-        """Whether the last completed checkpoint holds the last increment."""
+        """Whether the last completed checkpoint includes the last increment."""
 
     def run(self, first: Increment, frame: DataFrame) -> tuple[int, int]:
         """
         Run all increments.
 
-        :param frame: The rows of the first one.
-        :return: How many increments and elements there were.
+        :param frame: The rows of the first increment.
+        :return: Numbers of increments and of elements.
         """
         increments, rows = 0, 0
         current: Increment | None = first
@@ -215,7 +113,7 @@ class IncrementLoop:
         return increments, rows
 
     def close(self) -> None:
-        """End the thread, after what it has begun."""
+        """Stop the checkpoint thread after its current checkpoint."""
         self._completing.shutdown(wait=True)
 
     def _run_increment(self, increment: Increment, frame: DataFrame, *, is_end: bool) -> int:
@@ -223,7 +121,7 @@ class IncrementLoop:
             self._wait()
         pending = self._attempt.begin_checkpoint(LONGEST_INCREMENT_SECONDS) if is_end or self._pace.allows() else None
         begin, moment = self._monotonic(), self._moment(pending, is_end=is_end)
-        reports = self._reports_unless_ended(frame, moment)
+        reports = self._run_or_raise_completion_error(frame, moment)
         self._wait()
         uids = [[operator.uid for operator in vertex.operators] for vertex in self._vertices]
         self._states.update(reports, uids, moment.checkpoint_id)
@@ -232,18 +130,17 @@ class IncrementLoop:
         self._enumerator.require_unchanged(increment)
         self._enumerator.finish(increment)
         rows = sum(report.rows for report in reports if report.vertex == 0)
-        self._progress.advance(amount_of(increment), rows, total=total_of(self._enumerator))
+        self._progress.advance(increment_size(increment), rows, total=total_size(self._enumerator))
         self._is_saved = False
         if pending is not None:
             self._complete(pending, self._monotonic() - begin)
         return rows
 
-    def _reports_unless_ended(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
+    def _run_or_raise_completion_error(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
         try:
             return self._reports(frame, moment)
         except Exception as error:
-            # A stage that has stopped is not tried again, whatever became of the increment after that; and what ended it
-            # is why the increment's job was cancelled.
+            # An error of the checkpoint thread is the cause: it has cancelled the job, and decides whether the stage is retried.
             ended = None if self._completion is None else self._completion.exception()
             if ended is not None:
                 raise ended from error
@@ -252,7 +149,7 @@ class IncrementLoop:
     def _reports(self, frame: DataFrame, moment: SnapshotMoment) -> list[TaskReport]:
         reports = self._run_job(frame, moment, is_woken=False)
         if moment.is_end_of_input and not reports:
-            # Without rows no task ran, but there is state whose functions wait for the end.
+            # Without rows no task ran, but functions with state must still process the end of the input.
             reports = self._run_job(frame, moment, is_woken=True)
         return reports
 
@@ -276,9 +173,9 @@ class IncrementLoop:
         self._unsaved_bytes = 0
         self._pace.completed()
         self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
-        self._completion.add_done_callback(self._cancel_what_is_of_no_use)
+        self._completion.add_done_callback(self._cancel_job_on_failure)
 
-    def _cancel_what_is_of_no_use(self, completion: Future[None]) -> None:
+    def _cancel_job_on_failure(self, completion: Future[None]) -> None:
         if completion.exception() is not None:
             self._jobs.cancel()
 
@@ -287,7 +184,7 @@ class IncrementLoop:
         try:
             completed = self._attempt.complete_checkpoint(prepared.pending, prepared.content)
         except StoppedWithSavepointError:
-            # Who goes on from the savepoint relies on the output before it, and nobody else may commit that.
+            # A job that restores the savepoint relies on the output before it, which no other attempt can commit.
             self._commit(prepared)
             raise
         self._is_saved = completed is not None
@@ -300,7 +197,7 @@ class IncrementLoop:
             self._commits.commit(prepared.pending.checkpoint_id)
 
     def _require_saved(self) -> None:
-        # A failed checkpoint in between is made good by the next; behind the last there is none.
+        # A failed checkpoint is covered by the next one, so only the last one must be repeated.
         for _ in range(_LAST_TRIES):
             if self._is_saved:
                 return
@@ -310,8 +207,8 @@ class IncrementLoop:
                 self._wait()
         if not self._is_saved:
             raise CheckpointDeclinedError(
-                "Expected the stage to end with a completed checkpoint, found that its last one failed, and "
-                f"{_LAST_TRIES} more; a retry goes on from the one before.",
+                "Expected a completed checkpoint at the end of the stage, found that the last one and "
+                f"{_LAST_TRIES} repetitions failed; a retry resumes after the last completed checkpoint.",
                 reason=CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
             )
 
@@ -323,8 +220,8 @@ class IncrementLoop:
                 self._pace.observed(self._cost_seconds)
 
     def _content(self, checkpoint_id: int, increment_seconds: float) -> CheckpointContent:
-        source = single_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
-        sink = single_state(f"{self._uid}/{SINK}", self._commits.encode())
+        source = driver_state(f"{self._uid}/{SOURCE}", self._enumerator.snapshot())
+        sink = driver_state(f"{self._uid}/{SINK}", self._commits.encode())
         return CheckpointContent(
             state={STATE_KEY: self._small_values(checkpoint_id)},
             operator_states=(*self._states.operator_states(), source, sink),
@@ -335,10 +232,115 @@ class IncrementLoop:
         )
 
     def _small_values(self, checkpoint_id: int) -> dict[str, Any]:
-        # A savepoint is a copy with an id of its own, and what it copies is known by this one.
+        # A savepoint has its own checkpoint ID, so the ID of the copied checkpoint is stored in its state.
         return {
             "checkpoint": checkpoint_id,
             "run": self._run_key,
             "now_ms": self._tasks.now_ms,
             "cost_seconds": self._cost_seconds or None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A pending checkpoint with its final content, for the thread that completes it."""
+
+    pending: PendingCheckpoint
+    content: CheckpointContent
+
+
+class SinkCommits:
+    """
+    Retains committables by checkpoint, and commits those of completed checkpoints, oldest first.
+
+    :param sink: ``None`` for a stage without a sink, which has no committables.
+    :param attempt: The registered attempt.
+    :param restored: Value of :meth:`encode` in the restored checkpoint.
+    """
+
+    def __init__(self, sink: Sink | None, attempt: StageAttempt, restored: Any = None) -> None:
+        self._sink = sink
+        self._attempt = attempt
+        self._staged: list[Committable] = []
+        self._open: dict[int, list[Committable]] = {int(n): list(each) for n, each in (restored or {}).items()}
+
+    def stage(self, committables: Iterable[Committable]) -> None:
+        """Add committables of an increment; they belong to the next checkpoint."""
+        self._staged.extend(committables)
+
+    def assign(self, checkpoint_id: int) -> None:
+        """
+        Assign the committables since the last checkpoint to a checkpoint.
+
+        The assignment is final. A checkpoint that seems to have failed may be completed later; it and the next checkpoint then
+        contain the same committables under the same checkpoint ID.
+        """
+        if self._staged:
+            self._open[checkpoint_id] = self._staged
+            self._staged = []
+
+    def encode(self) -> dict[str, Any]:
+        """Return the uncommitted committables as plain values."""
+        return {str(checkpoint_id): list(each) for checkpoint_id, each in sorted(self._open.items())}
+
+    @property
+    def has_open(self) -> bool:
+        """Whether there are uncommitted committables of a checkpoint."""
+        return bool(self._open)
+
+    def commit(self, completed: int) -> None:
+        """
+        Commit all committables, oldest first, and confirm the commits to the coordinator.
+
+        :param completed: The completed checkpoint that contains the committables.
+        :raises StateCheckError: if the sink fails; the committables are retained then.
+        """
+        for checkpoint_id in sorted(self._open):
+            if self._sink is not None:
+                self._sink.commit(checkpoint_id, self._open[checkpoint_id])
+        self._attempt.confirm_commits((completed,))
+        self._open = {}
+
+    def end(self) -> None:
+        """
+        Confirm commits of earlier attempts that this attempt did not restore, because the sink has replaced their output.
+
+        :raises StateCheckError: if the coordinator does not respond.
+        """
+        latest = self._attempt.latest
+        if self._attempt.grant.effects.commits and latest is not None and not self._open:
+            self._attempt.confirm_commits((latest.checkpoint_id,))
+
+
+def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[PlannedVertex], parallelism: int) -> None:
+    """
+    Require reports of all subtasks of a keyed vertex, or of none.
+
+    Spark runs no subtask if it knows that there are no rows.
+
+    :raises CoordinatorError: if some subtasks are missing or reported twice.
+    """
+    reports = list(reports)
+    for number, vertex in enumerate(vertices):
+        found = sorted(report.subtask for report in reports if report.vertex == number)
+        if vertex.key is not None and found and found != list(range(parallelism)):
+            raise CoordinatorError(
+                f"Expected a report of each of the {parallelism} subtasks after key_by{vertex.key.columns}, found those of "
+                f"{found}; turn off the Spark settings that coalesce partitions."
+            )
+
+
+def total_size(enumerator: SplitEnumerator) -> int:
+    """Return the size of the source in bytes, or in splits if its size is unknown."""
+    return enumerator.total_splits if enumerator.total_bytes is None else enumerator.total_bytes
+
+
+def finished_size(enumerator: SplitEnumerator) -> int:
+    """Return the size of the finished splits in bytes, or their number if the size is unknown."""
+    known = enumerator.total_bytes is not None and enumerator.finished_bytes is not None
+    return (enumerator.finished_bytes or 0) if known else enumerator.finished_splits
+
+
+def increment_size(increment: Increment) -> int:
+    """Return the size of an increment in bytes, or in splits if its size is unknown."""
+    return len(increment.splits) if increment.size_bytes is None else increment.size_bytes

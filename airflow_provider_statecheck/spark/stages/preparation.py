@@ -1,4 +1,9 @@
-"""Preparation on the driver: user code, session settings and state types."""
+"""
+Preparation of a stage on the driver.
+
+Makes user code available to Spark tasks, finds the types of the state of all functions, and checks them against a restored
+checkpoint before any data is read.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.checkpoint.states.key_groups import MAX_PARALLELISM_BOUND, require_parallelism
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.driver.session import runs_in_this_process
-from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, TaskPlace
+from airflow_provider_statecheck.spark.stages.executor.task_control import OperatorTask, SubtaskContext
 from airflow_provider_statecheck.spark.stages.executor.vertex_task import FunctionChain
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, report, require_compatible
@@ -32,20 +37,32 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
+# Available in every Python of Spark, even if only through Spark's own search path.
+_AVAILABLE_PACKAGES = ("__main__", "airflow_provider_statecheck", "pyspark", "py4j")
+
+_ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_DEFAULT_BATCH_ROWS = "10000"
+_LARGE_BATCH_ROWS = "65536"
+
+_HEADROOM = 4
+"""Factor by which the parallelism of an operator may grow later."""
+
 
 def probe_schemas(
     operators: Sequence[PlannedOperator], *, storage: CheckpointStorage, logical_date: datetime | None
 ) -> dict[str, OperatorSchemas]:
     """
-    Return the states of functions by the uid of their operators.
+    Return the state types of functions, by the uids of their operators.
 
-    Functions are copied as they are for Spark's tasks, then ``initialize_state``, ``open`` and ``close`` are called.
+    Opens a copy of each function, pickled as for Spark tasks, with an in-memory state backend and closes it again.
 
-    :raises InvalidConfigurationError: for a function that cannot be sent to a task.
+    :raises InvalidConfigurationError: if a function cannot be pickled.
     """
     from airflow_provider_statecheck.state.backends.hash_state_backend import MemoryStateBackend
 
-    place = TaskPlace(
+    context = SubtaskContext(
         job_id="0" * 32,
         subtask=0,
         parallelism=1,
@@ -57,7 +74,7 @@ def probe_schemas(
     )
     found: dict[str, OperatorSchemas] = {}
     for operator in operators:
-        chain = FunctionChain([_task(operator)], place, storage)
+        chain = FunctionChain([_task_of(operator)], context, storage)
         try:
             chain.open()
             found.update(chain.schemas())
@@ -66,80 +83,77 @@ def probe_schemas(
     return found
 
 
-def _task(operator: PlannedOperator) -> OperatorTask:
+def _task_of(operator: PlannedOperator) -> OperatorTask:
     return OperatorTask(
         uid=operator.uid,
         operator_id=operator.operator_id,
-        node=_as_sent(operator),
+        node=_pickled_copy(operator),
         input_schema=operator.input_schema,
         output_schema=operator.output_schema,
         key_serializer=operator.key_serializer,
     )
 
 
-def _as_sent(operator: PlannedOperator) -> Any:
+def _pickled_copy(operator: PlannedOperator) -> Any:
     from pyspark import cloudpickle
 
     try:
         return cloudpickle.loads(cloudpickle.dumps(operator.node))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise InvalidConfigurationError(
-            f"Expected the function {operator.uid!r} to be one that can be sent to Spark's tasks, found one that cannot be "
-            f"pickled: {error}. Open connections and files in open()."
+            f"Expected a function {operator.uid!r} that can be pickled for Spark tasks, found: {error}. Open connections and "
+            "files in open()."
         ) from error
 
 
-# They are there already, also where they are not installed but on Spark's own search path.
-_NOT_OF_USERS = ("__main__", "airflow_provider_statecheck", "pyspark", "py4j")
-
-
-def make_importable(spark: SparkSession, parts: Iterable[object]) -> None:
+def make_importable(spark: SparkSession, objects: Iterable[object]) -> None:
     """
-    Let tasks use what only the driver has modules for.
+    Make the modules of user code available to Spark tasks.
 
-    Where Spark runs in this process its tasks get the same search path, and what cannot be found on it, such as a Dag's
-    own file, is sent with them. Elsewhere all modules are sent that lie beside those of the parts, unless they are
-    installed.
+    If Spark runs in this process, its tasks get the same search path, and modules that are not on it, such as a Dag file, are
+    pickled by value. Otherwise all loaded modules from the same directories as the user's modules are pickled by value, except
+    installed ones.
 
-    :param parts: Functions and other objects of the user's that tasks get.
+    :param objects: Functions and other user objects that tasks need.
     """
-    modules = list(_modules_of(parts))
+    modules = list(_modules_of(objects))
     if runs_in_this_process(spark):
         _share_search_path(spark)
-        _send_by_value(module for module in modules if not _is_found(module))
+        _pickle_by_value(module for module in modules if not _is_on_search_path(module))
     else:
         roots = {_root_of(module) for module in modules}
-        _send_by_value(module for module in _loaded() if _root_of(module) in roots)
+        _pickle_by_value(module for module in _loaded_user_modules() if _root_of(module) in roots)
 
 
-def _modules_of(parts: Iterable[object]) -> Iterator[ModuleType]:
-    for part in parts:
-        called = part.func if isinstance(part, functools.partial) else part
+def _modules_of(objects: Iterable[object]) -> Iterator[ModuleType]:
+    for user_object in objects:
+        called = user_object.func if isinstance(user_object, functools.partial) else user_object
         kind = called if hasattr(called, "__qualname__") else type(called)
         module = sys.modules.get(str(getattr(kind, "__module__", "")))
-        if module is not None and _is_of_user(module):
+        if module is not None and _is_user_module(module):
             yield module
 
 
-def _loaded() -> Iterator[ModuleType]:
-    return (module for module in list(sys.modules.values()) if _is_of_user(module))
+def _loaded_user_modules() -> Iterator[ModuleType]:
+    return (module for module in list(sys.modules.values()) if _is_user_module(module))
 
 
-def _is_of_user(module: Any) -> bool:
+def _is_user_module(module: Any) -> bool:
     file = getattr(module, "__file__", None)
-    name = str(getattr(module, "__name__", "")).partition(".")[0]
-    return isinstance(module, ModuleType) and file is not None and name not in _NOT_OF_USERS and not _is_installed(file)
+    if not isinstance(module, ModuleType) or file is None:
+        return False
+    return module.__name__.partition(".")[0] not in _AVAILABLE_PACKAGES and not _is_installed(file)
 
 
 def _root_of(module: ModuleType) -> Path:
-    """Return the directory on the search path from which a module came, its own where there is none."""
+    """Return the most specific directory of the search path that contains a module, by default its own directory."""
     file = Path(str(module.__file__)).resolve()
     above = [root for path in sys.path if path and file.is_relative_to(root := Path(path).resolve())]
     return max(above, key=lambda root: len(root.parts), default=file.parent)
 
 
-def _is_found(module: ModuleType) -> bool:
-    # Airflow gives a Dag's file a name of its own, under which it is loaded but cannot be found.
+def _is_on_search_path(module: ModuleType) -> bool:
+    # Airflow loads Dag files under generated names, which cannot be imported.
     return PathFinder.find_spec(module.__name__.partition(".")[0]) is not None
 
 
@@ -150,7 +164,7 @@ def _share_search_path(spark: SparkSession) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([*known, *missing])
 
 
-def _send_by_value(modules: Iterable[ModuleType]) -> None:
+def _pickle_by_value(modules: Iterable[ModuleType]) -> None:
     from pyspark import cloudpickle
 
     for module in modules:
@@ -159,10 +173,10 @@ def _send_by_value(modules: Iterable[ModuleType]) -> None:
 
 
 def _resolve_annotations(module: ModuleType) -> None:
-    # The names in annotations that are texts mean nothing where the module is not, and state may be of such a class.
+    # Tasks cannot resolve annotations that are strings without the module, but state may have types of its classes.
     for kind in vars(module).values():
         if isinstance(kind, type) and kind.__module__ == module.__name__:
-            # A name that type checkers alone know stays a text.
+            # Names that are imported only for type checking remain strings.
             with contextlib.suppress(NameError):
                 hints = typing.get_type_hints(kind, include_extras=True)
                 kind.__annotations__ = {name: hints[name] for name in inspect.get_annotations(kind)}
@@ -179,89 +193,79 @@ def _installed_roots() -> frozenset[Path]:
     return frozenset(Path(path).resolve() for path in (*paths, *site.getsitepackages(), site.getusersitepackages()))
 
 
-log = logging.getLogger(__name__)
-
-
-def carried_schemas(
-    restored: Mapping[str, OperatorSchemas], today: Mapping[str, OperatorSchemas]
+def merged_schemas(
+    restored: Mapping[str, OperatorSchemas], current: Mapping[str, OperatorSchemas]
 ) -> dict[str, OperatorSchemas]:
     """
-    Compare the types of restored state with those of today, before anything is read, and return what is saved with it.
+    Check restored state types against current ones; return the types for the next checkpoint.
 
-    :param restored: By the uid of the operator.
-    :param today: By the uid of the operator.
-    :raises StateMigrationError: if an operator cannot go on with its state, naming the state and both types.
+    :param restored: Restored types, by the uids of their operators.
+    :param current: Current types, by the uids of their operators.
+    :raises StateMigrationError: if the restored state of an operator cannot be migrated to its current types.
     """
-    return {uid: _carried(uid, restored.get(uid), new) for uid, new in today.items()}
+    return {uid: _merge(uid, restored.get(uid), new) for uid, new in current.items()}
 
 
-def _carried(uid: str, old: OperatorSchemas | None, new: OperatorSchemas) -> OperatorSchemas:
+def _merge(uid: str, old: OperatorSchemas | None, new: OperatorSchemas) -> OperatorSchemas:
     if old is None:
         return new
     found = require_compatible(old, new, uid)
     if found:
-        log.info("State of %s is restored:\n%s", uid, report(found))
-    return replace(new, keyed=_with_kept(old.keyed, new.keyed), operator=_with_kept(old.operator, new.operator))
+        log.info("Restored the state of %s:\n%s", uid, report(found))
+    keyed, operator = _with_unregistered(old.keyed, new.keyed), _with_unregistered(old.operator, new.operator)
+    return replace(new, keyed=keyed, operator=operator)
 
 
-def _with_kept(old: Iterable[StateSchema], new: tuple[StateSchema, ...]) -> tuple[StateSchema, ...]:
+def _with_unregistered(old: Iterable[StateSchema], new: tuple[StateSchema, ...]) -> tuple[StateSchema, ...]:
+    # Restored state that the function has not registered is retained.
     names = {state.name for state in new}
     return (*new, *(state for state in old if state.name not in names))
-
-
-_ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_SPARKS_DEFAULT = "10000"
-_WANTED = "65536"
 
 
 @contextmanager
 def stage_settings_applied(spark: SparkSession) -> Iterator[None]:
     """
-    Let Spark send rows to Python in larger batches, unless somebody chose their size, and undo that afterwards.
+    Increase the size of Arrow batches during a ``with`` block, unless the user has changed it.
 
-    Batches of Spark's default size cost as much for their making as for their content.
+    With Spark's default size, the overhead of a batch equals the cost of its content.
     """
-    before = spark.conf.get(_ROWS_PER_BATCH, _SPARKS_DEFAULT)
-    if before != _SPARKS_DEFAULT:
+    before = spark.conf.get(_ROWS_PER_BATCH, _DEFAULT_BATCH_ROWS)
+    if before != _DEFAULT_BATCH_ROWS:
         yield
         return
-    spark.conf.set(_ROWS_PER_BATCH, _WANTED)
+    spark.conf.set(_ROWS_PER_BATCH, _LARGE_BATCH_ROWS)
     try:
         yield
     except BaseException:
-        # A session that was lost has nothing to undo, and must not hide why the stage failed.
+        # A lost session needs no reset, and its error must not replace that of the stage.
         with suppress(Exception):
             spark.conf.set(_ROWS_PER_BATCH, before)
         raise
     spark.conf.set(_ROWS_PER_BATCH, before)
 
 
-_ROOM = 4
-"""So many times its parallelism an operator may come to need."""
-
-
 def max_parallelism_advice(parallelism: int, max_parallelism: int) -> str | None:
     """
-    Return a warning for the first run of an operator with few key groups; ``None`` where there is nothing to warn of.
+    Return a warning for a new operator with few key groups; ``None`` if there are enough.
 
-    :raises InvalidConfigurationError: for a parallelism out of bounds.
+    :raises InvalidConfigurationError: if a parallelism is out of range.
     """
     require_parallelism(parallelism, max_parallelism)
     wanted = recommended_max_parallelism(parallelism)
-    if max_parallelism >= min(_ROOM * parallelism, MAX_PARALLELISM_BOUND):
+    if max_parallelism >= min(_HEADROOM * parallelism, MAX_PARALLELISM_BOUND):
         return None
     return (
-        f"max_parallelism={max_parallelism} is less than {_ROOM} times the parallelism of {parallelism}: it bounds every "
-        f"later parallelism, and few key groups spread keys unevenly. Set max_parallelism={wanted} before there is state; "
-        f"later it takes `airflow statecheck rescale` on a savepoint."
+        f"max_parallelism={max_parallelism} is less than {_HEADROOM} times the parallelism of {parallelism}: it bounds every "
+        f"later parallelism, and few key groups distribute keys unevenly. Set max_parallelism={wanted} before there is state; "
+        "later, run `airflow statecheck rescale` on a savepoint."
     )
 
 
 def recommended_max_parallelism(parallelism: int) -> int:
     """
-    Return a number of key groups with room to grow: a power of two, at least four times the parallelism.
+    Return the recommended number of key groups: a power of two, at least four times the parallelism.
 
-    :raises InvalidConfigurationError: for a parallelism out of bounds.
+    :raises InvalidConfigurationError: if the parallelism is out of range.
     """
     require_parallelism(parallelism)
-    return min(1 << (_ROOM * parallelism - 1).bit_length(), MAX_PARALLELISM_BOUND)
+    return min(1 << (_HEADROOM * parallelism - 1).bit_length(), MAX_PARALLELISM_BOUND)

@@ -1,4 +1,8 @@
-"""Declaration of a stateful stage: nodes, aggregates and settings."""
+"""
+Declaration of a stateful stage: nodes, aggregates and settings.
+
+A stage is immutable and holds no session, so that modules can declare it and Airflow can parse it without Spark.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +28,33 @@ class Aggregate:
     """
     One aggregate of a group.
 
-    :param expression: What is aggregated: a column, or any expression of Spark SQL.
+    :param expression: A column or another expression of Spark SQL.
     """
 
     expression: str
 
     spark_function: ClassVar[str]
-    """The name of the function that Spark has for the first step."""
+    """Name of the Spark function that computes a partial result."""
     combine: ClassVar[str]
-    """The name of the function that Arrow has for combining partial results."""
+    """Name of the Arrow function that combines partial results."""
 
 
 class Sum(Aggregate):
-    """The sum of what is not null; null where nothing was."""
+    """Sum of the non-null values; null if there are none."""
 
     spark_function = "sum"
     combine = "sum"
 
 
 class Max(Aggregate):
-    """The largest of what is not null."""
+    """Largest non-null value."""
 
     spark_function = "max"
     combine = "max"
 
 
 class Min(Aggregate):
-    """The smallest of what is not null."""
+    """Smallest non-null value."""
 
     spark_function = "min"
     combine = "min"
@@ -58,9 +62,9 @@ class Min(Aggregate):
 
 class Count(Aggregate):
     """
-    How many there were.
+    Number of rows.
 
-    :param expression: What must not be null to count; by default every row does.
+    :param expression: Counts only rows in which this expression is not null; by default all rows.
     """
 
     spark_function = "count"
@@ -72,17 +76,17 @@ class Count(Aggregate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapNode:
-    """A function of single elements, which may have operator state and, behind a key, keyed state."""
+    """A function of single elements, with optional operator state and, directly after ``key_by``, keyed state."""
 
     uid: str
     function: Any
     output: Any = None
-    """``None`` where elements keep their columns."""
+    """Output columns; ``None`` if they equal the input columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyNode:
-    """From here on elements of one key meet in one subtask."""
+    """A repartitioning that sends all elements of a key to one subtask."""
 
     columns: tuple[str, ...]
     order_by: tuple[str, ...] = ()
@@ -95,21 +99,21 @@ class ProcessNode:
     uid: str
     function: Any
     output: Any = None
-    """``None`` where it gives nothing."""
+    """Output columns; ``None`` if the function emits nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateNode:
-    """Aggregates by key, of which the library knows how to compute them on whole columns."""
+    """Aggregates by key, computed on whole columns."""
 
     uid: str
     aggregates: Mapping[str, Aggregate] = field(default_factory=dict)
     emits_changes: bool = False
-    """Whether changed keys are given after each increment, in contrast to all of them at the end."""
+    """``True`` to emit changed keys after each increment, ``False`` to emit all keys at the end of the input."""
 
 
 Node = MapNode | KeyNode | ProcessNode | AggregateNode
-"""What can stand between source and sink."""
+"""A step between source and sink."""
 
 
 RESERVED_UIDS = ("source", "sink")
@@ -118,15 +122,15 @@ RESERVED_UIDS = ("source", "sink")
 @dataclass(frozen=True, slots=True, repr=False)
 class Stage:
     """
-    A source, functions with state, and a sink, run in increments of which each can end in a checkpoint.
+    A source, stateful functions and a sink, run in increments that can each end with a checkpoint.
 
-    Each method gives a new stage with one more part, so that a common beginning can be shared.
+    Each method returns a new stage with one more step, so several stages can share their first steps.
 
-    :param uid: Name of the stage within the job of a script, by default ``stage``; in Airflow the task id is its name.
-    :param max_parallelism: Number of key groups, fixed for the life of the state; by default it follows from
+    :param uid: Name of the stage within the job of a script, by default ``stage``; in Airflow the task id is used.
+    :param max_parallelism: Number of key groups, fixed for the lifetime of the state; by default derived from
         ``parallelism``.
-    :param parallelism: Number of subtasks of keyed functions; by default as many tasks as Spark runs at once.
-    :param state_backend: Where keyed state lives while it is worked on: an object, ``arrow`` (default), ``hashmap``,
+    :param parallelism: Number of subtasks of keyed functions; by default the number of tasks that Spark runs concurrently.
+    :param state_backend: Backend of keyed state during processing: an object, ``arrow`` (default), ``hashmap``,
         ``filesystem``, or the dotted path of a factory.
     """
 
@@ -139,18 +143,18 @@ class Stage:
     output: Sink | None = None
 
     def __repr__(self) -> str:
-        """Return the same text for the same declaration: Airflow keeps it where a task is mapped, and pages show it."""
+        """Return a text that depends only on the uid: Airflow stores it for mapped tasks, and pages show it."""
         return f"Stage({self.uid!r})"
 
     def source(self, source: Source) -> Stage:
         """
-        Read from a source.
+        Set the source.
 
-        :raises InvalidConfigurationError: if the stage has one.
+        :raises InvalidConfigurationError: if the stage already has a source or another step.
         """
         if self.input is not None or self.nodes:
             raise InvalidConfigurationError(
-                "Expected a stage to begin with its one source, found a second or a late one."
+                "Expected the source once and as the first step of a stage, found a second or a late one; remove it."
             )
         return replace(self, input=source)
 
@@ -158,12 +162,11 @@ class Stage:
         """
         Apply a function to each element.
 
-        :param function: A callable, a ``MapFunction`` or a ``FlatMapFunction``; one that is a ``CheckpointedFunction`` too has
-            operator state, and right behind ``key_by`` keyed state.
+        :param function: A callable, a ``MapFunction`` or a ``FlatMapFunction``. If it also is a ``CheckpointedFunction``, it has
+            operator state and, directly after ``key_by``, keyed state.
         :param uid: Name of its state within the stage; by default ``map``.
-        :param output: Columns of what it gives: a DDL text, an Arrow or Spark schema, or a dataclass; by default those of its
-            input.
-        :raises InvalidConfigurationError: for what is no such function.
+        :param output: Output columns: DDL, an Arrow or Spark schema, or a dataclass; by default the input columns.
+        :raises InvalidConfigurationError: if the function has another type.
         """
         if isinstance(function, type) or not (
             callable(function) or isinstance(function, MapFunction | FlatMapFunction)
@@ -175,12 +178,12 @@ class Stage:
 
     def key_by(self, *columns: str, order_by: str | tuple[str, ...] = ()) -> Stage:
         """
-        Let elements of one key meet in one subtask.
+        Send all elements of a key to one subtask.
 
-        :param columns: The columns of the key.
-        :param order_by: Columns by which the elements of a key are ordered within an increment; without it their order is not
-            defined.
-        :raises InvalidConfigurationError: without a column.
+        :param columns: Columns of the key.
+        :param order_by: Columns by which the elements of a key are ordered within an increment; without any, the order is
+            undefined.
+        :raises InvalidConfigurationError: if there is no column.
         """
         if not columns or not all(columns):
             raise InvalidConfigurationError(f"Expected names of columns to key by, found {columns!r}.")
@@ -193,8 +196,8 @@ class Stage:
 
         :param function: A ``KeyedProcessFunction``.
         :param uid: Name of its state within the stage; by default ``process``.
-        :param output: Columns of what it gives, as for :meth:`map`; ``None`` if it gives nothing.
-        :raises InvalidConfigurationError: for what is no such function.
+        :param output: Output columns, as for :meth:`map`; ``None`` if the function emits nothing.
+        :raises InvalidConfigurationError: if the function has another type.
         """
         require_keyed_process_function(function)
         return self._with(ProcessNode(uid=uid or "process", function=function, output=output))
@@ -206,11 +209,11 @@ class Stage:
         Aggregate by key, on whole columns.
 
         :param uid: Name of its state within the stage; by default ``aggregate``.
-        :param emit: ``end`` gives every key when the input has ended; ``changes`` gives the changed ones after each increment.
-        :param aggregates: The columns of the result.
-        :raises InvalidConfigurationError: without an aggregate, or for another ``emit``.
+        :param emit: ``end`` emits all keys at the end of the input; ``changes`` emits changed keys after each increment.
+        :param aggregates: Aggregates by the names of their output columns.
+        :raises InvalidConfigurationError: if there is no aggregate, or ``emit`` is invalid.
         """
-        if not aggregates or not all(isinstance(each, Aggregate) for each in aggregates.values()):
+        if not aggregates or not all(isinstance(aggregate, Aggregate) for aggregate in aggregates.values()):
             raise InvalidConfigurationError(
                 f"Expected aggregates by name, such as total=Sum('price'), found {aggregates!r}."
             )
@@ -220,9 +223,9 @@ class Stage:
 
     def sink(self, sink: Sink) -> Stage:
         """
-        Write to a sink; nothing can follow it.
+        Set the sink; it is the last step.
 
-        :raises InvalidConfigurationError: if the stage has one.
+        :raises InvalidConfigurationError: if the stage already has a sink, or has no source.
         """
         self._require_open()
         return replace(self, output=sink)
@@ -230,44 +233,45 @@ class Stage:
     def _with(self, node: Node) -> Stage:
         self._require_open()
         stage = replace(self, nodes=(*self.nodes, node))
-        counts = Counter(each.uid for each in stage.nodes if not isinstance(each, KeyNode))
+        counts = Counter(known.uid for known in stage.nodes if not isinstance(known, KeyNode))
         repeated = [uid for uid, count in counts.items() if count > 1 or uid in RESERVED_UIDS]
         if repeated:
             raise InvalidConfigurationError(
-                f"Expected a uid of its own for the state of each function, and neither of {RESERVED_UIDS}, found "
-                f"{repeated[0]!r} again; give uid=."
+                f"Expected a unique uid for the state of each function, other than {RESERVED_UIDS}, found {repeated[0]!r} again; "
+                "set uid=."
             )
         return stage
 
     def _require_open(self) -> None:
         if self.input is None or self.output is not None:
             raise InvalidConfigurationError(
-                "Expected a stage in the order source, functions, sink, found a part before its source or behind its sink."
+                "Expected a stage in the order source, functions, sink, found a step before the source or after the sink."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """What an operator or a script decides."""
+    """Settings of a stage from an operator or a script."""
 
     logical_date: datetime | None = None
-    """By which state expires; without it the date that the run is named by, else the time at which its first try was
-    registered."""
+    """Time for the expiry of state; by default the date in the name of the run, else the registration time of its first
+    attempt."""
     checkpoint_interval: timedelta | str | int | None = None
-    """How much time lies between two checkpoints; ``None`` takes one after each increment, ``auto`` finds it by what
-    checkpoints cost and how often the job failed."""
+    """Minimum time between checkpoints. ``None`` takes one after each increment; ``auto`` derives it from the cost of
+    checkpoints and the failures of the job."""
     min_pause: timedelta | str | int | None = None
+    """Minimum time between the end of a checkpoint and the start of the next one."""
     renamed_uids: Mapping[str, str] = field(default_factory=dict)
-    """New uids of functions by old ones, within the stage."""
+    """New uids of functions by old uids, within the stage."""
     allow_non_restored_state: bool = False
-    """Whether state of functions that are gone is dropped."""
+    """Whether to drop the state of functions that no longer exist."""
     data_inline_threshold: int = 20 * 1024
-    """Up to how many bytes state travels in the metadata."""
+    """Maximum size of state that is stored inside the metadata, in bytes."""
     state_config: Mapping[str, str] = field(default_factory=dict)
-    """Which state backend a stage has that names none, and how it keeps state, by Flink's keys such as ``state.backend``."""
+    """Default state backend and its options, by Flink's keys such as ``state.backend``."""
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Of the filesystems of source and sink where they have none of their own."""
+    """Default options of the filesystems of source and sink."""
     combines: bool | None = None
-    """Whether aggregates are combined in the JVM before the shuffle; ``None`` finds out where it pays."""
+    """Whether Spark combines aggregates before the shuffle; ``None`` decides by the number of keys per row."""
     monotonic: Callable[[], float] = time.monotonic
-    """The clock for durations, in seconds."""
+    """Clock for durations, in seconds."""

@@ -1,4 +1,9 @@
-"""One try of a stage: restore, plan, run increment by increment, finish."""
+"""
+One attempt of a stage: restore, plan, run increment by increment, finish.
+
+The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The sink is
+opened after that, and commits the committables of the restored checkpoint first.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +24,17 @@ from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, Failure
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
 from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementJobs, IncrementTasks
-from airflow_provider_statecheck.spark.stages.increment_loop import IncrementLoop, SinkCommits, finished_of, total_of
+from airflow_provider_statecheck.spark.stages.increment_loop import (
+    IncrementLoop,
+    SinkCommits,
+    finished_size,
+    total_size,
+)
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
 from airflow_provider_statecheck.spark.stages.preparation import (
-    carried_schemas,
     make_importable,
     max_parallelism_advice,
+    merged_schemas,
     probe_schemas,
     stage_settings_applied,
 )
@@ -44,20 +54,87 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.spark.sources.source import Source, SplitEnumerator
     from airflow_provider_statecheck.state.backends.state_backend import StateBackend
 
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage did."""
+    """Result of a stage."""
 
     increments: int
-    """How many this try ran."""
+    """Number of increments of this attempt."""
     rows: int
-    """How many elements it read."""
+    """Number of elements that this attempt read."""
     checkpoint_id: int | None
-    """Its last completed checkpoint."""
+    """Last completed checkpoint."""
+
+
+def run_stage(
+    spark: SparkSession,
+    stage: Stage,
+    *,
+    job: str,
+    checkpoint_dir: str,
+    metadata: str,
+    run: str = "script",
+    on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
+    num_retained: int = 2,
+    retained_runs: int = 1,
+    settings: StageSettings | None = None,
+    storage_options: dict[str, Any] | None = None,
+    from_savepoint: str | None = None,
+    claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
+    from_checkpoint: str | None = None,
+    fork: str | None = None,
+    allowed_locations: Sequence[str] = (),
+) -> StageResult:
+    """
+    Run a stage to its end; resume a failed attempt of the same run.
+
+    :param job: Name of the job.
+    :param checkpoint_dir: Directory of checkpoints: a path or any fsspec URI.
+    :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; missing tables are created.
+    :param run: Name of the run. A new run continues from the state of the last one. Names that are dates, such as
+        ``2026-01-05``, are ordered, and a run before the last one is refused.
+    :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
+    :param num_retained: Number of retained completed checkpoints, at least 1.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that later runs can be repeated.
+    :param settings: Settings of the stage.
+    :param storage_options: Options of the filesystem of checkpoints.
+    :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
+    :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the job).
+    :param from_checkpoint: For a run on a fork: the checkpoint of the job at which the fork starts, as an ID, ``run:<run>``,
+        ``before:<run>`` or a pointer.
+    :param fork: Name of the fork, which is the job ``<job>@<fork>``; by default the name of the run.
+    :param allowed_locations: Other locations of files in checkpoints and savepoints, as URIs such as ``s3://archive``.
+    :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
+    :raises RunSupersededError: if the state already includes a later run.
+    """
+    settings = settings or StageSettings()
+    attempt = open_attempt(
+        spark,
+        job=job,
+        checkpoint_dir=checkpoint_dir,
+        metadata=metadata,
+        uid=stage.uid or "stage",
+        run=run,
+        on_clear=OnClear(on_clear),
+        num_retained=num_retained,
+        retained_runs=retained_runs,
+        checkpoint_timeout_seconds=600.0,
+        tolerable_failed_checkpoints=-1,
+        storage_options=storage_options or {},
+        savepoint_dir=None,
+        from_savepoint=from_savepoint,
+        claim_mode=RestoreMode(claim_mode),
+        renamed_uids=settings.renamed_uids,
+        allow_non_restored_state=settings.allow_non_restored_state,
+        from_checkpoint=from_checkpoint,
+        fork=fork,
+        allowed_locations=allowed_locations,
+        data_inline_threshold=settings.data_inline_threshold,
+    )
+    return StageRun(spark, attempt, stage, settings).run()
 
 
 def _call(work: Callable[[], StageResult]) -> StageResult:
@@ -66,13 +143,13 @@ def _call(work: Callable[[], StageResult]) -> StageResult:
 
 class StageRun:
     """
-    Runs a stage in a registered try and closes the try, as finished or as failed.
+    Runs a stage in a registered attempt, and closes the attempt as finished or failed.
 
-    :param spark: The session that computes.
-    :param attempt: The registered try.
-    :param stage: What to run.
-    :param settings: How.
-    :raises InvalidConfigurationError: for a stage whose parts do not fit; nothing was started then.
+    :param spark: The session.
+    :param attempt: The registered attempt.
+    :param stage: The stage.
+    :param settings: Settings of the stage.
+    :raises InvalidConfigurationError: if the steps of the stage do not fit together; nothing was started then.
     """
 
     def __init__(
@@ -87,12 +164,12 @@ class StageRun:
 
     def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call) -> StageResult:
         """
-        Restore what there is, work through the rest of the source, and close the attempt.
+        Restore the state, process the rest of the source, and close the attempt.
 
-        :param around: Calls what works, in a thread that can be interrupted for instance; the attempt is closed behind it.
+        :param around: Calls the work, for instance in an interruptible thread; the attempt is closed after it returns.
         :raises StaleAttemptError: if a newer attempt has taken over.
-        :raises StateMigrationError: if a function changed so that its state cannot go on.
-        :raises StateCheckError: for trouble with the source, the sink or the storage.
+        :raises StateMigrationError: if the restored state of a function cannot be migrated to its current types.
+        :raises StateCheckError: if the source, the sink or the storage fails.
         """
         try:
             result = around(self._run)
@@ -109,9 +186,9 @@ class StageRun:
         commits = SinkCommits(self._stage.output, self._attempt, restored.open_commits)
         with ExitStack() as closing:
             closing.enter_context(stage_settings_applied(self._spark))
-            make_importable(self._spark, self._parts_of_users())
+            make_importable(self._spark, self._user_objects())
             if first is None:
-                # Without rows no function is planned, so nothing tells whether the state of a savepoint fits.
+                # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken over.
                 self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
                 self._open_sink(restored, None)
                 closing.push(self._close_sink)
@@ -121,7 +198,7 @@ class StageRun:
             frame = enumerator.load(first)
             planned = StagePlanner(self._spark, self._uid).plan(self._vertices, frame)
             states, schemas = self._restore_states(restored, planned)
-            # Only now is it known that the state fits.
+            # The restored state has been checked against the functions.
             self._confirm(found, restored)
             self._open_sink(restored, planned[-1].output_schema)
             closing.push(self._close_sink)
@@ -147,25 +224,25 @@ class StageRun:
         return StageResult(increments, rows, latest.checkpoint_id if latest else None)
 
     def _confirm(self, found: RestoredStage | None, restored: RestoredStageState) -> None:
-        # A source that begins again takes nothing of a savepoint, so the savepoint stays its owner's.
-        is_left = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
-        self._attempt.confirm_restore(None if is_left else found)
+        # A source that starts over uses nothing of a savepoint, so its owner keeps the savepoint.
+        is_unused = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
+        self._attempt.confirm_restore(None if is_unused else found)
 
-    def _start(self, restored: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
-        parts = RestoredStageState(self._attempt, restored)
+    def _start(self, found: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
+        restored = RestoredStageState(self._attempt, found)
         try:
-            return parts, self._open_source(parts)
+            return restored, self._open_source(restored)
         except SourceRestartRequiredError as changed:
-            log.warning("The stage begins again: %s", changed)
+            log.warning("The stage starts over: %s", changed)
             fresh = RestoredStageState(self._attempt, None)
             return fresh, self._open_source(fresh)
 
-    def _parts_of_users(self) -> list[object]:
+    def _user_objects(self) -> list[object]:
         functions = [node.function for node in self._stage.nodes if hasattr(node, "function")]
         return [*functions, self._stage.output, self._stage.state_backend]
 
     def _open_source(self, restored: RestoredStageState) -> SplitEnumerator:
-        source = cast("Source", self._stage.input)  # vertices_of refused a stage without one
+        source = cast("Source", self._stage.input)  # vertices_of requires a source
         return source.open(
             self._spark,
             restored.source,
@@ -215,10 +292,10 @@ class StageRun:
             allow_non_restored_state=settings.allow_non_restored_state,
         )
         if restored.checkpoint_id is None:
-            _advise(subtasks, functions.max_parallelism)
+            _warn_about_max_parallelism(subtasks, functions.max_parallelism)
         schemas = probe_schemas(operators, storage=self._attempt.storage, logical_date=settings.logical_date)
         states = StageStates(
-            carried_schemas(functions.schemas, schemas),
+            merged_schemas(functions.schemas, schemas),
             parallelism=subtasks,
             max_parallelism=functions.max_parallelism,
             restored=functions.states,
@@ -267,11 +344,11 @@ class StageRun:
 
     def _progress(self, enumerator: SplitEnumerator) -> StageProgress:
         return StageProgress(
-            self._uid, total_of(enumerator), restored=finished_of(enumerator), monotonic=self._settings.monotonic
+            self._uid, total_size(enumerator), restored=finished_size(enumerator), monotonic=self._settings.monotonic
         )
 
     def _now_ms(self, restored: RestoredStageState) -> int:
-        """Return the time by which state expires: one for all tries of the run, so that each finds the same values alive."""
+        """Return the time for the expiry of state; all attempts of a run use the same time, so that they see the same values."""
         date = self._settings.logical_date or logical_date_of(self._run_key())
         if date is None and restored.run == self._run_key() and restored.now_ms is not None:
             return restored.now_ms
@@ -280,12 +357,12 @@ class StageRun:
     def _first_registration(self) -> datetime:
         operator_id, run = self._attempt.grant.attempt.operator_id, self._run_key()
         attempts = self._attempt.job_view().attempts
-        mine = [a for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run)]
+        own = [a for a in attempts if (a.operator_id, a.owner.run_key) == (operator_id, run)]
         if not self._attempt.registration.owner.airflow:
-            # A script that starts again after its end begins another run, although it gives it the same name.
-            ended = max((a.epoch for a in mine if a.status is AttemptStatus.FINISHED), default=0)
-            mine = [a for a in mine if a.epoch > ended]
-        return min(a.registered_at for a in mine)
+            # A script that starts again after its end begins another run under the same name.
+            ended = max((a.epoch for a in own if a.status is AttemptStatus.FINISHED), default=0)
+            own = [a for a in own if a.epoch > ended]
+        return min(a.registered_at for a in own)
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key
@@ -299,81 +376,13 @@ def _default_parallelism(spark: SparkSession) -> int:
     return int(spark.sparkContext.defaultParallelism)
 
 
-def _advise(subtasks: int, max_parallelism: int) -> None:
+def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:
     advice = max_parallelism_advice(subtasks, max_parallelism)
     if advice is not None:
         log.warning("%s", advice)
 
 
 def _commit_restored(restored: RestoredStageState, commits: SinkCommits) -> None:
-    # The try before may have ended between its checkpoint and the commit.
+    # The previous attempt may have ended between its checkpoint and the commit.
     if restored.checkpoint_id is not None and commits.has_open:
         commits.commit(restored.checkpoint_id)
-
-
-def run_stage(
-    spark: SparkSession,
-    stage: Stage,
-    *,
-    job: str,
-    checkpoint_dir: str,
-    metadata: str,
-    run: str = "script",
-    on_clear: OnClear | str = OnClear.RESUME_UNCHANGED,
-    num_retained: int = 2,
-    retained_runs: int = 1,
-    settings: StageSettings | None = None,
-    storage_options: dict[str, Any] | None = None,
-    from_savepoint: str | None = None,
-    claim_mode: RestoreMode | str = RestoreMode.NO_CLAIM,
-    from_checkpoint: str | None = None,
-    fork: str | None = None,
-    allowed_locations: Sequence[str] = (),
-) -> StageResult:
-    """
-    Run a stage to its end, or from where its last try failed.
-
-    :param job: Name of the unit of recovery.
-    :param checkpoint_dir: Where the bytes go: a path or any fsspec URI.
-    :param metadata: SQLAlchemy URL of the database for the rows, such as ``sqlite:///state.db``; its tables are made.
-    :param run: Name of the run; a new one goes on from the state of the last. Names that are dates, such as ``2026-01-05``,
-        are in their order, and an earlier one is refused.
-    :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
-    :param num_retained: How many completed checkpoints to keep, at least 1.
-    :param retained_runs: Of how many earlier runs to keep the last checkpoint, so that as many can be begun again.
-    :param settings: How the stage is run.
-    :param storage_options: Options of the filesystem of the checkpoints.
-    :param from_savepoint: Pointer to what a try begins from that would start with nothing.
-    :param claim_mode: Whose that is then: ``no_claim`` (default, its owner's) or ``claim`` (the job's).
-    :param from_checkpoint: For a run that works on a copy: the checkpoint of the job that it begins at, as an id,
-        ``run:<run>``, ``before:<run>`` or a pointer.
-    :param fork: Name of the copy, which is the job ``<job>@<fork>``; by default that of the run.
-    :param allowed_locations: Where else checkpoints and savepoints may name files, as URIs such as ``s3://archive``.
-    :raises InvalidConfigurationError: for an argument out of range, or a stage whose parts do not fit.
-    :raises RunSupersededError: if the state stands at a later run.
-    """
-    settings = settings or StageSettings()
-    attempt = open_attempt(
-        spark,
-        job=job,
-        checkpoint_dir=checkpoint_dir,
-        metadata=metadata,
-        uid=stage.uid or "stage",
-        run=run,
-        on_clear=OnClear(on_clear),
-        num_retained=num_retained,
-        retained_runs=retained_runs,
-        checkpoint_timeout_seconds=600.0,
-        tolerable_failed_checkpoints=-1,
-        storage_options=storage_options or {},
-        savepoint_dir=None,
-        from_savepoint=from_savepoint,
-        claim_mode=RestoreMode(claim_mode),
-        renamed_uids=settings.renamed_uids,
-        allow_non_restored_state=settings.allow_non_restored_state,
-        from_checkpoint=from_checkpoint,
-        fork=fork,
-        allowed_locations=allowed_locations,
-        data_inline_threshold=settings.data_inline_threshold,
-    )
-    return StageRun(spark, attempt, stage, settings).run()

@@ -1,4 +1,8 @@
-"""The stage in a driver that ``spark-submit`` starts."""
+"""
+Main program of a driver that ``spark-submit`` starts for a stage.
+
+The operator passes the location of the stage as the first argument and the attempt through the handover.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class DriverTerminatedError(RuntimeError):
-    """The driver was told to end while its stage was running."""
+    """The driver received SIGTERM while its stage was running."""
 
 
 def main() -> None:
     """
-    Run the stage that the first argument names.
+    Run the stage at the location in the first argument.
 
     :raises EnvironmentNotReadyError: if no operator submitted this driver, or a package is missing.
     :raises InvalidConfigurationError: if there is no such stage.
@@ -37,68 +41,69 @@ def main() -> None:
 
     check_driver_packages()
     spark, attempt, driver = begin_submitted()
-    stage = _loaded(sys.argv[1], driver.parallelism, attempt)
+    stage = _load_or_fail(sys.argv[1], driver.parallelism, attempt)
     signal.signal(signal.SIGTERM, _terminate)
     StageRun(spark, attempt, stage, stage_settings_of(driver)).run(functools.partial(run_interruptibly, spark))
     spark.stop()
 
 
-def _loaded(place: str, parallelism: int | None, attempt: StageAttempt) -> Stage:
-
+def _load_or_fail(location: str, parallelism: int | None, attempt: StageAttempt) -> Stage:
     try:
-        return load_stage(place, parallelism=parallelism)
+        return load_stage(location, parallelism=parallelism)
     except Exception as error:
-        # The task that submitted this driver sees no more of it than what the attempt says.
+        # The task that submitted this driver reads the error only from the attempt.
         attempt.finish(AttemptStatus.FAILED, f"{type(error).__name__}: {error}")
         raise
 
 
 def _terminate(*_: object) -> NoReturn:
-    raise DriverTerminatedError("The driver was told to end; its stage is closed and a retry goes on from there.")
+    raise DriverTerminatedError(
+        "The driver received SIGTERM; its stage is closed, and a retry resumes after its last checkpoint."
+    )
 
 
 def load_stage(stage: str | Stage, *, parallelism: int | None = None) -> Stage:
     """
-    Return a stage that can run.
+    Load and validate a stage.
 
-    :param stage: The stage, or where it is as ``module:attribute``; a callable there is called and gives it.
-    :param parallelism: Number of subtasks in place of the stage's own.
-    :raises InvalidConfigurationError: if there is no stage, or its parts do not fit.
+    :param stage: The stage, or its location as ``module:attribute``; a callable at the location is called and returns it.
+    :param parallelism: Number of subtasks, instead of the stage's own.
+    :raises InvalidConfigurationError: if there is no stage, or its steps do not fit together.
     """
-    found = stage if isinstance(stage, Stage) else _made(stage)
+    found = stage if isinstance(stage, Stage) else _import_stage(stage)
     if parallelism is not None:
         found = replace(found, parallelism=parallelism)
     vertices_of(found)
     return found
 
 
-def _made(place: object) -> Stage:
-    if not isinstance(place, str):
+def _import_stage(location: object) -> Stage:
+    if not isinstance(location, str):
         raise InvalidConfigurationError(
-            f"Expected a Stage, or where it is as module:attribute, found {type(place).__name__}."
+            f"Expected a Stage, or its location as module:attribute, found {type(location).__name__}."
         )
-    found = _found(place)
-    made = found() if callable(found) else found
-    if not isinstance(made, Stage):
-        raise InvalidConfigurationError(f"Expected a Stage at {place!r}, found {type(made).__name__}.")
-    return made
+    found = _import_attribute(location)
+    stage = found() if callable(found) else found
+    if not isinstance(stage, Stage):
+        raise InvalidConfigurationError(f"Expected a Stage at {location!r}, found {type(stage).__name__}.")
+    return stage
 
 
-def _found(place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _import_attribute(location: str) -> Any:
+    module, _, attribute = location.partition(":")
     if not module or not attribute:
-        raise InvalidConfigurationError(f"Expected where the stage is, as module:attribute, found {place!r}.")
+        raise InvalidConfigurationError(f"Expected the location of a stage as module:attribute, found {location!r}.")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidConfigurationError(
-            f"Expected a stage at {place!r}, found none: {error}. The module has to be importable where the stage runs: "
-            f"below the Dags folder, installed, or sent along with the application."
+            f"Expected a stage at {location!r}, found none: {error}. Make the module importable where the stage runs: put it "
+            "below the Dags folder, install it, or send it with the application."
         ) from error
 
 
 def stage_settings_of(driver: DriverSettings) -> StageSettings:
-    """Return how a stage is run in a driver, in this process or in one that was submitted."""
+    """Return the settings of a stage from those of its driver."""
     return StageSettings(
         logical_date=driver.logical_date,
         checkpoint_interval=driver.checkpoint_interval,

@@ -74,12 +74,12 @@ def test_a_dag_with_stages_loads_neither_spark_nor_arrow() -> None:
     ("stage", "message"),
     [
         (f"{PLACE}:without_a_source", "Expected a stage with a source"),
-        (stages_of_test.without_a_key, "found a part of it"),
+        (stages_of_test.without_a_key, "found an incomplete one"),
         (f"{PLACE}:not_a_stage", "Expected a Stage at .*, found int"),
         (f"{PLACE}:nothing", "found none: .* has no attribute 'nothing'"),
         ("no_such_module:stage", "No module named 'no_such_module'"),
         ("tests.unit.operators.stages_of_test", "as module:attribute, found 'tests"),
-        (5, "Expected a Stage, or where it is as module:attribute, found int"),
+        (5, "Expected a Stage, or its location as module:attribute, found int"),
     ],
 )
 def test_wrong_stage_fails_without_a_retry_before_anything_is_asked(stage: Any, message: str) -> None:

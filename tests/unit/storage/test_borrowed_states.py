@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Stor
 from airflow_provider_statecheck.maintenance.gc import collect_job
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.stages.stage_state import own_borrowed
+from airflow_provider_statecheck.spark.stages.stage_state import copy_borrowed_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     CheckpointDocument,
@@ -139,7 +139,7 @@ class TestBorrowing:
         attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
         restored = attempt.restore()
         assert restored is not None
-        owned = own_borrowed(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        owned = copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
         files = [s for s in streams_of(owned.states[0]) if isinstance(s, FileStateHandle)]
         first = take(attempt, *files)
         assert owned.copied_bytes == 100
@@ -156,7 +156,7 @@ class TestBorrowing:
         attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
         restored = attempt.restore()
         assert restored is not None
-        owned = own_borrowed(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        owned = copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
         completed = take(attempt, *(s for s in streams_of(owned.states[0]) if isinstance(s, FileStateHandle)))
         stage.storage.delete_directory(savepoint)
         document = load_document(stage.storage, completed)
@@ -188,7 +188,7 @@ class TestBorrowing:
         attempt = self.begin(stage, savepoint, RestoreMode.NO_CLAIM)
         restored = attempt.restore()
         assert restored is not None
-        own_borrowed(stage.storage, restored.document.operator_states, attempt.grant.attempt)
+        copy_borrowed_files(stage.storage, restored.document.operator_states, attempt.grant.attempt)
         assert len(files_left(stage.storage, "heir")) == 2
         attempt.finish(AttemptStatus.FAILED)
         collect_job(stage.maintenance, job_id_of("heir"), CheckpointStorage.open)
@@ -198,7 +198,7 @@ class TestBorrowing:
         ref = stage.attempt().grant.attempt
         own, inline = state_file(stage.storage, ref), ByteStreamStateHandle("n", b"inline")
         before = stage.files()
-        owned = own_borrowed(stage.storage, [keyed(own, inline)], ref)
+        owned = copy_borrowed_files(stage.storage, [keyed(own, inline)], ref)
         assert (owned.states, owned.copied_bytes, stage.files()) == ((keyed(own, inline),), 0, before)
 
     @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ class TestBorrowing:
         ids = {"job": ref.job_id, "other": job_id_of("other"), "op": ref.operator_id}
         directory = place.format(base=stage.storage.base_uri, elsewhere=f"file://{tmp_path}/elsewhere", **ids)
         foreign = write(stage.storage, f"{directory}/1-{'0' * 32}")
-        owned = own_borrowed(stage.storage.allowing(directory), [keyed(foreign, foreign)], ref)
+        owned = copy_borrowed_files(stage.storage.allowing(directory), [keyed(foreign, foreign)], ref)
         copy, named_again = state_uris(owned.states)
         assert (copy, owned.copied_bytes) == (named_again, foreign.size)
         assert copy.startswith(f"{stage.storage.base_uri}/{ref.job_id}/shared/{ref.operator_id}/")
@@ -226,7 +226,7 @@ class TestBorrowing:
             SegmentFileStateHandle(whole.uri, start, 2, CheckpointedStateScope.SHARED, "s", sha256)
             for start, sha256 in ((0, ""), (2, digest))
         ]
-        owned = own_borrowed(stage.storage, [keyed(*parts)], ref)
+        owned = copy_borrowed_files(stage.storage, [keyed(*parts)], ref)
         first, second = (s for s in streams_of(owned.states[0]) if isinstance(s, FileStateHandle))
         assert stage.storage.read_bytes(first.uri) == b"ab"
         assert stage.storage.read_verified(second.uri, size=2, sha256=second.sha256) == b"cd"
@@ -234,7 +234,7 @@ class TestBorrowing:
     def test_a_file_that_its_owner_deleted_is_an_error(self, stage: WrittenStage) -> None:
         ref = stage.attempt().grant.attempt
         with pytest.raises(CheckpointNotFoundError):
-            own_borrowed(
+            copy_borrowed_files(
                 stage.storage.allowing("file:///gone/savepoint"),
                 [keyed(FileStateHandle("file:///gone/savepoint/1-a", 1))],
                 ref,
@@ -253,8 +253,8 @@ class TestBorrowing:
                 stage.storage.delete_file(uri)
             plan = FaultPlan(point, mode)
             with pytest.raises(StorageError):
-                own_borrowed(counted(stage, plan, copying), states, attempt.grant.attempt)
-            owned = own_borrowed(counted(stage, plan, copying), states, attempt.grant.attempt)
+                copy_borrowed_files(counted(stage, plan, copying), states, attempt.grant.attempt)
+            owned = copy_borrowed_files(counted(stage, plan, copying), states, attempt.grant.attempt)
             copied_before = point - (mode is FaultMode.ERROR)
             assert len(plan.calls) == point + 2 - copied_before, "only what is missing is copied"
             assert files_left(stage.storage, "heir") == set(state_uris(owned.states))

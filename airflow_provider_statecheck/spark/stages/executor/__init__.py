@@ -1,1 +1,1 @@
-"""The part of a stage that runs inside Spark's tasks."""
+"""Execution of a stage inside Spark tasks."""

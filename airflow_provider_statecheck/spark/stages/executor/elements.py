@@ -1,4 +1,4 @@
-"""Elements in a task: rows, tables, key groups, and their order."""
+"""Elements of a Spark task: rows, tables, and sorting by key group."""
 
 from __future__ import annotations
 
@@ -15,49 +15,24 @@ from airflow_provider_statecheck.exceptions import UnsupportedStateError
 from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch, KeySerializer
 
+KEY_GROUP = "__statecheck_key_group"
+"""Column with the key group of a row."""
+CONTROL = "__statecheck_control"
+"""Column with a message instead of data; null in rows with data."""
+EMPTY_MESSAGE = b""
+"""A message without content, sent to make a subtask run."""
 
-def python_values(column: Any) -> list[Any]:
-    """
-    Return what ``column.to_pylist()`` does.
-
-    :param column: An Arrow array or chunked array.
-    """
-    import pyarrow as pa
-
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit != "ns":
-        return _times(column, kind)
-    return _by_numpy(column) if pa.types.is_date32(kind) else _by_arrow(column)
-
-
-def _times(column: Any, kind: Any) -> list[Any]:
-    import pyarrow as pa
-
-    if kind.tz is None:
-        return _by_numpy(column)
-    zone = pa.lib.string_to_tzinfo(kind.tz)
-    in_utc = _by_numpy(column.cast(pa.timestamp(kind.unit)))
-    return [None if each is None else zone.fromutc(each.replace(tzinfo=zone)) for each in in_utc]
-
-
-def _by_numpy(column: Any) -> list[Any]:
-    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
-    # What no datetime can hold comes as a number, and is Arrow's to refuse.
-    return _by_arrow(column) if int in set(map(type, values)) else values
-
-
-def _by_arrow(column: Any) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    return values
+DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
+DEFAULT_CHUNK_ROWS = 64 * 1024
 
 
 class Elements:
     """
-    Some elements of one schema.
+    A batch of elements with one schema.
 
     :param schema: The Arrow schema.
     :param table: The elements as a table.
-    :param values: The elements as a function gave them, where there is no table.
+    :param values: The elements as a function emitted them, if there is no table.
     """
 
     def __init__(self, schema: Any, *, table: Any = None, values: Sequence[Any] = ()) -> None:
@@ -69,14 +44,14 @@ class Elements:
         return len(self._values) if self._table is None else int(self._table.num_rows)
 
     def rows(self) -> Sequence[Any]:
-        """Return named tuples, or what the function gave."""
+        """Return the elements as named tuples, or as the function emitted them."""
         return self._values if self._table is None else rows_of(self._table)
 
     def table(self) -> Any:
         """
-        Return an Arrow table of the schema.
+        Return the elements as an Arrow table.
 
-        :raises UnsupportedStateError: if a function gave what does not fit it.
+        :raises UnsupportedStateError: if an element does not match the schema.
         """
         if self._table is None:
             self._table = table_of(self._values, self.schema)
@@ -84,15 +59,21 @@ class Elements:
 
 
 def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as named tuples; a column whose name is no identifier is reached by its position."""
-    # As _make does it, without a frame of Python for each row.
+    """Return the rows of a table as named tuples; columns whose names are not identifiers are accessible by position."""
+    # Equivalent to _make, without a Python frame for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
     columns = [python_values(column) for column in table.columns]
     return list(map(make, zip(*columns, strict=True)))
 
 
+@lru_cache(maxsize=64)
+def row_type(names: tuple[str, ...]) -> Any:
+    """Return the named tuple type for rows with these columns."""
+    return namedtuple("Row", names, rename=True)  # noqa: PYI024 - the fields are known only at runtime
+
+
 def times_of(table: Any, column: str | None) -> list[int | None] | None:
-    """Return the times of the rows in milliseconds since 1970, ``None`` where no column has them."""
+    """Return the times of the rows in milliseconds since 1970; ``None`` without a time column."""
     import pyarrow as pa
 
     if column is None:
@@ -101,19 +82,12 @@ def times_of(table: Any, column: str | None) -> list[int | None] | None:
     return times
 
 
-@lru_cache(maxsize=64)
-def row_type(names: tuple[str, ...]) -> Any:
-    """Return the type of rows with columns of some names."""
-    return namedtuple("Row", names, rename=True)  # noqa: PYI024 - the names are known when it runs
-
-
 def table_of(values: Sequence[Any], schema: Any) -> Any:
     """
-    Return what a function gave as a table.
+    Convert emitted values to a table.
 
-    :param values: Tuples in the order of the columns, mappings, dataclasses, or bare values of one column.
-
-    :raises UnsupportedStateError: for what does not fit the schema.
+    :param values: Tuples in the order of the columns, mappings, dataclasses, or bare values for a single column.
+    :raises UnsupportedStateError: if a value does not match the schema.
     """
     import pyarrow as pa
 
@@ -123,7 +97,7 @@ def table_of(values: Sequence[Any], schema: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError) as error:
         raise UnsupportedStateError(
             f"Expected elements with the columns {', '.join(f'{f.name} {f.type}' for f in schema)}, found others: {error}. "
-            f"Change what the function gives, or its output=."
+            "Change the output of the function, or its output=."
         ) from error
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -133,46 +107,73 @@ def _columns(values: Sequence[Any], names: Sequence[str]) -> Iterable[Sequence[A
         return [()] * len(names)
     first = values[0]
     if isinstance(first, tuple):
-        return _of_width(list(zip(*values, strict=True)), names)
+        return _require_width(list(zip(*values, strict=True)), names)
     if isinstance(first, dict):
         return [[value[name] for value in values] for name in names]
     if dataclasses.is_dataclass(first):
         return [[getattr(value, name) for value in values] for name in names]
-    return _of_width([values], names)
+    return _require_width([values], names)
 
 
-def _of_width(columns: list[Any], names: Sequence[str]) -> list[Any]:
+def _require_width(columns: list[Any], names: Sequence[str]) -> list[Any]:
     if len(columns) != len(names):
-        raise ValueError(f"{len(columns)} columns in place of {len(names)}")
+        raise ValueError(f"{len(columns)} columns instead of {len(names)}")
     return columns
 
 
-KEY_GROUP = "__statecheck_key_group"
-"""The key group of a row's key."""
-CONTROL = "__statecheck_control"
-"""A message to the driver in place of data; null in rows of data."""
-EMPTY_MESSAGE = b""
-"""Says nothing; it is sent so that a subtask runs."""
+def python_values(column: Any) -> list[Any]:
+    """
+    Return the same values as ``column.to_pylist()``, faster for dates and times.
+
+    :param column: An Arrow array or chunked array.
+    """
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit != "ns":
+        return _timestamps(column, kind)
+    return _through_numpy(column) if pa.types.is_date32(kind) else _through_arrow(column)
+
+
+def _timestamps(column: Any, kind: Any) -> list[Any]:
+    import pyarrow as pa
+
+    if kind.tz is None:
+        return _through_numpy(column)
+    zone = pa.lib.string_to_tzinfo(kind.tz)
+    in_utc = _through_numpy(column.cast(pa.timestamp(kind.unit)))
+    return [None if time is None else zone.fromutc(time.replace(tzinfo=zone)) for time in in_utc]
+
+
+def _through_numpy(column: Any) -> list[Any]:
+    values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    # NumPy returns integers for times outside the range of datetime; Arrow raises the proper error.
+    return _through_arrow(column) if int in set(map(type, values)) else values
+
+
+def _through_arrow(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedChunk:
-    """Rows of some keys."""
+    """Rows of some keys, ordered by key."""
 
     table: Any
     """The user's columns, ordered by key group and key."""
     keys: KeyBatch
-    """Each key once, in the order of the table."""
+    """Distinct keys in the order of the table."""
     starts: Sequence[int]
-    """Where the rows of each key begin, and last the number of rows."""
+    """First row of each key, followed by the number of rows."""
 
     @classmethod
     def of(cls, table: Any, serializer: KeySerializer) -> KeyedChunk:
         """
         Find the keys of a table.
 
-        :param table: Ordered by key group and key; the key group is one of its columns.
-        :raises UnsupportedStateError: for a key that is null or has a part that is.
+        :param table: A table ordered by key group and key, with a key group column.
+        :raises UnsupportedStateError: if a key, or a part of it, is null.
         """
         import pyarrow as pa
 
@@ -184,11 +185,11 @@ class KeyedChunk:
 
     @property
     def last_key_group(self) -> int:
-        """Return the key group of the last row."""
+        """Key group of the last row."""
         return int(self.keys.key_groups[-1].as_py())
 
     def spans(self, serializer: KeySerializer) -> Iterator[tuple[Any, int, int, int]]:
-        """Return each key, its group, and where its rows begin and end."""
+        """Yield each key with its key group, first row, and the row after its last."""
         keys = serializer.from_columns(self.keys.columns)
         groups = self.keys.key_groups.to_pylist()
         return zip(keys, groups, self.starts[:-1], self.starts[1:], strict=True)
@@ -211,16 +212,16 @@ def _differ(column: Any, other: Any) -> Any:
 
     differs = pc.not_equal(column, other)
     if pa.types.is_floating(column.type):
-        # NaN is one key.
+        # All NaN values are one key.
         return pc.and_not(differs, pc.and_(pc.is_nan(column), pc.is_nan(other)))
     return differs
 
 
 def key_columns_of(table: Any, serializer: KeySerializer) -> tuple[Any, ...]:
     """
-    Return the columns of the key in the form in which keys are stored.
+    Return the key columns in their stored form.
 
-    :raises UnsupportedStateError: for a key that is null or has a part that is.
+    :raises UnsupportedStateError: if a key, or a part of it, is null.
     """
     columns = [single(table.column(field.name)) for field in serializer.fields]
     _require_keys(serializer, columns)
@@ -228,7 +229,7 @@ def key_columns_of(table: Any, serializer: KeySerializer) -> tuple[Any, ...]:
 
 
 def single(column: Any) -> Any:
-    """Return a column as one array."""
+    """Return a chunked column as one array."""
     combined = column.combine_chunks()
     return combined.chunk(0) if hasattr(combined, "num_chunks") and combined.num_chunks == 1 else combined
 
@@ -237,25 +238,21 @@ def _require_keys(serializer: KeySerializer, columns: Sequence[Any]) -> None:
     for field, column in zip(serializer.fields, columns, strict=True):
         if column.null_count:
             raise UnsupportedStateError(
-                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count}; filter these rows out "
-                f"or give them a key of their own."
+                f"Expected a key in the column {field.name!r} of every row, found null in {column.null_count}; filter out these rows, or "
+                f"replace null by a value."
             )
-
-
-DEFAULT_BUFFER_BYTES = 64 * 1024 * 1024
-DEFAULT_CHUNK_ROWS = 64 * 1024
 
 
 class KeyGroupSorter:
     """
-    Collects record batches and gives them back as tables of whole key groups, in ascending order.
+    Sorts record batches into tables of complete key groups, in ascending order.
 
-    What does not fit is written, sorted, to local files. One key group has to fit into memory.
+    Sorted runs that exceed the buffer are spilled to local files. A single key group must fit into memory.
 
-    :param group_column: The column with the key group.
-    :param order: The columns by which the rows of a table are ordered, the key group first.
-    :param buffer_bytes: How much is held in memory.
-    :param chunk_rows: How many rows a table has at least, unless it is the last.
+    :param group_column: Column with the key group.
+    :param order: Columns that order the rows of a table, the key group first.
+    :param buffer_bytes: Size of the rows in memory before they are spilled.
+    :param chunk_rows: Minimum number of rows of a table, except of the last one.
     """
 
     def __init__(
@@ -272,9 +269,9 @@ class KeyGroupSorter:
         self._chunk_rows = chunk_rows
 
     def tables(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Read all batches, then give the tables one by one; nothing is given for no rows."""
+        """Read all batches, then yield the tables; without rows there is none."""
         with scratch_directory() as folder:
-            runs: list[_Run] = []
+            runs: list[_MemoryRun] = []
             buffered: list[Any] = []
             size = 0
             for batch in batches:
@@ -293,7 +290,7 @@ class KeyGroupSorter:
         table = pa.Table.from_batches(batches).combine_chunks()
         return table.sort_by(self._order).combine_chunks()
 
-    def _chunks(self, runs: list[_Run]) -> Iterator[Any]:
+    def _chunks(self, runs: list[_MemoryRun]) -> Iterator[Any]:
         groups = sorted({group for run in runs for group in run.rows_by_group})
         chunk: list[int] = []
         rows = 0
@@ -301,22 +298,22 @@ class KeyGroupSorter:
             chunk.append(group)
             rows += sum(run.rows_by_group.get(group, 0) for run in runs)
             if rows >= self._chunk_rows:
-                yield self._merged(runs, chunk)
+                yield self._merge(runs, chunk)
                 chunk, rows = [], 0
         if chunk:
-            yield self._merged(runs, chunk)
+            yield self._merge(runs, chunk)
 
-    def _merged(self, runs: list[_Run], groups: list[int]) -> Any:
+    def _merge(self, runs: list[_MemoryRun], groups: list[int]) -> Any:
         import pyarrow as pa
 
-        parts = [run.read(groups[0], groups[-1]) for run in runs]
-        if len(parts) == 1:
-            return parts[0]
-        return pa.concat_tables(parts).sort_by(self._order).combine_chunks()
+        tables = [run.read(groups[0], groups[-1]) for run in runs]
+        if len(tables) == 1:
+            return tables[0]
+        return pa.concat_tables(tables).sort_by(self._order).combine_chunks()
 
 
 class _MemoryRun:
-    """Sorted rows in memory."""
+    """A sorted run in memory."""
 
     def __init__(self, table: Any, group_column: str) -> None:
         import numpy as np
@@ -329,7 +326,7 @@ class _MemoryRun:
         self.rows_by_group = {g: self._starts[i + 1] - self._starts[i] for i, g in enumerate(self._groups)}
 
     def read(self, first: int, last: int) -> Any:
-        """Return the rows of some key groups that follow each other."""
+        """Return the rows of the key groups from ``first`` to ``last``."""
         from bisect import bisect_left, bisect_right
 
         begin = self._starts[bisect_left(self._groups, first)]
@@ -337,7 +334,7 @@ class _MemoryRun:
 
 
 class _SpilledRun(_MemoryRun):
-    """Sorted rows in a local file that is mapped into memory, so that only what is read takes room."""
+    """A sorted run in a local file that is memory-mapped, so that only the rows that are read occupy memory."""
 
     def __init__(self, table: Any, group_column: str, folder: str) -> None:
         import pyarrow as pa
@@ -347,6 +344,3 @@ class _SpilledRun(_MemoryRun):
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         super().__init__(pa.ipc.open_file(pa.memory_map(str(path))).read_all().combine_chunks(), group_column)
-
-
-_Run = _MemoryRun

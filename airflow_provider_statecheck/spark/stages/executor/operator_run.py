@@ -1,4 +1,4 @@
-"""Functions at work in a task: element by element, with keyed state, or as aggregates."""
+"""Execution of one function in a Spark task: element by element, with keyed state, or as aggregates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.stages.executor.elements import (
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
-    TaskPlace,
+    SubtaskContext,
     TaskStreams,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
@@ -45,22 +45,27 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
+_END_OF_INPUT_ELEMENTS = 10_000
+"""Minimum number of elements, except in the last batch, that are emitted together at the end of the input."""
+
+STATE_NAME = "aggregates"
+
 
 class OperatorRun:
     """
-    Runs one function.
+    Runs one function in a subtask.
 
-    :param task: What the driver says about it.
-    :param place: Where it runs.
-    :param storage: From which its state is read.
+    :param task: The function and its initial state.
+    :param context: The subtask.
+    :param storage: Storage of the initial state.
     """
 
-    def __init__(self, task: OperatorTask, place: TaskPlace, storage: CheckpointStorage) -> None:
+    def __init__(self, task: OperatorTask, context: SubtaskContext, storage: CheckpointStorage) -> None:
         self.task = task
-        self.place = place
+        self.context = context
         self._storage = storage
-        self._restored = task.states.get(place.subtask, OperatorSubtaskState())
-        self._operator_backend = place.state_backend.create_operator_state_backend(
+        self._restored = task.states.get(context.subtask, OperatorSubtaskState())
+        self._operator_backend = context.state_backend.create_operator_state_backend(
             self._environment, task.operator_id, restored=self._restored.managed_operator
         )
         self._lifecycle = FunctionLifecycle(self.function, self._task_info)
@@ -68,22 +73,22 @@ class OperatorRun:
 
     @property
     def function(self) -> Any:
-        """Return what has a life of its own; ``None`` where nothing has."""
+        """The user's function with its lifecycle; ``None`` for declared aggregates."""
         return None
 
     @cached_property
     def keyed_backend(self) -> AbstractKeyedStateBackend | None:
-        """Return the keyed state; ``None`` where there is no key."""
-        place, serializer = self.place, self.task.key_serializer
+        """The backend of keyed state; ``None`` without a key."""
+        context, serializer = self.context, self.task.key_serializer
         if serializer is None:
             return None
-        backend: AbstractKeyedStateBackend = place.state_backend.create_keyed_state_backend(
+        backend: AbstractKeyedStateBackend = context.state_backend.create_keyed_state_backend(
             self._environment,
-            place.job_id,
+            context.job_id,
             self.task.operator_id,
             serializer,
-            place.max_parallelism,
-            key_group_range_of(place.subtask, place.parallelism, place.max_parallelism),
+            context.max_parallelism,
+            key_group_range_of(context.subtask, context.parallelism, context.max_parallelism),
             restored=self._restored.managed_keyed,
         )
         return backend
@@ -91,12 +96,14 @@ class OperatorRun:
     @property
     def keyed(self) -> AbstractKeyedStateBackend:
         """
-        Return the keyed state.
+        The backend of keyed state.
 
-        :raises CoordinatorError: where there is no key.
+        :raises CoordinatorError: if there is no key.
         """
         if self.keyed_backend is None:
-            raise CoordinatorError(f"Expected key_by before {self.task.uid!r}, found none; its elements have no key.")
+            raise CoordinatorError(
+                f"Expected key_by before {self.task.uid!r}, found none; add key_by to give elements a key."
+            )
         return self.keyed_backend
 
     def open(self) -> None:
@@ -111,22 +118,22 @@ class OperatorRun:
         )
 
     def process(self, elements: Elements) -> Elements:
-        """Take elements that are in no particular order."""
+        """Process elements without a key, in any order."""
         raise NotImplementedError
 
     def process_keyed(self, chunk: KeyedChunk) -> Elements:
-        """Take the elements of whole key groups."""
+        """Process the elements of complete key groups."""
         raise NotImplementedError
 
     def end(self) -> Iterator[Elements]:
-        """Give what is left at the end of the input."""
+        """Process the end of the input; yield the remaining output."""
         return iter(())
 
     def capture(self, moment: SnapshotMoment, streams: TaskStreams) -> None:
         """
-        Let the function bring its state up to date.
+        Call ``snapshot_state`` of the function.
 
-        :raises CheckpointException: for whatever it raises.
+        :raises CheckpointException: if the function fails.
         """
         self._raw = self._lifecycle.snapshot(moment.checkpoint_id, moment.timestamp, streams)
 
@@ -134,11 +141,11 @@ class OperatorRun:
         """
         Write the state.
 
-        :return: The state of this subtask, ``None`` if there is none, and how many bytes are new.
+        :return: The state of this subtask, ``None`` if there is none, and the size of new files.
         """
-        at = (moment.checkpoint_id, moment.timestamp, streams)
-        operator = self._operator_backend.snapshot(*at).run()
-        keyed = None if self.keyed_backend is None else self.keyed_backend.snapshot(*at).run()
+        checkpoint = (moment.checkpoint_id, moment.timestamp, streams)
+        operator = self._operator_backend.snapshot(*checkpoint).run()
+        keyed = None if self.keyed_backend is None else self.keyed_backend.snapshot(*checkpoint).run()
         state = OperatorSubtaskState(
             managed_operator=() if operator.handle is None else (operator.handle,),
             raw_operator=self._raw,
@@ -157,7 +164,7 @@ class OperatorRun:
         )
 
     def close(self) -> None:
-        """Close the function and give up the state in memory."""
+        """Close the function and release its state backends."""
         try:
             self._lifecycle.close()
         finally:
@@ -169,21 +176,21 @@ class OperatorRun:
         return OperatorState(
             operator_id=OperatorId(self.task.operator_id),
             uid=self.task.uid,
-            parallelism=self.place.parallelism,
-            max_parallelism=self.place.max_parallelism,
-            subtask_states={self.place.subtask: state},
+            parallelism=self.context.parallelism,
+            max_parallelism=self.context.max_parallelism,
+            subtask_states={self.context.subtask: state},
         )
 
     @property
     def _environment(self) -> StateEnvironment:
-        place = self.place
+        context = self.context
         return StateEnvironment(
             storage=self._storage,
-            subtask_index=place.subtask,
-            parallelism=place.parallelism,
-            max_parallelism=place.max_parallelism,
-            now_ms=lambda: place.now_ms,
-            epoch=place.epoch,
+            subtask_index=context.subtask,
+            parallelism=context.parallelism,
+            max_parallelism=context.max_parallelism,
+            now_ms=lambda: context.now_ms,
+            epoch=context.epoch,
             schemas=self.task.schemas,
             operator_name=self.task.uid,
         )
@@ -192,87 +199,84 @@ class OperatorRun:
     def _task_info(self) -> TaskInfo:
         return TaskInfo(
             task_name=self.task.uid,
-            index_of_this_subtask=self.place.subtask,
-            number_of_parallel_subtasks=self.place.parallelism,
-            max_number_of_parallel_subtasks=self.place.max_parallelism,
-            logical_date=self.place.logical_date,
+            index_of_this_subtask=self.context.subtask,
+            number_of_parallel_subtasks=self.context.parallelism,
+            max_number_of_parallel_subtasks=self.context.max_parallelism,
+            logical_date=self.context.logical_date,
         )
 
 
 class FunctionRun(OperatorRun):
-    """Runs a function of the user's."""
+    """Runs a function of the user."""
 
     @property
     @override
     def function(self) -> Any:
         return cast("MapNode | ProcessNode", self.task.node).function
 
+    def _output(self, values: Sequence[Any]) -> Elements:
+        return Elements(self.task.output_schema, values=values)
+
 
 class MapRun(FunctionRun):
-    """Applies a ``MapFunction`` or a ``FlatMapFunction``; right behind a key it has keyed state too."""
+    """Runs a ``MapFunction`` or a ``FlatMapFunction``; directly after ``key_by`` it has keyed state."""
 
     @override
     def process(self, elements: Elements) -> Elements:
-        return self._given(self._apply(elements.rows()))
+        return self._output(self._apply(elements.rows()))
 
     @override
     def process_keyed(self, chunk: KeyedChunk) -> Elements:
         backend = self.keyed
-        rows, given = rows_of(chunk.table), []
+        rows, output = rows_of(chunk.table), []
         for key, group, start, end in chunk.spans(backend.key_serializer):
             backend.set_current_key(key, group)
-            given.extend(self._apply(rows[start:end]))
+            output.extend(self._apply(rows[start:end]))
         backend.unset_current_key()
         backend.advance_to(chunk.last_key_group + 1)
-        return self._given(given)
+        return self._output(output)
 
     @cached_property
     def _apply(self) -> Callable[[Iterable[Any]], list[Any]]:
         if isinstance(self.function, FlatMapFunction):
             flat_map = self.function.flat_map
-            return lambda rows: [given for row in rows for given in flat_map(row)]
+            return lambda rows: [emitted for row in rows for emitted in flat_map(row)]
         function = as_map_function(self.function).map
         return lambda rows: [function(row) for row in rows]
 
-    def _given(self, values: Sequence[Any]) -> Elements:
-        return Elements(self.task.output_schema, values=values)
-
-
-_ELEMENTS_AT_ONCE = 10_000
-
 
 class ProcessRun(FunctionRun):
-    """Applies a ``KeyedProcessFunction`` to the elements of one key after the other, or to whole tables."""
+    """Runs a ``KeyedProcessFunction`` on the elements of one key after the other, or on whole tables."""
 
     @override
     def process_keyed(self, chunk: KeyedChunk) -> Elements:
-        given = self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
+        output = self._process_batch(chunk) if processes_batches(self.function) else self._process_elements(chunk)
         self.keyed.advance_to(chunk.last_key_group + 1)
-        return given
+        return output
 
     @override
     def end(self) -> Iterator[Elements]:
         if not wants_end_of_input(self.function):
             return
-        given: list[Any] = []
+        output: list[Any] = []
         context: KeyedContext[Any] = KeyedContext()
         for key in self._keys_with_state():
             self.keyed.set_current_key(key)
             context.begin(key)
-            given.extend(self.function.on_end_of_input(context) or ())
-            if len(given) >= _ELEMENTS_AT_ONCE:
-                yield self._given(given)
-                given = []
+            output.extend(self.function.on_end_of_input(context) or ())
+            if len(output) >= _END_OF_INPUT_ELEMENTS:
+                yield self._output(output)
+                output = []
         context.end()
         self.keyed.unset_current_key()
-        yield self._given(given)
+        yield self._output(output)
 
     def _process_elements(self, chunk: KeyedChunk) -> Elements:
         backend, function = self.keyed, self.function.process_element
         self._prefetch(chunk)
         context: KeyedContext[Any] = KeyedContext()
         rows, times = rows_of(chunk.table), times_of(chunk.table, self.task.time_column)
-        given: list[Any] = []
+        output: list[Any] = []
         for key, group, start, end in chunk.spans(backend.key_serializer):
             backend.set_current_key(key, group)
             context.begin(key)
@@ -281,10 +285,10 @@ class ProcessRun(FunctionRun):
                     context.begin(key, times[position])
                 emitted = function(rows[position], context)
                 if emitted is not None:
-                    given.extend(emitted)
+                    output.extend(emitted)
         context.end()
         backend.unset_current_key()
-        return self._given(given)
+        return self._output(output)
 
     def _process_batch(self, chunk: KeyedChunk) -> Elements:
         self._batch_context.keys = chunk.keys
@@ -294,7 +298,7 @@ class ProcessRun(FunctionRun):
         finally:
             self._batch_context.end()
         if table is None or self.task.output_schema is None:
-            return self._given([])
+            return self._output([])
         return Elements(self.task.output_schema, table=self._require_output(table))
 
     def _require_output(self, table: Any) -> Any:
@@ -304,12 +308,12 @@ class ProcessRun(FunctionRun):
             return table.select(self.task.output_schema.names).cast(self.task.output_schema)
         except (KeyError, pa.ArrowException) as error:
             raise InvalidConfigurationError(
-                f"Expected process_batch of {self.task.uid!r} to give the columns {self.task.output_schema.names}, found "
-                f"{table.schema.names}: {error}."
+                f"Expected process_batch of {self.task.uid!r} to return the columns {self.task.output_schema.names}, found "
+                f"{table.schema.names}: {error}; change the function or its output=."
             ) from error
 
     def _prefetch(self, chunk: KeyedChunk) -> None:
-        # Backends that read from storage get what a chunk touches in one go.
+        # Backends that read from storage fetch the state of all keys of a chunk at once.
         prefetch = getattr(self.keyed, "prefetch", None)
         if prefetch is not None:
             prefetch(chunk.keys)
@@ -325,26 +329,20 @@ class ProcessRun(FunctionRun):
                     seen.add(key)
                     yield key
 
-    def _given(self, values: list[Any]) -> Elements:
-        return Elements(self.task.output_schema, values=values)
-
     @cached_property
     def _batch_context(self) -> KeyedBatchContext:
         return KeyedBatchContext(self.keyed.batch_state)
-
-
-STATE_NAME = "aggregates"
 
 
 class AggregateRun(OperatorRun):
     """
     Adds partial results to the state of their keys.
 
-    Elements have the columns of the key and, under the name of each aggregate, a partial result of it.
+    Input rows have the key columns and, under the name of each aggregate, its partial result.
     """
 
     keys = 0
-    """How many there were so far."""
+    """Number of keys in all tables."""
 
     @override
     def open(self) -> None:
@@ -352,34 +350,34 @@ class AggregateRun(OperatorRun):
         self._state = self.keyed.batch_state(self._descriptor)
 
     def process_table(self, table: Any) -> Elements:
-        """Take partial results with the key group as a column, ordered by it."""
-        keys, partial = self._grouped(table)
-        merged = self._merged(self._state.get(keys), partial)
+        """Process a table of partial results that is ordered by its key group column."""
+        keys, partial = self._combine_rows(table)
+        merged = self._merge(self._state.get(keys), partial)
         self._state.put(keys, merged)
         self.keys += len(keys)
         self.keyed.advance_to(int(keys.key_groups[-1].as_py()) + 1)
-        return self._given(keys, merged) if self._node.emits_changes else self._nothing()
+        return self._output(keys, merged) if self._node.emits_changes else self._no_output()
 
     @override
     def end(self) -> Iterator[Elements]:
         if self._node.emits_changes:
             return
         for keys, values in scan_values(self.keyed, self._descriptor, self._state):
-            yield self._given(keys, values)
+            yield self._output(keys, values)
 
-    def _grouped(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
+    def _combine_rows(self, table: Any) -> tuple[KeyBatch, dict[str, Any]]:
         by = [KEY_GROUP, *self._key_columns]
         for name, column in zip(self._key_columns, key_columns_of(table, self.keyed.key_serializer), strict=True):
             table = table.set_column(table.column_names.index(name), name, column)
-        wanted = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
-        grouped = table.group_by(by, use_threads=False).aggregate(wanted)
-        # The order of groups is not that of their first elements where hashes meet.
+        functions = [(name, aggregate.combine) for name, aggregate in self._node.aggregates.items()]
+        grouped = table.group_by(by, use_threads=False).aggregate(functions)
+        # Hash collisions can change the order of groups.
         grouped = grouped.sort_by(KEY_GROUP).combine_chunks()
         columns = [grouped.column(name).combine_chunks() for name in by]
-        values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in wanted}
+        values = {name: grouped.column(f"{name}_{combine}").combine_chunks() for name, combine in functions}
         return KeyBatch(columns[0], tuple(columns[1:])), values
 
-    def _merged(self, old: Any, partial: dict[str, Any]) -> Any:
+    def _merge(self, old: Any, partial: dict[str, Any]) -> Any:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -389,16 +387,16 @@ class AggregateRun(OperatorRun):
             "min": pc.min_element_wise,
         }
         fields = list(self._value_type)
-        parts = [pc.struct_field(old, field.name) for field in fields]
+        before = [pc.struct_field(old, field.name) for field in fields]
         merged = [
-            combine[self._node.aggregates[field.name].combine](part, partial[field.name].cast(field.type)).cast(
+            combine[self._node.aggregates[field.name].combine](value, partial[field.name].cast(field.type)).cast(
                 field.type
             )
-            for field, part in zip(fields, parts, strict=True)
+            for field, value in zip(fields, before, strict=True)
         ]
         return pa.StructArray.from_arrays(merged, fields=fields)
 
-    def _given(self, keys: KeyBatch, values: Any) -> Elements:
+    def _output(self, keys: KeyBatch, values: Any) -> Elements:
         import pyarrow as pa
 
         schema = self.task.output_schema
@@ -406,7 +404,7 @@ class AggregateRun(OperatorRun):
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
         return Elements(schema, table=pa.Table.from_arrays(arrays, schema=schema))
 
-    def _nothing(self) -> Elements:
+    def _no_output(self) -> Elements:
         return Elements(self.task.output_schema, table=self.task.output_schema.empty_table())
 
     @property
@@ -429,7 +427,7 @@ class AggregateRun(OperatorRun):
 
 
 def scan_values(backend: Any, descriptor: Any, state: Any) -> Iterator[tuple[KeyBatch, Any]]:
-    """Return all keys that have a value of a state, with the values, some at a time."""
+    """Yield all keys that have a value in a state, with their values, in batches."""
     import pyarrow as pa
 
     scan = getattr(backend, "scan", None)

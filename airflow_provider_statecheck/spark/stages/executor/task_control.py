@@ -1,4 +1,4 @@
-"""Messages between the driver and its tasks, and the storage that a task opens."""
+"""Messages between the driver and Spark tasks: descriptions of work, reports and storage."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """The end of one task of one vertex."""
+    """Result of one Spark task of a vertex."""
 
     vertex: int
     subtask: int
     states: tuple[OperatorState, ...] = ()
-    """Of the functions, each with this subtask alone; of one without state there is none."""
+    """State of the functions, with this subtask only; functions without state are omitted."""
     committables: tuple[dict[str, Any], ...] = ()
-    """What the sink has staged."""
+    """Committables of the sink writer."""
     keys: int = 0
-    """How many keys declared aggregates had in them, summed over what was worked on at once."""
+    """Number of keys of declared aggregates, summed over the tables that were processed."""
     rows: int = 0
-    """How many elements came in."""
+    """Number of input elements."""
     new_bytes: int = 0
-    """How many bytes of state were written."""
+    """Size of the state files that were written."""
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
@@ -57,7 +57,7 @@ class TaskReport:
 
     @classmethod
     def decode(cls, data: bytes) -> TaskReport:
-        """Return the report that was encoded."""
+        """Decode a report."""
         values = json.loads(data)
         states = tuple(decode_operator_state(state, str) for state in values["states"])
         return cls(**{**values, "states": states, "committables": tuple(values["committables"])})
@@ -65,9 +65,10 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMoment:
-    """Which checkpoint the state of an increment is meant for."""
+    """Checkpoint for which the tasks of an increment save their state."""
 
     checkpoint_id: int
+    """ID of the checkpoint; 0 for an increment without one."""
     timestamp: int
     """Milliseconds since 1970."""
     is_end_of_input: bool = field(default=False)
@@ -75,31 +76,31 @@ class SnapshotMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTask:
-    """One function and the state that it begins with."""
+    """A function and its initial state, for Spark tasks."""
 
     uid: str
-    """Its own within the job."""
+    """Uid within the job."""
     operator_id: str
     node: FunctionNode
     input_schema: Any
-    """Arrow schema of its elements."""
+    """Arrow schema of the input."""
     output_schema: Any
-    """Of what it gives; ``None`` for nothing."""
+    """Arrow schema of the output; ``None`` if the function emits nothing."""
     key_serializer: KeySerializer | None = None
-    """Where it stands right behind a key."""
+    """Serializer of the key, for a function directly after ``key_by``."""
     time_column: str | None = None
-    """Which of its columns has the time of an element."""
+    """Column with the timestamp of an element."""
     states: Mapping[int, OperatorSubtaskState] = field(default_factory=dict)
-    """By subtask."""
+    """Initial state by subtask."""
     schemas: OperatorSchemas | None = None
-    """What that state is."""
+    """Types of the initial state."""
     restored_checkpoint_id: int | None = None
-    """With which that state was saved, 0 for an increment without a checkpoint; ``None`` where the function never ran."""
+    """Checkpoint that saved the initial state, 0 for an increment without one; ``None`` if the function never ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlace:
-    """Where a task runs, the same for all functions of its vertex."""
+class SubtaskContext:
+    """Properties of a subtask that all functions of its vertex share."""
 
     job_id: str
     subtask: int
@@ -107,7 +108,7 @@ class TaskPlace:
     max_parallelism: int
     epoch: int
     now_ms: int
-    """By which state expires."""
+    """Time for the expiry of state, in milliseconds."""
     logical_date: datetime | None
     state_backend: Any
 
@@ -115,9 +116,9 @@ class TaskPlace:
 @dataclass(frozen=True, slots=True)
 class TaskStreams:
     """
-    Opens streams below one directory of the stage, whatever their scope.
+    Opens state streams in one shared directory, independent of their scope.
 
-    Increments write more often than checkpoints are taken, so nothing that they write belongs to one checkpoint alone.
+    State is written after each increment and is usually part of several checkpoints, so no file is exclusive to one.
     """
 
     storage: CheckpointStorage
@@ -125,13 +126,13 @@ class TaskStreams:
     writing: StateWriting
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
-        """Open a stream; nothing is created on storage yet."""
+        """Open a stream; its file is created only when data is written."""
         return FsCheckpointStateOutputStream.open(self.storage, self.directory, self.writing)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStorage:
-    """What another process needs to open the same storage; it shows no credentials."""
+    """Description of a storage that another process can open; its ``repr`` hides credentials."""
 
     base_uri: str
     options: HiddenOptions
@@ -143,5 +144,5 @@ class TaskStorage:
         return cls(storage.base_uri, HiddenOptions(storage.options), storage.allowed)
 
     def open(self) -> CheckpointStorage:
-        """Open it in this process."""
+        """Open the storage in this process."""
         return CheckpointStorage.open(self.base_uri, **self.options.reveal()).within(self.allowed)

@@ -1,4 +1,9 @@
-"""One Spark task of a vertex: a chain of functions."""
+"""
+One Spark task of a vertex: a chain of functions.
+
+A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or writes it
+to the sink. Its last message is its report for the driver.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Aggre
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
-    TaskPlace,
+    SubtaskContext,
     TaskReport,
     TaskStorage,
     TaskStreams,
@@ -35,114 +40,26 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
-class FunctionChain:
-    """
-    Runs the functions of one task.
-
-    :param tasks: The functions, in their order; there may be none.
-    :param place: Where they run.
-    :param storage: From which their state is read.
-    """
-
-    def __init__(self, tasks: Iterable[OperatorTask], place: TaskPlace, storage: CheckpointStorage) -> None:
-        self._runs = [_run_of(task)(task, place, storage) for task in tasks]
-
-    def open(self) -> None:
-        """Restore the states and open the functions, the last one first, so that each finds its reader ready."""
-        for run in reversed(self._runs):
-            run.open()
-
-    def process(self, batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Elements]:
-        """
-        Give what the last function makes of some record batches.
-
-        :param order: By which columns elements of a key are ordered, the key group first; nothing without a key.
-        """
-        if not order:
-            for batch in batches:
-                yield self._onward(0, _elements(batch))
-            return
-        first = self._runs[0]
-        for table in KeyGroupSorter(KEY_GROUP, order).tables(batches):
-            yield self._onward(1, _keyed(first, table))
-
-    def end(self) -> Iterator[Elements]:
-        """Give what each function has left at the end of the input, through those behind it."""
-        for position, run in enumerate(self._runs):
-            for elements in run.end():
-                yield self._onward(position + 1, elements)
-
-    @property
-    def keys(self) -> int:
-        """Return how many keys declared aggregates had."""
-        return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
-
-    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[tuple[OperatorState, ...], int]:
-        """
-        Save the state of all functions: first all of them are asked to bring it up to date, then it is written.
-
-        :return: The states of this subtask, and how many bytes are new.
-        """
-        for run in self._runs:
-            run.capture(moment, streams)
-        written = [run.snapshot(moment, streams) for run in self._runs]
-        return tuple(state for state, _ in written if state is not None), sum(size for _, size in written)
-
-    def schemas(self) -> dict[str, OperatorSchemas]:
-        """Return the types of all state by the uid of its operator."""
-        return {run.task.uid: run.schemas() for run in self._runs}
-
-    def close(self) -> None:
-        """Close the functions, all of them although one fails."""
-        with ExitStack() as closing:
-            for run in self._runs:
-                closing.callback(run.close)
-
-    def _onward(self, position: int, elements: Elements) -> Elements:
-        for run in self._runs[position:]:
-            elements = run.process(elements)
-        return elements
-
-
-def _run_of(task: OperatorTask) -> type[OperatorRun]:
-    if isinstance(task.node, MapNode):
-        return MapRun
-    return AggregateRun if isinstance(task.node, AggregateNode) else ProcessRun
-
-
-def _keyed(run: OperatorRun, table: Any) -> Elements:
-    if isinstance(run, AggregateRun):
-        return run.process_table(table)
-    return run.process_keyed(KeyedChunk.of(table, run.keyed.key_serializer))
-
-
-def _elements(batch: Any) -> Elements:
-    import pyarrow as pa
-
-    table = pa.Table.from_batches([batch])
-    return Elements(table.schema, table=table)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VertexTask:
     """
-    The work of one vertex in one increment; it goes to Spark's tasks by pickling and is called with their record batches.
+    The work of one vertex in one increment; Spark pickles it and calls it with the record batches of each task.
 
-    A task that fails or loses against its copy leaves files that nothing names: only what winners report is counted.
+    Only reports of successful tasks count. Files of failed or speculative tasks are orphans.
     """
 
     vertex: int
     operators: tuple[OperatorTask, ...]
     order: tuple[str, ...]
-    """Columns by which elements are ordered behind a key, the key group first; empty in front of the first key."""
+    """Columns that order the elements of a key, the key group first; empty for a vertex without a key."""
     output_schema: Any
-    """Of what the last function gives, as far as it goes on to another vertex or to the sink."""
+    """Arrow schema of the output of the last function, for the next vertex or the sink."""
     is_last: bool
     has_control: bool
-    """Whether messages of the vertex before are among the elements."""
+    """Whether the input includes messages."""
     sink: Sink | None
     state_directory: str
-    """Below it each subtask has a directory."""
+    """Parent of the state directories of the subtasks."""
     storage: TaskStorage
     data_inline_threshold: int
     moment: SnapshotMoment
@@ -155,32 +72,32 @@ class VertexTask:
     state_backend: Any
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run the task and give what goes on: elements of the next vertex, and reports for the driver."""
+        """Run the task; yield data for the next vertex, and messages for the driver."""
         subtask = _subtask()
         storage = self.storage.open()
-        inbox = _Inbox(batches, has_control=self.has_control)
+        task_input = _TaskInput(batches, has_control=self.has_control)
         with ExitStack() as closing:
-            chain = FunctionChain(self.operators, self._place(subtask), storage)
+            chain = FunctionChain(self.operators, self._context(subtask), storage)
             closing.callback(chain.close)
             chain.open()
             writer = self._writer(subtask)
             if writer is not None:
                 closing.push(lambda kind, *_: writer.abort() if kind else None)
-            for elements in self._work(chain, inbox):
+            for elements in self._process(chain, task_input):
                 if writer is not None and len(elements):
                     writer.write(elements.table())
                 elif not self.is_last:
-                    yield from self._data(elements)
-            report = self._report(subtask, chain, storage, inbox, writer)
-        yield from self._messages([*inbox.messages, report.encode()])
+                    yield from self._data_batches(elements)
+            report = self._report(subtask, chain, storage, task_input, writer)
+        yield self._message_batch([*task_input.messages, report.encode()])
 
-    def _work(self, chain: FunctionChain, inbox: _Inbox) -> Iterator[Elements]:
-        yield from chain.process(inbox.batches(), self.order)
+    def _process(self, chain: FunctionChain, task_input: _TaskInput) -> Iterator[Elements]:
+        yield from chain.process(task_input.batches(), self.order)
         if self.moment.is_end_of_input:
             yield from chain.end()
 
     def _report(
-        self, subtask: int, chain: FunctionChain, storage: Any, inbox: _Inbox, writer: SinkWriter | None
+        self, subtask: int, chain: FunctionChain, storage: Any, task_input: _TaskInput, writer: SinkWriter | None
     ) -> TaskReport:
         streams = TaskStreams(
             storage,
@@ -193,7 +110,7 @@ class VertexTask:
             subtask=subtask,
             states=states,
             committables=() if writer is None else tuple(writer.prepare_commit()),
-            rows=inbox.rows,
+            rows=task_input.rows,
             keys=chain.keys,
             new_bytes=new_bytes,
         )
@@ -207,8 +124,8 @@ class VertexTask:
             SinkTaskContext(subtask=subtask, epoch=self.epoch, task_id=uuid.uuid4().hex, schema=self.output_schema)
         )
 
-    def _place(self, subtask: int) -> TaskPlace:
-        return TaskPlace(
+    def _context(self, subtask: int) -> SubtaskContext:
+        return SubtaskContext(
             job_id=self.job_id,
             subtask=subtask,
             parallelism=self.parallelism,
@@ -219,24 +136,31 @@ class VertexTask:
             state_backend=self.state_backend,
         )
 
-    def _data(self, elements: Elements) -> Iterator[Any]:
+    def _data_batches(self, elements: Elements) -> Iterator[Any]:
         import pyarrow as pa
 
         table = elements.table()
         control = pa.nulls(table.num_rows, pa.binary())
         yield from table.append_column(CONTROL, control).to_batches()
 
-    def _messages(self, messages: list[bytes]) -> Iterator[Any]:
+    def _message_batch(self, messages: list[bytes]) -> Any:
         import pyarrow as pa
 
         fields = [] if self.is_last else list(self.output_schema)
         empty = [pa.nulls(len(messages), field.type) for field in fields]
         schema = pa.schema([*(field.with_nullable(True) for field in fields), pa.field(CONTROL, pa.binary())])
-        yield pa.RecordBatch.from_arrays([*empty, pa.array(messages, pa.binary())], schema=schema)
+        return pa.RecordBatch.from_arrays([*empty, pa.array(messages, pa.binary())], schema=schema)
 
 
-class _Inbox:
-    """Sorts the messages of the vertex before out of what arrives."""
+def _subtask() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+class _TaskInput:
+    """Separates the data of a task from the messages of the vertex before it."""
 
     def __init__(self, batches: Iterable[Any], *, has_control: bool) -> None:
         self._batches = batches
@@ -245,7 +169,7 @@ class _Inbox:
         self.rows = 0
 
     def batches(self) -> Iterator[Any]:
-        """Give the elements; afterwards the messages are all there."""
+        """Yield the data; all messages are available at the end."""
         for batch in self._batches:
             data = self._without_messages(batch) if self._has_control else batch
             if data.num_rows:
@@ -262,8 +186,89 @@ class _Inbox:
         return batch.drop_columns([CONTROL])
 
 
-def _subtask() -> int:
-    from pyspark import TaskContext
+class FunctionChain:
+    """
+    Runs the functions of one Spark task.
 
-    context = TaskContext.get()
-    return context.partitionId() if context is not None else 0
+    :param tasks: The functions in order; may be empty.
+    :param context: The subtask.
+    :param storage: Storage of their initial state.
+    """
+
+    def __init__(self, tasks: Iterable[OperatorTask], context: SubtaskContext, storage: CheckpointStorage) -> None:
+        self._runs = [_run_type(task)(task, context, storage) for task in tasks]
+
+    def open(self) -> None:
+        """Restore the state and open the functions, the last one first, so that each finds the next one open."""
+        for run in reversed(self._runs):
+            run.open()
+
+    def process(self, batches: Iterable[Any], order: tuple[str, ...]) -> Iterator[Elements]:
+        """
+        Process record batches; yield the output of the last function.
+
+        :param order: Columns that order the elements of a key, the key group first; empty without a key.
+        """
+        if not order:
+            for batch in batches:
+                yield self._process_from(0, _elements(batch))
+            return
+        first = self._runs[0]
+        for table in KeyGroupSorter(KEY_GROUP, order).tables(batches):
+            yield self._process_from(1, _process_keyed(first, table))
+
+    def end(self) -> Iterator[Elements]:
+        """Process the end of the input in each function; yield the output of the last function."""
+        for position, run in enumerate(self._runs):
+            for elements in run.end():
+                yield self._process_from(position + 1, elements)
+
+    @property
+    def keys(self) -> int:
+        """Number of keys of declared aggregates."""
+        return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
+
+    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[tuple[OperatorState, ...], int]:
+        """
+        Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
+
+        :return: The states of this subtask, and the size of new files.
+        """
+        for run in self._runs:
+            run.capture(moment, streams)
+        written = [run.snapshot(moment, streams) for run in self._runs]
+        return tuple(state for state, _ in written if state is not None), sum(size for _, size in written)
+
+    def schemas(self) -> dict[str, OperatorSchemas]:
+        """Return the types of all state, by the uids of the operators."""
+        return {run.task.uid: run.schemas() for run in self._runs}
+
+    def close(self) -> None:
+        """Close all functions, even if closing one of them fails."""
+        with ExitStack() as closing:
+            for run in self._runs:
+                closing.callback(run.close)
+
+    def _process_from(self, position: int, elements: Elements) -> Elements:
+        for run in self._runs[position:]:
+            elements = run.process(elements)
+        return elements
+
+
+def _run_type(task: OperatorTask) -> type[OperatorRun]:
+    if isinstance(task.node, MapNode):
+        return MapRun
+    return AggregateRun if isinstance(task.node, AggregateNode) else ProcessRun
+
+
+def _process_keyed(run: OperatorRun, table: Any) -> Elements:
+    if isinstance(run, AggregateRun):
+        return run.process_table(table)
+    return run.process_keyed(KeyedChunk.of(table, run.keyed.key_serializer))
+
+
+def _elements(batch: Any) -> Elements:
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([batch])
+    return Elements(table.schema, table=table)

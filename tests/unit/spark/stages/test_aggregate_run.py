@@ -15,7 +15,7 @@ from airflow_provider_statecheck.spark.stages.executor.operator_run import Aggre
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
-    TaskPlace,
+    SubtaskContext,
     TaskStreams,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, Count, Max, Sum
@@ -31,7 +31,7 @@ NODE = AggregateNode(uid="sums", aggregates={"total": Sum("v"), "n": Count(), "t
 
 
 def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> AggregateRun:
-    place = TaskPlace(
+    context = SubtaskContext(
         job_id=job_id_of("job"),
         subtask=0,
         parallelism=1,
@@ -50,7 +50,7 @@ def run_of(storage: CheckpointStorage, state: OperatorSubtaskState) -> Aggregate
         key_serializer=SERIALIZER,
         states={0: state},
     )
-    run = AggregateRun(task, place, storage)
+    run = AggregateRun(task, context, storage)
     run.open()
     return run
 

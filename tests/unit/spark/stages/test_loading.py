@@ -48,7 +48,7 @@ def test_parallelism_that_is_given_comes_before_the_stages_own() -> None:
     [
         ("stages_to_load:nothing", "has no attribute 'nothing'"),
         ("stages_to_load:number", "found int"),
-        ("stages_to_load:partial", "found a part of it"),
+        ("stages_to_load:partial", "found an incomplete one"),
         ("stages_to_load", "as module:attribute"),
         (":stage", "as module:attribute"),
         ("broken_to_load:stage", "No module named 'no_such_library'"),

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
     OperatorTask,
     SnapshotMoment,
-    TaskPlace,
+    SubtaskContext,
     TaskReport,
     TaskStreams,
 )
@@ -76,7 +76,7 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
         states=states.of(UID),
         restored_checkpoint_id=states.saved_with(UID),
     )
-    place = TaskPlace(
+    context = SubtaskContext(
         job_id="0" * 32,
         subtask=0,
         parallelism=1,
@@ -86,7 +86,7 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
         logical_date=None,
         state_backend=MemoryStateBackend(),
     )
-    chain = FunctionChain([task], place, storage)
+    chain = FunctionChain([task], context, storage)
     chain.open()
     batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
     given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
