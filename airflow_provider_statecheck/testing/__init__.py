@@ -1,1 +1,1 @@
-"""What users and third parties need to test against this package: stores in memory, injected faults, conformance suites."""
+"""Test utilities for users and extensions: in-memory stores, fault injection and contract test suites."""

@@ -1,4 +1,4 @@
-"""A job of several operators in one process, with aligned checkpoints."""
+"""In-process job of several operators with aligned checkpoints."""
 
 from __future__ import annotations
 
@@ -47,160 +47,22 @@ from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import make_owner
 
-
-class InlineExecutor(Executor):
-    """Runs what is submitted at once, in the thread that submits it."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call and return a future that is done."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-class HeldExecutor(Executor):
-    """Keeps what is submitted until it is told to run it."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Keep a call."""
-        future: Future[Any] = Future()
-        self.held.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def run_next(self) -> None:
-        """Run the oldest call that is kept."""
-        future, call = self.held.pop(0)
-        try:
-            future.set_result(call())
-        except Exception as error:
-            future.set_exception(error)
-
-    def run_all(self) -> None:
-        """Run what is kept, and what that submits, until nothing is left."""
-        while self.held:
-            self.run_next()
-
-
 JOB_NAME = "sales"
 JOB = job_id_of(JOB_NAME)
 
 
-@dataclass
-class AlignedTask:
-    """A task that notes what it is told and fails where a test says so."""
-
-    uid: str
-    status: ExecutionStatus = ExecutionStatus.RUNNING
-    attempt_id: str = ""
-    name: str = ""
-    parallelism: int = 1
-    max_parallelism: int = 128
-    told: list[tuple[Any, ...]] = field(default_factory=list)
-    fails_at: set[str] = field(default_factory=set)
-    on_trigger: Callable[[int], object] | None = None
-    restored: tuple[int, dict[int, OperatorSubtaskState], bool] | None = None
-
-    def __post_init__(self) -> None:
-        self.attempt_id = self.attempt_id or f"{self.uid}/1"
-
-    @property
-    def operator_id(self) -> OperatorId:
-        """Return which operator it runs."""
-        return operator_id_of(self.uid)
-
-    @property
-    def restore_target(self) -> RestoreTarget:
-        """Return what a restore asks of its operator."""
-        return RestoreTarget(
-            operator_id=self.operator_id,
-            uid=self.uid,
-            parallelism=self.parallelism,
-            max_parallelism=self.max_parallelism,
-        )
-
-    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
-        """Note that a checkpoint begins."""
-        self._hear("trigger", checkpoint_id, options)
-        if self.on_trigger is not None:
-            self.on_trigger(checkpoint_id)
-
-    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
-        """Note that a checkpoint is complete."""
-        self._hear("complete", checkpoint_id, last_subsumed_id)
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
-        """Note that a checkpoint will never be complete."""
-        self._hear("aborted", checkpoint_id, latest_completed_id)
-
-    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        """Note that nothing restores from a checkpoint any more."""
-        self._hear("subsumed", checkpoint_id)
-
-    def set_initial_state(
-        self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
-    ) -> None:
-        """Keep the state to begin with."""
-        self.restored = (checkpoint_id, dict(subtask_states), is_finished)
-
-    def heard(self, what: str) -> list[int]:
-        """Return the ids of the checkpoints of which it was told something, in order."""
-        return [facts[1] for facts in self.told if facts[0] == what]
-
-    def _hear(self, what: str, *facts: Any) -> None:
-        self.told.append((what, *facts))
-        if what in self.fails_at:
-            raise RuntimeError(f"{self.uid} cannot take {what}")
-
-
-@dataclass
-class FailedJob:
-    """What the job was failed with."""
-
-    causes: list[Exception] = field(default_factory=list)
-
-    def fail_job(self, cause: Exception) -> None:
-        """Note why the job fails."""
-        self.causes.append(cause)
-
-    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
-        """Note why the job fails."""
-        self.causes.append(cause)
-
-
-class NoWaiting:
-    """Fails a test that would wait for ever; otherwise lets something happen instead of waiting."""
-
-    def __init__(self, steps: list[Callable[[], object]] | None = None) -> None:
-        self.steps = steps or []
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        """Return how long the test has waited."""
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        """Let the next thing happen."""
-        self.now += min(seconds, 1.0)
-        if self.steps:
-            self.steps.pop(0)()
-        elif seconds == float("inf"):
-            raise AssertionError("nothing is left to wait for")
-
-
 class AlignedJob:
     """
-    A job with its rows, its bytes and its tasks; coordinators of it come and go.
+    A job with its stores, its storage and its tasks, from which coordinators are created.
 
-    :param jobs: The rows.
-    :param new_rows: Gives the rows of handles.
-    :param new_counter: Gives the count of ids.
-    :param storage: The checkpoint directory.
+    :param jobs: The store of the job's rows.
+    :param new_rows: The factory of the rows of state handles.
+    :param new_counter: The factory of the counter of checkpoint ids.
+    :param storage: The checkpoint storage.
+    :param clock: The clock of periodic checkpoints.
+    :param job_id: The job.
+    :param tasks: The tasks, by default a source and a sink.
+    :param savepoint_dir: The default directory of savepoints.
     """
 
     def __init__(
@@ -218,7 +80,7 @@ class AlignedJob:
         self.jobs = jobs
         self.new_rows = new_rows
         self.new_counter = new_counter
-        # Savepoints lie beside the checkpoints, and the completed store reads them too.
+        # The completed store also reads savepoints, which are stored outside of the checkpoint directory.
         self.storage = storage if savepoint_dir is None else storage.allowing(normalise_base(savepoint_dir))
         self.clock = clock
         self.job_id = job_id
@@ -230,7 +92,7 @@ class AlignedJob:
         self.executor: Executor = InlineExecutor()
 
     def lead(self) -> AttemptRef:
-        """Take the leadership, from whoever has it."""
+        """Take over the leadership and return the new leader."""
         self.leader = take_leadership(self.jobs, JOB_NAME, new_key(), make_owner(), self.storage.base_uri)
         return self.leader
 
@@ -241,7 +103,13 @@ class AlignedJob:
     def coordinator(
         self, *, num_retained: int = 1, tolerable: int | None = None, **changes: Any
     ) -> CheckpointCoordinator:
-        """Make another coordinator for the present leader."""
+        """
+        Create a coordinator for the current leader.
+
+        :param num_retained: The number of checkpoints to retain.
+        :param tolerable: The number of failures to tolerate, ``None`` for no limit.
+        :param changes: Settings of :class:`CheckpointConfig` and arguments of the coordinator.
+        """
         leader = self.leader or self.lead()
         config = CheckpointConfig()
         for key in [k for k in changes if hasattr(CheckpointConfig, k) and k != "checkpoint_storage"]:
@@ -274,13 +142,13 @@ class AlignedJob:
         return CheckpointCoordinator(**values | changes)
 
     def statistics(self) -> CheckpointStatsTracker:
-        """Return what counts the checkpoints."""
+        """Return the statistics tracker of the checkpoints."""
         return CheckpointStatsTracker(self.jobs, self.job_id, ALIGNED_OPERATOR_ID)
 
     def state(
         self, task: ExecutionTask, checkpoint_id: int, text: str = "", location: str | None = None
     ) -> OperatorState:
-        """Write the state of an operator as one file and return it."""
+        """Write the state of an operator to one file and return the state."""
         base = location or SnapshotFiles(self.storage, self.job_id, JOB_NAME).checkpoint_location(checkpoint_id)
         data = f"{task.uid} {checkpoint_id} {text}".encode()
         digest = hashlib.sha256(data).hexdigest()
@@ -297,7 +165,7 @@ class AlignedJob:
         )
 
     def acknowledgement(self, task: ExecutionTask, checkpoint_id: int, **changes: Any) -> AcknowledgeMessage:
-        """Write the part of a task and return the message about it."""
+        """Write the state of a task and return its acknowledgement."""
         values: dict[str, Any] = {
             "job_id": self.job_id,
             "attempt_id": task.attempt_id,
@@ -313,7 +181,7 @@ class AlignedJob:
         checkpoint_id: int,
         reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_DECLINED,
     ) -> DeclineMessage:
-        """Return the message with which a task refuses its part."""
+        """Return the message of a task that declines a checkpoint."""
         return DeclineMessage(
             job_id=self.job_id,
             attempt_id=task.attempt_id,
@@ -322,7 +190,7 @@ class AlignedJob:
         )
 
     def acknowledge_all(self, coordinator: CheckpointCoordinator, checkpoint_id: int) -> None:
-        """Let every running task acknowledge."""
+        """Acknowledge a checkpoint for every running task."""
         location = self.location(checkpoint_id)
         for task in self.tasks:
             if task.status is ExecutionStatus.RUNNING:
@@ -330,22 +198,22 @@ class AlignedJob:
                 coordinator.receive_acknowledge_message(self.acknowledgement(task, checkpoint_id, state=state))
 
     def location(self, checkpoint_id: int) -> str:
-        """Return the directory of a checkpoint, as its row says."""
+        """Return the directory of a checkpoint from its row."""
         rows = self.jobs.describe(self.job_id).checkpoints
         return next(row.location for row in rows if row.checkpoint_id == checkpoint_id)
 
     def directories(self) -> set[str]:
-        """Return the names of the directories of checkpoints that are there."""
+        """Return the names of the existing checkpoint directories."""
         names = self.storage.list_directories(job_uri(self.storage.base_uri, self.job_id))
         return {name for name in names if name.startswith("chk-")}
 
     def status(self, checkpoint_id: int) -> str:
-        """Return what the row of a checkpoint says."""
+        """Return the status of a checkpoint from its row."""
         rows = self.jobs.describe(self.job_id).checkpoints
         return next(row.status.value for row in rows if row.checkpoint_id == checkpoint_id)
 
     def pass_time(self, seconds: float) -> timedelta:
-        """Move the clock on."""
+        """Move the clock forward and return the elapsed time."""
         self.clock.advance(seconds)
         return timedelta(seconds=seconds)
 
@@ -355,3 +223,150 @@ class AlignedJob:
 
     def _fail_task(self, task: ExecutionTask, error: Exception) -> None:
         self.failed_tasks.append((task.uid, error))
+
+
+@dataclass
+class AlignedTask:
+    """Task that records the calls of the coordinator and fails at configured ones."""
+
+    uid: str
+    status: ExecutionStatus = ExecutionStatus.RUNNING
+    attempt_id: str = ""
+    name: str = ""
+    parallelism: int = 1
+    max_parallelism: int = 128
+    told: list[tuple[Any, ...]] = field(default_factory=list)
+    fails_at: set[str] = field(default_factory=set)
+    on_trigger: Callable[[int], object] | None = None
+    restored: tuple[int, dict[int, OperatorSubtaskState], bool] | None = None
+
+    def __post_init__(self) -> None:
+        self.attempt_id = self.attempt_id or f"{self.uid}/1"
+
+    @property
+    def operator_id(self) -> OperatorId:
+        """Return the id of the operator."""
+        return operator_id_of(self.uid)
+
+    @property
+    def restore_target(self) -> RestoreTarget:
+        """Return the operator, with the requirements of its state."""
+        return RestoreTarget(
+            operator_id=self.operator_id,
+            uid=self.uid,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+        )
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: datetime, options: CheckpointOptions) -> None:
+        """Record a triggered checkpoint."""
+        self._hear("trigger", checkpoint_id, options)
+        if self.on_trigger is not None:
+            self.on_trigger(checkpoint_id)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int, timestamp: datetime, last_subsumed_id: int) -> None:
+        """Record a completed checkpoint."""
+        self._hear("complete", checkpoint_id, last_subsumed_id)
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int, latest_completed_id: int, timestamp: datetime) -> None:
+        """Record an aborted checkpoint."""
+        self._hear("aborted", checkpoint_id, latest_completed_id)
+
+    def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
+        """Record a subsumed checkpoint."""
+        self._hear("subsumed", checkpoint_id)
+
+    def set_initial_state(
+        self, checkpoint_id: int, subtask_states: Mapping[int, OperatorSubtaskState], *, is_finished: bool
+    ) -> None:
+        """Record the initial state."""
+        self.restored = (checkpoint_id, dict(subtask_states), is_finished)
+
+    def heard(self, kind: str) -> list[int]:
+        """Return the checkpoint ids of the recorded calls of a kind, in order."""
+        return [call[1] for call in self.told if call[0] == kind]
+
+    def _hear(self, kind: str, *arguments: Any) -> None:
+        self.told.append((kind, *arguments))
+        if kind in self.fails_at:
+            raise RuntimeError(f"{self.uid} cannot take {kind}")
+
+
+@dataclass
+class FailedJob:
+    """Callback that records the causes of a failed job."""
+
+    causes: list[Exception] = field(default_factory=list)
+
+    def fail_job(self, cause: Exception) -> None:
+        """Record the cause."""
+        self.causes.append(cause)
+
+    def fail_job_due_to_task_failure(self, cause: Exception, attempt_id: str) -> None:
+        """Record the cause."""
+        self.causes.append(cause)
+
+
+class NoWaiting:
+    """
+    Waiter that runs steps of a test instead of waiting.
+
+    It fails a test that would wait without a limit after the last step.
+
+    :param steps: The functions to run, one per wait.
+    """
+
+    def __init__(self, steps: list[Callable[[], object]] | None = None) -> None:
+        self.steps = steps or []
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the simulated time in seconds."""
+        return self.now
+
+    def wait(self, seconds: float) -> None:
+        """Run the next step and advance the simulated time."""
+        self.now += min(seconds, 1.0)
+        if self.steps:
+            self.steps.pop(0)()
+        elif seconds == float("inf"):
+            raise AssertionError("Expected another step before a wait without a timeout, found none.")
+
+
+class InlineExecutor(Executor):
+    """Executor that runs calls immediately in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a call and return a completed future."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class HeldExecutor(Executor):
+    """Executor that queues calls until a test runs them."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Queue a call."""
+        future: Future[Any] = Future()
+        self.held.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run_next(self) -> None:
+        """Run the oldest queued call."""
+        future, call = self.held.pop(0)
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+
+    def run_all(self) -> None:
+        """Run queued calls, including those they submit, until the queue is empty."""
+        while self.held:
+            self.run_next()

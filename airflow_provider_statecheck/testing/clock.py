@@ -1,4 +1,4 @@
-"""A clock that stands still until it is moved."""
+"""Clock with a manually set time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from datetime import UTC, datetime, timedelta
 
 
 class ManualClock:
-    """Time as a test wants it; it starts at a fixed moment."""
+    """
+    Clock that changes only when a test advances it.
+
+    :param start: The initial time, by default 2026-01-01 in UTC.
+    """
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime(2026, 1, 1, tzinfo=UTC)
 
     def now(self) -> datetime:
-        """Return the time that was set."""
+        """Return the current time of the clock."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move the time on, or back with a negative number."""
+        """Move the clock forward, or back with a negative number of seconds."""
         self._now += timedelta(seconds=seconds)

@@ -1,7 +1,7 @@
 """
-Faults by number: every call on storage and gateway is a point at which a stage can be made to fail.
+Fault injection by call number, for every call of the storage and of the gateway.
 
-A run without a fault counts the points; then each can be tried in turn. Nobody has to list them.
+A run without a fault counts the calls; further runs then fail at each of them in turn.
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ GATEWAY_CALLS = (
 READING_CALLS = frozenset(
     {"read_bytes", "read_range", "read_sized", "read_verified", "list_files", "list_directories", "describe"}
 )
-"""Calls without an effect: whether it or only the reply is lost is the same."""
+"""Calls without an effect, for which a lost reply equals an error."""
 
 
 class FaultMode(StrEnum):
-    """How a call fails."""
+    """The way in which a call fails."""
 
     ERROR = "error"
-    """It raises and has no effect."""
+    """The call raises and has no effect."""
     KILL = "kill"
-    """The process dies before the effect."""
+    """The process is killed before the call."""
     REPLY_LOST = "reply_lost"
-    """It has its effect and raises."""
+    """The call has its effect and then raises."""
     KILL_AFTER = "kill_after"
-    """The process dies right after the effect."""
+    """The process is killed right after the call."""
 
 
 @dataclass(slots=True)
 class FaultPlan:
     """
-    Counts calls and makes one of them fail.
+    Plan that counts calls and lets one or several of them fail.
 
-    :param point: Number of the call, from 1; ``None`` for a run without a fault.
-    :param mode: How it fails.
-    :param times: How many calls fail, that one and those after it.
+    :param point: The number of the first failing call, from 1; ``None`` for a run without a fault.
+    :param mode: The way in which the calls fail.
+    :param times: The number of consecutive calls that fail.
     """
 
     point: int | None = None
     mode: FaultMode = FaultMode.ERROR
     times: int = 1
     calls: list[str] = field(default_factory=list)
-    """The name of each call so far."""
+    """The names of all calls so far."""
 
     def carry_out(self, name: str, call: Callable[[], Any], error: type[Exception]) -> Any:
-        """Make a call, or fail as planned."""
+        """Run a call or fail according to the plan."""
         self.calls.append(name)
         if self.point is None or not 0 <= len(self.calls) - self.point < self.times:
             return call()
@@ -92,7 +92,7 @@ class FaultPlan:
 
 
 class _Counted:
-    """Passes everything on to another object, the named calls by way of a plan."""
+    """Proxy that runs the named methods of another object through a plan."""
 
     def __init__(self, target: Any, plan: FaultPlan, names: tuple[str, ...], error: type[StateCheckError]) -> None:
         self._target = target
@@ -113,16 +113,16 @@ class _Counted:
 
 class _CountedStorage(_Counted):
     def allowing(self, *uris: str | None, **options: Any) -> _CountedStorage:
-        """Return one that reads in more places and counts on."""
+        """Return a storage with further readable locations and the same plan."""
         wider = self._target.allowing(*uris, **options)
         return self if wider is self._target else _CountedStorage(wider, self._plan, self._names, self._error)
 
 
 def faulty_storage(storage: CheckpointStorage, plan: FaultPlan) -> Any:
-    """Return a storage whose calls the plan counts; what it raises is a ``StorageError``."""
+    """Return a storage whose calls run through the plan; injected errors are ``StorageError``."""
     return _CountedStorage(storage, plan, STORAGE_CALLS, StorageError)
 
 
 def faulty_gateway(gateway: CheckpointCoordinatorGateway, plan: FaultPlan) -> Any:
-    """Return a gateway whose calls the plan counts; what it raises is a ``CommitStateUnknownError``."""
+    """Return a gateway whose calls run through the plan; injected errors are ``CommitStateUnknownError``."""
     return _Counted(gateway, plan, GATEWAY_CALLS, CommitStateUnknownError)

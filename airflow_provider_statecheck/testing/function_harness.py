@@ -1,4 +1,4 @@
-"""Runs a user function with its state, without Spark and without files, so that it can be tested by itself."""
+"""Test harness for user functions with state, without Spark and without files."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ _NAME = "function"
 
 class FunctionHarness:
     """
-    One subtask with one function; elements go in, what it emits comes out, and a snapshot begins another harness.
+    Runs one function in one subtask.
 
-    :param function: A ``MapFunction``, ``FlatMapFunction`` or ``KeyedProcessFunction`` that takes single elements, or a plain
+    ``process`` passes an element and returns the emitted values. ``snapshot`` returns the state, from which another harness
+    can be restored.
+
+    :param function: A ``MapFunction``, a ``FlatMapFunction`` or a ``KeyedProcessFunction`` of single elements, or a plain
         function.
-    :param key: The type of the key, or a tuple of types for a key of several columns; without it there is no keyed state.
-    :param restored: What ``snapshot`` of another harness gave.
-    :param now_ms: Gives the time by which state expires, in milliseconds.
-    :param state_backend: The backend of the stage, or its name; by default the one that a stage has by default.
-    :param snapshot_between_calls: Whether each call of ``process`` is an increment of its own, as in a stage with tiny
-        increments: its state is saved, the function is closed, and a new copy of the function begins from that state. What a
-        function keeps anywhere but in state is lost then.
+    :param key: The type of the key, or a tuple of types for a key with several columns; ``None`` for no keyed state.
+    :param restored: The result of ``snapshot`` of another harness.
+    :param now_ms: A function that returns the time for the expiry of state, in milliseconds.
+    :param state_backend: The state backend or its name, by default the default backend of a stage.
+    :param snapshot_between_calls: Whether each call of ``process`` is a separate increment: the state is saved, the function
+        is closed, and a copy of the function is restored from the state. Values outside of state are lost.
     """
 
     def __init__(
@@ -64,11 +66,11 @@ class FunctionHarness:
 
     def process(self, value: Any, *, key: Any = None, timestamp: int | None = None) -> list[Any]:
         """
-        Give the function an element and return what it emits.
+        Process an element and return the emitted values.
 
         :param value: The element.
-        :param key: Its key, where there are keys.
-        :param timestamp: Its time in milliseconds since 1970.
+        :param key: The key of the element, for keyed functions.
+        :param timestamp: The timestamp of the element, in milliseconds since 1970.
         """
         emitted = self._processed(value, key, timestamp)
         if self._snapshot_between_calls:
@@ -78,7 +80,7 @@ class FunctionHarness:
         return emitted
 
     def end_of_input(self) -> list[Any]:
-        """End the input and return what the function emits for the keys that have state."""
+        """End the input and return the values emitted for the keys with state."""
         if not isinstance(self._function, KeyedProcessFunction) or not wants_end_of_input(self._function):
             return []
         emitted: list[Any] = []
@@ -88,11 +90,11 @@ class FunctionHarness:
 
     def snapshot(self, checkpoint_id: int = 1, timestamp: int = 0) -> OperatorSubtaskState:
         """
-        Take a checkpoint and return the state in it.
+        Take a snapshot and return its state.
 
-        :param checkpoint_id: Its id.
-        :param timestamp: When it was triggered, in milliseconds since 1970.
-        :raises CheckpointException: for whatever ``snapshot_state`` raises.
+        :param checkpoint_id: The id of the checkpoint.
+        :param timestamp: The trigger time, in milliseconds since 1970.
+        :raises CheckpointException: if ``snapshot_state`` raises an error.
         """
         streams = MemoryCheckpointStreamFactory(max_state_size=_MOST_STATE)
         raw = self._lifecycle.snapshot(checkpoint_id, timestamp, streams)
@@ -105,7 +107,7 @@ class FunctionHarness:
         )
 
     def close(self) -> None:
-        """Close the function and give up its state."""
+        """Close the function and dispose of its state."""
         try:
             self._lifecycle.close()
         finally:

@@ -1,4 +1,4 @@
-"""Harness of the keyed state suites, with a sample of each kind of state."""
+"""Harness for the contract suites of keyed state, with sample data for each kind of state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from airflow_provider_statecheck.storage.views.state_streams import StateWriting
 
 KEY_GROUPS = 16
 OPERATOR = "totals"
-"""What the operator is called in errors."""
+"""The name of the operator in errors."""
 ATTEMPT = AttemptRef(job_id=job_id_of("suite"), operator_id=operator_id_of("keyed"), epoch=1)
 Handles = tuple[KeyedStateHandle, ...]
 
@@ -36,9 +36,9 @@ class KeyedHarness:
     """
     An operator with keyed state.
 
-    :param backend: What is tested.
-    :param storage: Where snapshots go.
-    :param key_types: Arrow types of the key's columns; one of text by default.
+    :param backend: The state backend under test.
+    :param storage: The storage of snapshots.
+    :param key_types: The Arrow types of the key's columns, by default one string column.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class KeyedHarness:
     def open(
         self, restored: Sequence[KeyedStateHandle] = (), index: int = 0, parallelism: int = 1
     ) -> AbstractKeyedStateBackend:
-        """Return the keyed state of a subtask."""
+        """Return the keyed state backend of a subtask."""
         key_groups = key_group_range_of(index, parallelism, KEY_GROUPS)
         return self.open_range(key_groups, restored, index, parallelism)
 
@@ -68,7 +68,7 @@ class KeyedHarness:
         index: int = 0,
         parallelism: int = 1,
     ) -> AbstractKeyedStateBackend:
-        """Return the keyed state of some key groups."""
+        """Return the keyed state backend of a range of key groups."""
         opened = self.backend.create_keyed_state_backend(
             self._environment(index, parallelism),
             ATTEMPT.job_id,
@@ -82,7 +82,7 @@ class KeyedHarness:
         return opened
 
     def streams(self) -> FsCheckpointStreamFactory:
-        """Return where the next snapshot goes; all of it to files."""
+        """Return the stream factory of the next snapshot, which writes all state to files."""
         self._checkpoint_id += 1
         directories = JobDirectories(self.storage.base_uri, ATTEMPT)
         return FsCheckpointStreamFactory(
@@ -93,35 +93,35 @@ class KeyedHarness:
         )
 
     def snapshot(self, backend: AbstractKeyedStateBackend) -> Any:
-        """Return a snapshot that is still to be written."""
+        """Return a snapshot that is not yet written."""
         streams = self.streams()
         return backend.snapshot(self._checkpoint_id, self.now_ms, streams)
 
     def save(self, backend: AbstractKeyedStateBackend) -> Handles:
-        """Return the handles of a written snapshot, none if there was nothing to save."""
+        """Write a snapshot and return its handles, an empty tuple if there is no state."""
         handle = self.snapshot(backend).run().handle
         return () if handle is None else (handle,)
 
     def reopen(
         self, backends: Sequence[AbstractKeyedStateBackend], parallelism: int
     ) -> list[AbstractKeyedStateBackend]:
-        """Return the subtasks that go on from snapshots of others."""
+        """Return subtasks restored from snapshots of other subtasks."""
         return self.restore([self.snapshot(backend) for backend in backends], parallelism)
 
     def restore(self, snapshots: Sequence[Any], parallelism: int) -> list[AbstractKeyedStateBackend]:
-        """Write snapshots and return the subtasks that go on from them."""
+        """Write snapshots and return the subtasks restored from them."""
         written = [snapshot.run().handle for snapshot in snapshots]
         handles = [() if handle is None else (handle,) for handle in written]
         assigned = redistribute_keyed(handles, parallelism, KEY_GROUPS)
         return [self.open(own, index, parallelism) for index, own in enumerate(assigned)]
 
     def reopened(self, backend: AbstractKeyedStateBackend) -> AbstractKeyedStateBackend:
-        """Return the one subtask that goes on from a snapshot of another."""
-        (again,) = self.reopen([backend], 1)
-        return again
+        """Return the only subtask restored from a snapshot of another subtask."""
+        (restored,) = self.reopen([backend], 1)
+        return restored
 
     def owner_of(self, key: Any, backends: Sequence[AbstractKeyedStateBackend]) -> AbstractKeyedStateBackend:
-        """Return the subtask of a key."""
+        """Return the subtask that owns a key."""
         key_group = self.keys.key_group_of(key, KEY_GROUPS)
         (owner,) = (backend for backend in backends if key_group in backend.key_group_range)
         return owner
@@ -131,7 +131,7 @@ class KeyedHarness:
         return set(self.storage.list_files(self.storage.base_uri))
 
     def close(self) -> None:
-        """Dispose of all that was opened."""
+        """Dispose of all opened backends."""
         for backend in self._opened:
             backend.dispose()
 
@@ -148,7 +148,7 @@ class KeyedHarness:
 
 
 class Concatenate:
-    """Collects texts in a list and gives them as one."""
+    """Aggregate function that joins strings with commas."""
 
     def create_accumulator(self) -> list[str]:
         return []
@@ -164,7 +164,7 @@ class Concatenate:
 
 
 def all_descriptors() -> dict[str, Any]:
-    """Return a descriptor of each kind."""
+    """Return a descriptor of each kind of state."""
     return {
         "value": ValueStateDescriptor("value", int),
         "list": ListStateDescriptor("list", int),
@@ -176,7 +176,7 @@ def all_descriptors() -> dict[str, Any]:
 
 
 def read_all(backend: Any) -> dict[str, Any]:
-    """Return what the current key has in a state of each kind."""
+    """Return the values of the current key in each kind of state."""
     states = {name: backend.get_partitioned_state(each) for name, each in all_descriptors().items()}
     return {
         "value": states["value"].value(),
@@ -189,7 +189,7 @@ def read_all(backend: Any) -> dict[str, Any]:
 
 
 def write_all(backend: Any, number: int) -> None:
-    """Give the current key something in a state of each kind."""
+    """Write values for the current key to each kind of state."""
     states = {name: backend.get_partitioned_state(each) for name, each in all_descriptors().items()}
     states["value"].update(number)
     states["list"].add_all([number, number + 1])
@@ -203,7 +203,7 @@ NOTHING: dict[str, Any] = {"value": None, "list": [], "reducing": None, "aggrega
 
 
 def written(number: int) -> dict[str, Any]:
-    """Return what :func:`read_all` gives after :func:`write_all`."""
+    """Return the result of :func:`read_all` after :func:`write_all`."""
     return {
         "value": number,
         "list": [number, number + 1],

@@ -1,8 +1,8 @@
 """
-Contract of values in keyed state: batches, and ownership of objects.
+Contract of values in keyed state: batch access, ownership of objects and type checks.
 
-A value that was put belongs to the state as it was at that moment, and a value that was read belongs to its reader: a change in
-place never reaches the state. What does not fit a state is refused at once.
+A state stores a value as it is at the time of the write, and a read returns a value that the caller owns. Changes in place
+never affect the state. A value of the wrong type is rejected by the write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = [f"key {number}" for number in range(40)]
 
 
 def batch_of(keyed: KeyedHarness, keys: Sequence[Any]) -> tuple[list[Any], KeyBatch]:
-    """Return keys in the order of their key groups, and the same as columns."""
+    """Return keys in the order of their key groups, as a list and as a batch."""
     import pyarrow as pa
 
     groups = {key: keyed.keys.key_group_of(key, KEY_GROUPS) for key in keys}
@@ -42,7 +42,7 @@ def batch_of(keyed: KeyedHarness, keys: Sequence[Any]) -> tuple[list[Any], KeyBa
 
 
 class KeyedBatchContract:
-    """Key by key and at once are the same state."""
+    """Batch access and access by single keys use the same state."""
 
     def test_what_is_put_at_once_is_read_key_by_key(self, keyed: KeyedHarness) -> None:
         import pyarrow as pa
@@ -176,7 +176,7 @@ class KeyedBatchContract:
 
 @dataclass
 class Basket:
-    """A value that can be changed, with a part that can be changed."""
+    """A mutable value with a mutable field."""
 
     owner: str = "ann"
     items: list[str] = field(default_factory=list)
@@ -184,14 +184,14 @@ class Basket:
 
 @dataclass
 class Total:
-    """A value that can be changed, of which no part can be."""
+    """A mutable value with immutable fields."""
 
     owner: str = "ann"
     amount: int = 0
 
 
 class TextSerializer:
-    """Makes a ``bytearray`` to bytes: a serializer of the user's own."""
+    """Custom serializer of ``bytearray`` values."""
 
     class_id = "text"
     version = 1
@@ -216,9 +216,9 @@ CHANGEABLE: dict[str, tuple[Any, Callable[[], Any], _Change]] = {
     "record": (Total, Total, _sold),
     "record with a list": (Basket, Basket, lambda value: value.items.append("tea")),
     "tuple with a list": (tuple[str, list[int]], lambda: ("a", [1]), lambda value: value[1].append(2)),
-    "own serializer": (TextSerializer(), lambda: bytearray(b"x"), lambda value: value.extend(b"y")),
+    "custom serializer": (TextSerializer(), lambda: bytearray(b"x"), lambda value: value.extend(b"y")),
 }
-TIMES: dict[str, Any] = {"for good": None, "for a time": StateTtlConfig(timedelta(days=1))}
+TIMES: dict[str, Any] = {"no ttl": None, "ttl": StateTtlConfig(timedelta(days=1))}
 MISFITS: dict[str, tuple[Any, Any]] = {
     "text for a number": (int, "text"),
     "number of too many bits": (int, 2**63),
@@ -236,7 +236,7 @@ MISFITS: dict[str, tuple[Any, Any]] = {
 
 
 class _Pick:
-    """Keeps what was added last, as it was given."""
+    """Aggregate function that stores the last value without a copy."""
 
     def create_accumulator(self) -> Any:
         return None
@@ -252,7 +252,7 @@ class _Pick:
 
 
 def _access(name: str, kind: Any, ttl: Any) -> tuple[Any, Callable[[Any, Any], None], Callable[[Any], Any]]:
-    """Return a descriptor, what puts a value, and what reads it, for each sort of state."""
+    """Return a descriptor, a write function and a read function for a kind of access."""
     found: dict[str, tuple[Any, Callable[[Any, Any], None], Callable[[Any], Any]]] = {
         "value": (ValueStateDescriptor("v", kind, ttl=ttl), lambda s, v: s.update(v), lambda s: s.value()),
         "list": (ListStateDescriptor("l", kind, ttl=ttl), lambda s, v: s.update([v]), lambda s: next(iter(s.get()))),
@@ -286,7 +286,7 @@ ACCESSES = ("value", "list", "added", "map", "entries", "values", "reducing", "a
 
 
 class KeyedOwnershipContract:
-    """Changes in place, and values of another type."""
+    """Changes of values in place, and rejection of values with the wrong type."""
 
     @pytest.fixture
     def backend(self, keyed: KeyedHarness) -> AbstractKeyedStateBackend:

@@ -1,4 +1,4 @@
-"""Contract of keyed snapshots and restores."""
+"""Contract of snapshots and restores of keyed state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from airflow_provider_statecheck.testing.keyed_harness import (
 
 
 class _Streams:
-    """Streams of a checkpoint with something the matter."""
+    """Base class of stream factories that inject faults."""
 
     def __init__(self, target: FsCheckpointStreamFactory) -> None:
         self.was_used = False
@@ -50,10 +50,12 @@ class _Streams:
 
 class CancellingStreams(_Streams):
     """
-    Streams during whose writing the snapshot is cancelled.
+    Streams that cancel the snapshot while it is written.
 
-    :param method: Of the stream, before or after which that happens.
-    :param is_after: Whether it is after it.
+    :param target: The stream factory to wrap.
+    :param cancel: The function that cancels the snapshot.
+    :param method: The stream method at which the snapshot is cancelled.
+    :param is_after: Whether to cancel only after the method, instead of before it.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class CancellingStreams(_Streams):
 
 
 class FailingStreams(_Streams):
-    """Streams that cannot be closed."""
+    """Streams that fail when they are closed."""
 
     def _changed(self, stream: FsCheckpointStateOutputStream) -> FsCheckpointStateOutputStream:
         def fail() -> Any:
@@ -94,10 +96,10 @@ KEYS = [f"key {number}" for number in range(50)]
 
 
 class KeyedSnapshotContract:
-    """What is in a snapshot, and what is left when it is not finished."""
+    """Contents of snapshots, cancellation and failures."""
 
     travels_in_handles = False
-    """Whether snapshots leave the streams of the checkpoint alone; a subclass says so."""
+    """Whether the handles contain the state and no streams are used; subclasses may set it."""
 
     def test_empty_backend_has_nothing_to_save(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()
@@ -211,7 +213,7 @@ class KeyedSnapshotContract:
         cancelling = CancellingStreams(keyed.streams(), lambda: holder[0].cancel(), method, is_after=is_after)
         holder.append(backend.snapshot(9, keyed.now_ms, cancelling))
         if self.travels_in_handles:
-            pytest.skip("there are no streams")
+            pytest.skip("the handles contain the state")
         with pytest.raises(SnapshotCancelledError):
             holder[0].run()
         assert cancelling.was_used
@@ -239,7 +241,7 @@ class KeyedSnapshotContract:
         failing = FailingStreams(keyed.streams())
         snapshot = backend.snapshot(9, keyed.now_ms, failing)
         if self.travels_in_handles:
-            pytest.skip("there are no streams")
+            pytest.skip("the handles contain the state")
         with pytest.raises(StorageError, match="full"):
             snapshot.run()
         assert keyed.files() == set()
@@ -249,7 +251,7 @@ class KeyedSnapshotContract:
 
 
 def filled(keyed: KeyedHarness) -> Any:
-    """Return a backend in which each key has state of each kind."""
+    """Return a backend with state of each kind for every key."""
     backend: Any = keyed.open()
     for number, key in enumerate(KEYS):
         backend.set_current_key(key)
@@ -265,7 +267,7 @@ NAMESPACED: list[tuple[Any, Any]] = [
 
 
 def put_all(keyed: KeyedHarness, backends: list[Any], state: ValueStateDescriptor[int], value: int) -> None:
-    """Give a value to all keys of some subtasks."""
+    """Write a value for all keys of the given subtasks."""
     for key in KEYS:
         for backend in backends:
             if keyed.keys.key_group_of(key, KEY_GROUPS) in backend.key_group_range:
@@ -274,10 +276,10 @@ def put_all(keyed: KeyedHarness, backends: list[Any], state: ValueStateDescripto
 
 
 class KeyedRestoreContract:
-    """What comes back, and what is refused."""
+    """Restores, rescaling, migration and rejected restores."""
 
     travels_in_handles = False
-    """Whether snapshots make no files; a subclass says so."""
+    """Whether the handles contain the state and there are no files; subclasses may set it."""
 
     @pytest.mark.parametrize("parallelism", [1, 2, 3, KEY_GROUPS])
     @pytest.mark.parametrize("before", [1, 2, 5])
@@ -307,7 +309,7 @@ class KeyedRestoreContract:
     def test_what_a_subtask_has_written_since_hides_what_others_still_lend(
         self, keyed: KeyedHarness, parallelism: int
     ) -> None:
-        """One of two subtasks goes on, the other keeps what it was given."""
+        """One of two subtasks takes a new snapshot, the other retains its handles."""
         state = ValueStateDescriptor[int]("v", int)
         first: Any = keyed.open()
         put_all(keyed, [first], state, 1)
@@ -417,7 +419,7 @@ class KeyedRestoreContract:
     def test_missing_files_say_that_the_backend_could_not_be_restored(self, keyed: KeyedHarness) -> None:
         (handle,) = keyed.save(filled(keyed))
         if self.travels_in_handles:
-            pytest.skip("there are no files")
+            pytest.skip("the handles contain the state")
         assert keyed.files()
         for uri in keyed.files():
             keyed.storage.delete_file(f"{keyed.storage.base_uri}/{uri}")
@@ -432,20 +434,20 @@ class KeyedRestoreContract:
 
 
 def write_nothing(backend: Any) -> None:
-    """Ask for a state of each kind."""
+    """Register a state of each kind without a write."""
     for descriptor in all_descriptors().values():
         backend.get_partitioned_state(descriptor)
 
 
 def read_everything(backend: Any) -> None:
-    """Read the state of each key."""
+    """Read all states of all keys."""
     for key in KEYS:
         backend.set_current_key(key)
         read_all(backend)
 
 
 def wide_states(backend: Any) -> list[Any]:
-    """Return a value, a list and a map of numbers of 64 bits."""
+    """Return a value, a list and a map state of 64-bit integers."""
     import pyarrow as pa
 
     wide = pa.int64()
@@ -458,13 +460,13 @@ def wide_states(backend: Any) -> list[Any]:
 
 
 def read_wide(backend: Any) -> tuple[Any, list[Any], dict[Any, Any]]:
-    """Return what the current key has in them."""
+    """Return the values of the current key in the wide states."""
     value, elements, entries = wide_states(backend)
     return value.value(), list(elements.get()), {entry.key: entry.value for entry in entries.entries()}
 
 
 def _with_broken_bytes(handle: Any) -> Any:
-    """Cut what travels in a handle itself."""
+    """Return the handle with its inline data truncated."""
     stream: Any = getattr(handle, "stream", None)
     data = getattr(stream, "data", None)
     return handle if data is None else replace(handle, stream=replace(stream, data=data[: len(data) // 2]))

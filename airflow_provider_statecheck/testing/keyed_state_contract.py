@@ -1,4 +1,4 @@
-"""Contract of keyed state: keys, names, namespaces, and each kind of state."""
+"""Contract of keyed state: keys, names, namespaces and each kind of state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from airflow_provider_statecheck.testing.keyed_harness import (
 
 
 class KeyedAccessContract:
-    """Who may read and write what."""
+    """Keys, state names and namespaces."""
 
     def test_range_must_lie_within_the_key_groups(self, keyed: KeyedHarness) -> None:
         with pytest.raises(InvalidConfigurationError):
@@ -253,19 +253,19 @@ class KeyedAccessContract:
 
 
 def cast_any(value: object) -> Any:
-    """Return a value as what no type checker knows."""
+    """Return a value with the type ``Any``."""
     return value
 
 
 def map_of(keyed: KeyedHarness) -> tuple[Any, MapState[str, int]]:
-    """Return a backend whose current key is ``a``, and a map state of it."""
+    """Return a backend with the current key ``a`` and its map state."""
     backend: Any = keyed.open()
     backend.set_current_key("a")
     return backend, backend.store.get_map_state(MapStateDescriptor("m", str, int))
 
 
 class KeyedMapContract:
-    """Entries, null, iterators and emptiness."""
+    """Map state: entries, null, iterators and empty maps."""
 
     def test_empty_map_gives_empty_iterables(self, keyed: KeyedHarness) -> None:
         backend, state = map_of(keyed)
@@ -389,11 +389,11 @@ class KeyedMapContract:
 
 
 class KeyedValuesContract:
-    """What is read when nothing was written, and what null means."""
+    """Value, list, reducing, aggregating and folding state: defaults, null and copies."""
 
     @pytest.fixture
     def backend(self, keyed: KeyedHarness) -> AbstractKeyedStateBackend:
-        """Return a backend whose current key is ``a``."""
+        """Return a backend with the current key ``a``."""
         opened = keyed.open()
         opened.set_current_key("a")
         return opened

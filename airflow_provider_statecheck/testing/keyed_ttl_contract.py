@@ -1,4 +1,4 @@
-"""Contract of keyed state with time to live."""
+"""Contract of keyed state with a time to live (TTL)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DISABLED = StateTtlConfig(LIFE, UpdateType.DISABLED)
 
 
 def value_of(keyed: KeyedHarness, ttl: StateTtlConfig, default: int | None = None) -> tuple[Any, Any]:
-    """Return a backend whose current key is ``a``, and a value state of it."""
+    """Return a backend with the current key ``a`` and its value state."""
     backend: Any = keyed.open()
     backend.set_current_key("a")
     return backend, backend.store.get_state(ValueStateDescriptor("n", int, default, ttl=ttl))
 
 
 class KeyedTtlContract:
-    """What expires when, and who sees it."""
+    """Expiry of each kind of state, and visibility of expired values."""
 
     def test_value_lives_up_to_its_time(self, keyed: KeyedHarness) -> None:
         _, state = value_of(keyed, TTL)
@@ -231,7 +231,7 @@ def _one_by_one(keyed: KeyedHarness, backend: Any, descriptor: Any) -> tuple[Any
 
 
 class KeyedTtlRestoreContract:
-    """What snapshots know of times, and a time to live that comes and goes."""
+    """Restores of state with a TTL, and adding or removing the TTL."""
 
     def test_times_go_through_a_snapshot(self, keyed: KeyedHarness) -> None:
         backend: Any = keyed.open()

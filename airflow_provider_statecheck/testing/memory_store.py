@@ -1,4 +1,8 @@
-"""Job store, state handles and checkpoint ids in memory."""
+"""
+In-memory job store, state handles and checkpoint ids.
+
+A transaction changes a copy of the rows, which replaces them at the commit. The content is lost with the process.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,421 @@ from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage,
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 
 _Handles = tuple[Callable[[], list[bytes]], Callable[[], None]]
-"""Gives the encoded pointers of some state handles, and removes them."""
+"""Functions that return the encoded pointers of state handles, and that remove the handles."""
+_Locks = dict[tuple[str, str], datetime]
+"""The ends of leases by name and holder."""
+
+
+class InMemoryJobStore:
+    """
+    In-memory job store.
+
+    :param clock: The clock, by default the system clock.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._jobs: dict[JobId, _Rows] = {}
+        self._handles: dict[JobId, tuple[_Handles, ...]] = {}
+
+    @contextmanager
+    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
+        """Open a transaction of a job; one lock serializes the transactions of all jobs."""
+        with self._lock:
+            rows = self._ensured(job_id, create_as) if create_as is not None else deepcopy(self._known(job_id))
+            rows.begin(self._clock.now())
+            claims = {pointer: claim for other in self._jobs.values() for pointer, claim in other.claims.items()}
+            transaction = InMemoryJobTransaction(rows, claims)
+            yield transaction
+            self._jobs[job_id] = rows
+            for _, clear in self._handles.get(job_id, ()) if transaction.removes_state_handles else ():
+                clear()
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return the claim of a snapshot by any job."""
+        with self._lock:
+            return next((rows.claims[pointer] for rows in self._jobs.values() if pointer in rows.claims), None)
+
+    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]], clear: Callable[[], None]) -> None:
+        """
+        Register the state handles of a job, for its views and for their removal in a transaction.
+
+        :param job_id: The job.
+        :param handles: A function that returns their encoded pointers.
+        :param clear: A function that removes them.
+        """
+        with self._lock:
+            self._handles[job_id] = (*self._handles.get(job_id, ()), (handles, clear))
+
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs, the most recently active first."""
+        with self._lock:
+            rows = [r.job for r in self._jobs.values() if r.attempts]
+        return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return a view of a job."""
+        with self._lock:
+            view = self._known(job_id).view(self._clock.now())
+            handles = [handle for read, _ in self._handles.get(job_id, ()) for handle in read()]
+        return replace(view, handle_uris=uris_of(handles))
+
+    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
+        """Return a request of a job by its key."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return None if rows is None else rows.requests.get(request_key)
+
+    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of a job."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return None if rows is None else rows.checkpoints.get(checkpoint_id)
+
+    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
+        """Return a page of the checkpoints of a job, newest first."""
+        with self._lock:
+            rows = self._jobs.get(job_id)
+            return () if rows is None else rows.page(page)
+
+    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest restorable checkpoint of an operator, ``None`` if there is none."""
+        with self._lock:
+            rows = self._known(job_id)
+            operator = rows.operators.get(operator_id)
+            mine = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
+            usable = (c for c in mine if c.is_restorable and c.unusable_reason is None)
+            return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
+
+    def _known(self, job_id: JobId) -> _Rows:
+        rows = self._jobs.get(job_id)
+        if rows is None or not rows.attempts:
+            raise _no_such_job(job_id)
+        return rows
+
+    def _ensured(self, job_id: JobId, name: str) -> _Rows:
+        if job_id in self._jobs:
+            return deepcopy(self._jobs[job_id])
+        now = self._clock.now()
+        return _Rows(JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
+
+
+class InMemoryJobTransaction:
+    """Transaction on a copy of a job's rows."""
+
+    def __init__(self, rows: _Rows, other_claims: dict[str, ClaimRecord]) -> None:
+        self._rows = rows
+        self._other_claims = other_claims
+        self.removes_state_handles = False
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the transaction."""
+        return self._rows.job.seen_at
+
+    @property
+    def job(self) -> JobRecord:
+        """Return the row of the job."""
+        return self._rows.job
+
+    def draw_checkpoint_id(self) -> int:
+        """Return the next id of the job."""
+        drawn = self._rows.job.next_checkpoint_id
+        self.set_next_checkpoint_id(drawn + 1)
+        return drawn
+
+    def set_next_checkpoint_id(self, following: int) -> None:
+        """Set the next id of the job."""
+        self._rows.job = replace(self._rows.job, next_checkpoint_id=following)
+
+    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
+        """Return an operator of the job."""
+        return self._rows.operators.get(operator_id)
+
+    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
+        """Return the operators that belong to none of the given tasks, each with its newest attempt."""
+        others = (o for o in self._rows.operators.values() if task_uids.isdisjoint(task_uids_of(o.uid)))
+        return [(o, self.attempt(o.operator_id, o.epoch)) for o in sorted(others, key=lambda o: o.uid)]
+
+    def save_operator(self, record: OperatorRecord) -> None:
+        """Insert or replace an operator."""
+        self._rows.operators[record.operator_id] = record
+
+    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
+        """Return an attempt by its epoch."""
+        return self._rows.attempts.get((operator_id, epoch))
+
+    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
+        """Return an attempt by its idempotency key."""
+        return next((a for a in self._rows.attempts.values() if a.attempt_key == attempt_key), None)
+
+    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
+        """Return the newest attempt of an operator in a run."""
+        newest_first = (a for (o, _), a in sorted(self._rows.attempts.items(), reverse=True) if o == operator_id)
+        return next((a for a in newest_first if a.owner.run_key == run_key), None)
+
+    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the distinct base directories of an operator's attempts, sorted."""
+        return tuple(sorted({a.storage_base for (o, _), a in self._rows.attempts.items() if o == operator_id}))
+
+    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
+        """Return the epochs of ended attempts, oldest first, at most ``limit``."""
+        mine = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)
+        ended = (a for a in mine if a.ended_at is not None and a.ended_at < wanted.before)
+        on_storage = (a for a in ended if wanted.storage_base in (None, a.storage_base))
+        return tuple(islice((a.epoch for a in on_storage if a.epoch not in wanted.kept_epochs), limit))
+
+    def save_attempt(self, record: AttemptRecord) -> None:
+        """Insert or replace an attempt."""
+        self._rows.attempts[(record.operator_id, record.epoch)] = record
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of the job."""
+        return self._rows.checkpoints.get(checkpoint_id)
+
+    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        """Return a checkpoint by the key of its request."""
+        return next((c for c in self._rows.checkpoints.values() if c.request_key == request_key), None)
+
+    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
+        """Return the checkpoints of an operator whose files are not confirmed to be deleted."""
+        mine = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
+        return [c for c in mine if c.discarded_at is None]
+
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
+        """Return the ids of ended checkpoints whose files are confirmed to be deleted, at most ``limit``."""
+        discarded = (c for _, c in sorted(self._rows.checkpoints.items()) if c.discarded_at is not None)
+        return tuple(c.checkpoint_id for c in islice(filter(wanted.includes, discarded), limit))
+
+    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
+        """Return whether an operator has a row of a completed checkpoint, in one or any generation."""
+        rows = self._rows.checkpoints.values()
+        completed = (c for c in rows if c.operator_id == operator_id and c.completed_at is not None)
+        return any(generation in (None, c.generation) for c in completed)
+
+    def add_checkpoint(self, record: CheckpointRecord) -> None:
+        """Insert a checkpoint."""
+        if record.checkpoint_id in self._rows.checkpoints:
+            raise CoordinatorError(
+                f"Expected no checkpoint {record.checkpoint_id} of job {record.job_id}, found one; draw another id."
+            )
+        self._rows.checkpoints[record.checkpoint_id] = record
+
+    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        """Replace a checkpoint if it has the expected status."""
+        found = self._rows.checkpoints.get(record.checkpoint_id)
+        if found is None or found.status is not expected:
+            raise CoordinatorError(
+                f"Expected checkpoint {record.checkpoint_id} to be {expected.value}, "
+                f"found {found.status.value if found else 'none'}; load it again."
+            )
+        self._rows.checkpoints[record.checkpoint_id] = record
+
+    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
+        """Return the acknowledgements of an aligned checkpoint."""
+        return [a for (i, _), a in sorted(self._rows.acknowledgements.items()) if i == checkpoint_id]
+
+    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
+        """Insert or replace the acknowledgement of an operator."""
+        self._rows.acknowledgements[(record.checkpoint_id, record.operator_id)] = record
+
+    def request(self, request_key: str) -> SnapshotRequest | None:
+        """Return a request by its key."""
+        return self._rows.requests.get(request_key)
+
+    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+        """Return the open requests of an operator, oldest first."""
+        rows = sorted(self._rows.requests.values(), key=lambda r: (r.requested_at, r.request_key))
+        return [r for r in rows if r.operator_id == operator_id and r.status.is_open]
+
+    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
+        """Return the keys of an operator's requests that ended before a time, at most ``limit``."""
+        mine = (r for r in self._rows.requests.values() if r.operator_id == operator_id)
+        ended = (r.request_key for r in mine if r.ended_at is not None and r.ended_at < before)
+        return tuple(islice(ended, limit))
+
+    def save_request(self, record: SnapshotRequest) -> None:
+        """Insert or replace a request."""
+        self._rows.requests[record.request_key] = record
+
+    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
+        """Remove the rows of requests."""
+        for key in request_keys:
+            self._rows.requests.pop(key, None)
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return the claim of a snapshot by any job."""
+        return self._rows.claims.get(pointer) or self._other_claims.get(pointer)
+
+    def save_claim(self, record: ClaimRecord) -> None:
+        """Insert a claim."""
+        if self.claim(record.pointer) is not None:
+            raise already_claimed(record.pointer)
+        self._rows.claims[record.pointer] = record
+
+    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
+        """Return the checkpoint statistics of an operator."""
+        return self._rows.statistics.get(operator_id)
+
+    def save_statistics(self, record: StatisticsRecord) -> None:
+        """Insert or replace the checkpoint statistics of an operator."""
+        self._rows.statistics[record.operator_id] = record
+
+    def view(self) -> JobView:
+        """Return the job with the changes of this transaction."""
+        return self._rows.view(self.now)
+
+    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """Remove the rows of checkpoints."""
+        for checkpoint_id in checkpoint_ids:
+            self._rows.checkpoints.pop(checkpoint_id, None)
+            for record in self.acknowledgements(checkpoint_id):
+                del self._rows.acknowledgements[(checkpoint_id, record.operator_id)]
+
+    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
+        """Remove the rows of attempts."""
+        for attempt in attempts:
+            self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
+
+    def remove_state_handles(self) -> None:
+        """Remove all state handles of the job and their locks at the commit."""
+        self.removes_state_handles = True
+
+    def remove_job(self) -> None:
+        """Remove the rows of the job, except its id counter, its operators and its claims."""
+        self.remove_state_handles()
+        rows = self._rows
+        for table in (rows.attempts, rows.checkpoints, rows.acknowledgements, rows.requests, rows.statistics):
+            table.clear()
+
+
+class InMemoryHandleRows:
+    """
+    In-memory rows of state handles.
+
+    :param jobs: The store of the job, whose transactions and epochs are used.
+    :param job_id: The job.
+    """
+
+    def __init__(self, jobs: InMemoryJobStore, job_id: JobId) -> None:
+        self._jobs = jobs
+        self._job_id = job_id
+        self._found: dict[str, HandleRow] = {}
+        self._locks: _Locks = {}
+        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()], self._clear)
+
+    def _clear(self) -> None:
+        self._found.clear()
+        self._locks.clear()
+
+    @contextmanager
+    def transaction(self) -> Iterator[InMemoryHandleTransaction]:
+        """Open a transaction; one lock serializes the transactions of all jobs."""
+        with self._jobs.transaction(self._job_id) as job:
+            longest = job.now + LONGEST_LEASE
+            locks = {key: min(until, longest) for key, until in self._locks.items()}
+            tx = InMemoryHandleTransaction(job, dict(self._found), locks)
+            yield tx
+            self._found, self._locks = tx.found, tx.locks
+
+    def read(self) -> tuple[HandleRow, ...]:
+        """Return all rows in the order of their names."""
+        return tuple(row for _, row in sorted(self._found.items()))
+
+    def find(self, name: str) -> HandleRow | None:
+        """Return the row of a name."""
+        return self._found.get(name)
+
+
+class InMemoryHandleTransaction:
+    """Transaction on copies of the rows and locks of state handles."""
+
+    def __init__(self, job: JobTransaction, found: dict[str, HandleRow], locks: _Locks) -> None:
+        self._job = job
+        self.found = found
+        self.locks = locks
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the transaction."""
+        return self._job.now
+
+    def require_leader(self, attempt: AttemptRef) -> None:
+        """
+        Require that an attempt holds the current epoch of its operator.
+
+        :raises StaleAttemptError: if a newer attempt does.
+        """
+        require_running(self._job, attempt)
+
+    def row(self, name: str) -> HandleRow | None:
+        """Return the row of a name."""
+        return self.found.get(name)
+
+    def rows(self) -> tuple[HandleRow, ...]:
+        """Return all rows in the order of their names."""
+        return tuple(row for _, row in sorted(self.found.items()))
+
+    def save(self, row: HandleRow) -> None:
+        """Insert or replace a row."""
+        self.found[row.name] = row
+
+    def remove(self, name: str) -> None:
+        """Remove a row and all locks on it."""
+        self.found.pop(name, None)
+        for key in [key for key in self.locks if key[0] == name]:
+            del self.locks[key]
+
+    def lock(self, name: str, holder: str, until: datetime) -> None:
+        """Insert or extend a lock."""
+        self.locks[(name, holder)] = until
+
+    def unlock(self, holder: str, name: str | None = None) -> None:
+        """Remove the lock of a holder on a name, or all locks of the holder."""
+        for key in [key for key in self.locks if key[1] == holder and name in (None, key[0])]:
+            del self.locks[key]
+
+    def locks_of(self, holder: str) -> tuple[str, ...]:
+        """Return the names that a holder has locked."""
+        return tuple(name for name, other in self.locks if other == holder)
+
+    def is_locked(self, name: str, *, besides: str) -> bool:
+        """Return whether another holder has a lock whose lease has not expired."""
+        return any(key[0] == name and key[1] != besides and until > self.now for key, until in self.locks.items())
+
+
+class InMemoryStates:
+    """In-memory storage of states."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, bytes] = {}
+        self._stored = 0
+
+    def store(self, state: bytes) -> StatePointer:
+        """Store a state under a new URI."""
+        self._stored += 1
+        uri = f"memory://states/{self._stored}"
+        self.bytes[uri] = state
+        return StatePointer(uri=uri, size=len(state), sha256="")
+
+    def retrieve(self, pointer: StatePointer) -> bytes:
+        """Return a stored state."""
+        if pointer.uri not in self.bytes:
+            raise CheckpointNotFoundError(f"Expected state at {pointer.uri}, found none; it was discarded.")
+        return self.bytes[pointer.uri]
+
+    def discard(self, pointer: StatePointer) -> None:
+        """Delete a state."""
+        self.bytes.pop(pointer.uri, None)
+
+
+class InMemoryCheckpointIDCounter(JobIDCounter):
+    """Counter of checkpoint ids in an in-memory job store."""
+
+    def _raise_to(self, tx: JobTransaction, count: int) -> None:
+        while tx.job.next_checkpoint_id < count:
+            tx.draw_checkpoint_id()
 
 
 @dataclass
@@ -47,10 +465,10 @@ class _Rows:
     requests: dict[str, SnapshotRequest] = field(default_factory=dict)
     statistics: dict[OperatorId, StatisticsRecord] = field(default_factory=dict)
     claims: dict[str, ClaimRecord] = field(default_factory=dict)
-    """Of this job; the store knows those of all."""
+    """The claims of this job."""
 
     def begin(self, now: datetime) -> None:
-        """Begin a transition."""
+        """Begin a transaction."""
         if is_too_far_ahead(self.job.seen_at, now):
             tables: tuple[dict[Any, Any], ...] = (
                 self.attempts,
@@ -63,7 +481,7 @@ class _Rows:
         self.job = replace(self.job, version=self.job.version + 1, seen_at=time_of_job(self.job.seen_at, now))
 
     def view(self, now: datetime) -> JobView:
-        """Return them as a value."""
+        """Return an immutable view of the rows."""
         return JobView(
             job=self.job,
             operators=tuple(self.operators.values()),
@@ -89,413 +507,5 @@ class _Rows:
         return tuple(r for r in rows if r.status.is_open or r.request_key in recent)
 
 
-class InMemoryJobTransaction:
-    """A transition on a private copy of the rows, which replaces them at commit."""
-
-    def __init__(self, rows: _Rows, other_claims: dict[str, ClaimRecord]) -> None:
-        self._rows = rows
-        self._other_claims = other_claims
-        self.removes_state_handles = False
-
-    @property
-    def now(self) -> datetime:
-        """Return the time of this transition."""
-        return self._rows.job.seen_at
-
-    @property
-    def job(self) -> JobRecord:
-        """Return the job's row."""
-        return self._rows.job
-
-    def draw_checkpoint_id(self) -> int:
-        """Return the next id of the job."""
-        drawn = self._rows.job.next_checkpoint_id
-        self.set_next_checkpoint_id(drawn + 1)
-        return drawn
-
-    def set_next_checkpoint_id(self, following: int) -> None:
-        """Make a number the next id of the job."""
-        self._rows.job = replace(self._rows.job, next_checkpoint_id=following)
-
-    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
-        """Return an operator of the job."""
-        return self._rows.operators.get(operator_id)
-
-    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
-        """Return the operators whose uid none of the given tasks has, each with its newest attempt."""
-        others = (o for o in self._rows.operators.values() if task_uids.isdisjoint(task_uids_of(o.uid)))
-        return [(o, self.attempt(o.operator_id, o.epoch)) for o in sorted(others, key=lambda o: o.uid)]
-
-    def save_operator(self, record: OperatorRecord) -> None:
-        """Insert or replace an operator."""
-        self._rows.operators[record.operator_id] = record
-
-    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
-        """Return an attempt by its epoch."""
-        return self._rows.attempts.get((operator_id, epoch))
-
-    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
-        """Return an attempt by the key its client made."""
-        return next((a for a in self._rows.attempts.values() if a.attempt_key == attempt_key), None)
-
-    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
-        """Return the newest attempt that a run made of an operator."""
-        newest_first = (a for (o, _), a in sorted(self._rows.attempts.items(), reverse=True) if o == operator_id)
-        return next((a for a in newest_first if a.owner.run_key == run_key), None)
-
-    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
-        return tuple(sorted({a.storage_base for (o, _), a in self._rows.attempts.items() if o == operator_id}))
-
-    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        """Return the epochs of ended attempts, oldest first, at most so many."""
-        mine = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)
-        ended = (a for a in mine if a.ended_at is not None and a.ended_at < wanted.before)
-        there = (a for a in ended if wanted.storage_base in (None, a.storage_base))
-        return tuple(islice((a.epoch for a in there if a.epoch not in wanted.kept_epochs), limit))
-
-    def save_attempt(self, record: AttemptRecord) -> None:
-        """Insert or replace an attempt."""
-        self._rows.attempts[(record.operator_id, record.epoch)] = record
-
-    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of the job."""
-        return self._rows.checkpoints.get(checkpoint_id)
-
-    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
-        """Return a checkpoint by the key its client made."""
-        return next((c for c in self._rows.checkpoints.values() if c.request_key == request_key), None)
-
-    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator that are pending, completed or await their discard."""
-        mine = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
-        return [c for c in mine if c.discarded_at is None]
-
-    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
-        discarded = (c for _, c in sorted(self._rows.checkpoints.items()) if c.discarded_at is not None)
-        return tuple(c.checkpoint_id for c in islice(filter(wanted.includes, discarded), limit))
-
-    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
-        """Tell whether there is a row of a checkpoint that an operator completed, in a generation or in any."""
-        rows = self._rows.checkpoints.values()
-        completed = (c for c in rows if c.operator_id == operator_id and c.completed_at is not None)
-        return any(generation in (None, c.generation) for c in completed)
-
-    def add_checkpoint(self, record: CheckpointRecord) -> None:
-        """Insert a checkpoint."""
-        if record.checkpoint_id in self._rows.checkpoints:
-            raise CoordinatorError(f"Checkpoint {record.checkpoint_id} of job {record.job_id} exists already.")
-        self._rows.checkpoints[record.checkpoint_id] = record
-
-    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
-        """Replace a checkpoint if its status is still the expected one."""
-        found = self._rows.checkpoints.get(record.checkpoint_id)
-        if found is None or found.status is not expected:
-            raise CoordinatorError(
-                f"Expected checkpoint {record.checkpoint_id} to be {expected.value}, "
-                f"found {found.status.value if found else 'none'}; load it again."
-            )
-        self._rows.checkpoints[record.checkpoint_id] = record
-
-    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
-        """Return the parts that operators have in an aligned checkpoint."""
-        return [a for (i, _), a in sorted(self._rows.acknowledgements.items()) if i == checkpoint_id]
-
-    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
-        """Insert or replace the part of an operator."""
-        self._rows.acknowledgements[(record.checkpoint_id, record.operator_id)] = record
-
-    def request(self, request_key: str) -> SnapshotRequest | None:
-        """Return a request by the key its client made."""
-        return self._rows.requests.get(request_key)
-
-    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
-        """Return the requests to an operator that have not ended."""
-        rows = sorted(self._rows.requests.values(), key=lambda r: (r.requested_at, r.request_key))
-        return [r for r in rows if r.operator_id == operator_id and r.status.is_open]
-
-    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        """Return the keys of the requests to an operator that ended before a time, at most so many."""
-        mine = (r for r in self._rows.requests.values() if r.operator_id == operator_id)
-        ended = (r.request_key for r in mine if r.ended_at is not None and r.ended_at < before)
-        return tuple(islice(ended, limit))
-
-    def save_request(self, record: SnapshotRequest) -> None:
-        """Insert or replace a request."""
-        self._rows.requests[record.request_key] = record
-
-    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
-        """Remove the rows of requests."""
-        for key in request_keys:
-            self._rows.requests.pop(key, None)
-
-    def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
-        return self._rows.claims.get(pointer) or self._other_claims.get(pointer)
-
-    def save_claim(self, record: ClaimRecord) -> None:
-        """Insert a claim."""
-        if self.claim(record.pointer) is not None:
-            raise already_claimed(record.pointer)
-        self._rows.claims[record.pointer] = record
-
-    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
-        """Return what is kept of an operator's checkpoints."""
-        return self._rows.statistics.get(operator_id)
-
-    def save_statistics(self, record: StatisticsRecord) -> None:
-        """Insert or replace what is kept of an operator's checkpoints."""
-        self._rows.statistics[record.operator_id] = record
-
-    def view(self) -> JobView:
-        """Return the job as this transition left it so far."""
-        return self._rows.view(self.now)
-
-    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
-        """Remove the rows of checkpoints."""
-        for checkpoint_id in checkpoint_ids:
-            self._rows.checkpoints.pop(checkpoint_id, None)
-            for record in self.acknowledgements(checkpoint_id):
-                del self._rows.acknowledgements[(checkpoint_id, record.operator_id)]
-
-    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
-        """Remove the rows of attempts."""
-        for attempt in attempts:
-            self._rows.attempts.pop((attempt.operator_id, attempt.epoch), None)
-
-    def remove_state_handles(self) -> None:
-        """Remove every state handle of the job and its locks, at the commit."""
-        self.removes_state_handles = True
-
-    def remove_job(self) -> None:
-        """Remove all of the job but what counts and what it claimed."""
-        self.remove_state_handles()
-        rows = self._rows
-        for table in (rows.attempts, rows.checkpoints, rows.acknowledgements, rows.requests, rows.statistics):
-            table.clear()
-
-
-class InMemoryJobStore:
-    """
-    Rows that live as long as the process.
-
-    :param clock: Where time comes from.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._lock = threading.RLock()
-        self._jobs: dict[JobId, _Rows] = {}
-        self._handles: dict[JobId, tuple[_Handles, ...]] = {}
-
-    @contextmanager
-    def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[InMemoryJobTransaction]:
-        """Begin a transition of a job; all jobs wait for each other."""
-        with self._lock:
-            rows = self._ensured(job_id, create_as) if create_as is not None else deepcopy(self._known(job_id))
-            rows.begin(self._clock.now())
-            claims = {pointer: claim for other in self._jobs.values() for pointer, claim in other.claims.items()}
-            transaction = InMemoryJobTransaction(rows, claims)
-            yield transaction
-            self._jobs[job_id] = rows
-            for _, clear in self._handles.get(job_id, ()) if transaction.removes_state_handles else ():
-                clear()
-
-    def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
-        with self._lock:
-            return next((rows.claims[pointer] for rows in self._jobs.values() if pointer in rows.claims), None)
-
-    def attach_handles(self, job_id: JobId, handles: Callable[[], list[bytes]], clear: Callable[[], None]) -> None:
-        """
-        Let a view of a job tell of its state handles, and a transition remove them.
-
-        :param handles: Gives their encoded pointers.
-        :param clear: Removes them.
-        """
-        with self._lock:
-            self._handles[job_id] = (*self._handles.get(job_id, ()), (handles, clear))
-
-    def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
-        with self._lock:
-            rows = [r.job for r in self._jobs.values() if r.attempts]
-        return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
-
-    def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
-        with self._lock:
-            view = self._known(job_id).view(self._clock.now())
-            handles = [handle for read, _ in self._handles.get(job_id, ()) for handle in read()]
-        return replace(view, handle_uris=uris_of(handles))
-
-    def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by the key its client made."""
-        with self._lock:
-            rows = self._jobs.get(job_id)
-            return None if rows is None else rows.requests.get(request_key)
-
-    def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job."""
-        with self._lock:
-            rows = self._jobs.get(job_id)
-            return None if rows is None else rows.checkpoints.get(checkpoint_id)
-
-    def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
-        """Return a page of the checkpoints of a job, newest first."""
-        with self._lock:
-            rows = self._jobs.get(job_id)
-            return () if rows is None else rows.page(page)
-
-    def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
-        with self._lock:
-            rows = self._known(job_id)
-            operator = rows.operators.get(operator_id)
-            mine = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
-            usable = (c for c in mine if c.is_restorable and c.unusable_reason is None)
-            return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
-
-    def _known(self, job_id: JobId) -> _Rows:
-        rows = self._jobs.get(job_id)
-        if rows is None or not rows.attempts:
-            raise _no_such_job(job_id)
-        return rows
-
-    def _ensured(self, job_id: JobId, name: str) -> _Rows:
-        if job_id in self._jobs:
-            return deepcopy(self._jobs[job_id])
-        now = self._clock.now()
-        return _Rows(JobRecord(job_id=job_id, name=name, version=0, next_checkpoint_id=1, seen_at=now, created_at=now))
-
-
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)
-
-
-_Locks = dict[tuple[str, str], datetime]
-
-
-class InMemoryHandleTransaction:
-    """A change of private copies of the rows and locks."""
-
-    def __init__(self, job: JobTransaction, found: dict[str, HandleRow], locks: _Locks) -> None:
-        self._job = job
-        self.found = found
-        self.locks = locks
-
-    @property
-    def now(self) -> datetime:
-        """Return the time of this change."""
-        return self._job.now
-
-    def require_leader(self, attempt: AttemptRef) -> None:
-        """Refuse whoever does not hold the operator's epoch."""
-        require_running(self._job, attempt)
-
-    def row(self, name: str) -> HandleRow | None:
-        """Return the row of a name."""
-        return self.found.get(name)
-
-    def rows(self) -> tuple[HandleRow, ...]:
-        """Return all rows, by name."""
-        return tuple(row for _, row in sorted(self.found.items()))
-
-    def save(self, row: HandleRow) -> None:
-        """Insert or replace a row."""
-        self.found[row.name] = row
-
-    def remove(self, name: str) -> None:
-        """Remove a row and all locks on it."""
-        self.found.pop(name, None)
-        for key in [key for key in self.locks if key[0] == name]:
-            del self.locks[key]
-
-    def lock(self, name: str, holder: str, until: datetime) -> None:
-        """Insert or prolong a lock."""
-        self.locks[(name, holder)] = until
-
-    def unlock(self, holder: str, name: str | None = None) -> None:
-        """Remove the lock of a holder on a name, or all that it has."""
-        for key in [key for key in self.locks if key[1] == holder and name in (None, key[0])]:
-            del self.locks[key]
-
-    def locks_of(self, holder: str) -> tuple[str, ...]:
-        """Return the names that a holder has locked."""
-        return tuple(name for name, other in self.locks if other == holder)
-
-    def is_locked(self, name: str, *, besides: str) -> bool:
-        """Tell whether somebody else holds a lock whose lease has not ended."""
-        return any(key[0] == name and key[1] != besides and until > self.now for key, until in self.locks.items())
-
-
-class InMemoryHandleRows:
-    """
-    Rows that live as long as the process.
-
-    :param jobs: The jobs in memory, whose transitions and epochs are used.
-    :param job_id: The job.
-    """
-
-    def __init__(self, jobs: InMemoryJobStore, job_id: JobId) -> None:
-        self._jobs = jobs
-        self._job_id = job_id
-        self._found: dict[str, HandleRow] = {}
-        self._locks: _Locks = {}
-        jobs.attach_handles(job_id, lambda: [row.handle for row in self.read()], self._clear)
-
-    def _clear(self) -> None:
-        self._found.clear()
-        self._locks.clear()
-
-    @contextmanager
-    def transaction(self) -> Iterator[InMemoryHandleTransaction]:
-        """Begin a change; all jobs wait for each other."""
-        with self._jobs.transaction(self._job_id) as job:
-            longest = job.now + LONGEST_LEASE
-            locks = {key: min(until, longest) for key, until in self._locks.items()}
-            tx = InMemoryHandleTransaction(job, dict(self._found), locks)
-            yield tx
-            self._found, self._locks = tx.found, tx.locks
-
-    def read(self) -> tuple[HandleRow, ...]:
-        """Return all rows, by name."""
-        return tuple(row for _, row in sorted(self._found.items()))
-
-    def find(self, name: str) -> HandleRow | None:
-        """Return the row of a name."""
-        return self._found.get(name)
-
-
-class InMemoryStates:
-    """State in memory, each under a name of its own."""
-
-    def __init__(self) -> None:
-        self.bytes: dict[str, bytes] = {}
-        self._stored = 0
-
-    def store(self, state: bytes) -> StatePointer:
-        """Keep state."""
-        self._stored += 1
-        uri = f"memory://states/{self._stored}"
-        self.bytes[uri] = state
-        return StatePointer(uri=uri, size=len(state), sha256="")
-
-    def retrieve(self, pointer: StatePointer) -> bytes:
-        """Return what was kept."""
-        if pointer.uri not in self.bytes:
-            raise CheckpointNotFoundError(f"There is no state at {pointer.uri}; it was discarded.")
-        return self.bytes[pointer.uri]
-
-    def discard(self, pointer: StatePointer) -> None:
-        """Forget state."""
-        self.bytes.pop(pointer.uri, None)
-
-
-class InMemoryCheckpointIDCounter(JobIDCounter):
-    """The count of a job in a store that lives as long as the process."""
-
-    def _raise_to(self, tx: JobTransaction, count: int) -> None:
-        while tx.job.next_checkpoint_id < count:
-            tx.draw_checkpoint_id()

@@ -1,4 +1,4 @@
-"""Small factories of the messages that a stage sends, with defaults that do not matter."""
+"""Factories of the messages of a stage, with default values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_registration(**changes: Any) -> RegisterAttempt:
         "attempt_key": new_key(),
         "owner": make_owner(),
         "storage_base": "memory://base",
-        # Suites let one job have operators that no Dag names.
+        # Suites register operators that are in no Dag.
         "allow_non_restored_state": True,
     }
     return RegisterAttempt(**values | changes)
@@ -46,7 +46,7 @@ def make_registration(**changes: Any) -> RegisterAttempt:
 def make_acknowledgement(
     attempt: AttemptRef, checkpoint: int | PendingCheckpoint, **changes: Any
 ) -> AcknowledgeCheckpoint:
-    """Return an acknowledgement of a checkpoint; one that is known by its id only lies below ``memory://base``."""
+    """Return an acknowledgement of a checkpoint; for an id, its location is below ``memory://base``."""
     if isinstance(checkpoint, PendingCheckpoint):
         checkpoint_id, location = checkpoint.checkpoint_id, checkpoint.location
     else:

@@ -1,7 +1,8 @@
 """
-Contract of a state backend, as a test suite.
+Contract of a state backend as a test suite.
 
-Subclass :class:`StateBackendContract` and give the fixture ``state_backend``; ``storage`` is where snapshots go.
+Subclass :class:`StateBackendContract` and define the fixture ``state_backend``. To test with another storage, override the
+fixture ``storage``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _names = st.sampled_from(["x", "y", "z", ""])
 
 
 class KeyedModel(RuleBasedStateMachine):
-    """Values, lists and maps as dictionaries."""
+    """Model of value, list and map state with dictionaries."""
 
     backend: StateBackend
 
@@ -124,7 +125,7 @@ class KeyedModel(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(parallelism=st.integers(1, 4), data=st.data())
     def go_back(self, parallelism: int, data: st.DataObject) -> None:
-        """Restore a snapshot of which the writing begins only now."""
+        """Restore a snapshot that is written only now."""
         snapshots, model = self.saved.pop(data.draw(st.integers(0, len(self.saved) - 1)))
         self.subtasks = self.keyed.restore(snapshots, parallelism)
         self.values, self.lists, self.maps = model
@@ -153,7 +154,7 @@ class KeyedModel(RuleBasedStateMachine):
 
 
 class KeyedModelContract:
-    """A backend does what dictionaries would do."""
+    """Random operations have the same results as on dictionaries."""
 
     model_settings = settings(
         max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
@@ -176,7 +177,7 @@ class StateBackendContract(
     KeyedRestoreContract,
     KeyedModelContract,
 ):
-    """All that user functions and checkpoints rely on."""
+    """All contracts that user functions and checkpoints rely on."""
 
     @pytest.fixture
     def state_backend(self) -> StateBackend:
@@ -192,7 +193,7 @@ class StateBackendContract(
     def keyed_by(
         self, state_backend: StateBackend, storage: CheckpointStorage
     ) -> Iterator[Callable[[Sequence[Any] | None], KeyedHarness]]:
-        """Return what makes an operator whose keys are of some Arrow types."""
+        """Return a factory of operators, given the Arrow types of their keys."""
         made: list[KeyedHarness] = []
 
         def make(key_types: Sequence[Any] | None) -> KeyedHarness:
@@ -205,5 +206,5 @@ class StateBackendContract(
 
     @pytest.fixture
     def keyed(self, keyed_by: Callable[[Sequence[Any] | None], KeyedHarness]) -> KeyedHarness:
-        """Return an operator whose keys are texts."""
+        """Return an operator with string keys."""
         return keyed_by(None)

@@ -1,8 +1,8 @@
 """
-The contract of checkpoint storage, as a suite for any bucket or directory.
+Contract of checkpoint storage as a test suite for any bucket or directory.
 
-Subclass :class:`StorageContract`, give the fixture ``base_uri`` and, where it needs any, ``storage_options``. All that the
-suite writes lies below ``base_uri`` in directories of jobs that do not exist, and is deleted again.
+Subclass :class:`StorageContract` and define the fixture ``base_uri`` and, if necessary, ``storage_options``. The suite
+writes to directories of random jobs below ``base_uri`` and deletes them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _THREADS = 16
 
 
 class StorageContract:
-    """What holds for every storage of checkpoints."""
+    """Contract of every checkpoint storage."""
 
     tells_other_bytes = True
-    """Whether the store refuses a name that is taken; one that passes over ``If-None-Match`` does not."""
+    """Whether the store rejects writes to existing names; set it to false for a store that ignores ``If-None-Match``."""
     large_bytes = 110 * 2**20
-    """Large enough that clients of object stores send it in parts."""
+    """The size of a large file in bytes, above the threshold of multipart uploads."""
     many_files = 1_100
-    """More than object stores list or delete with one request."""
+    """A number of files above the limit of one list or delete request of object stores."""
 
     @pytest.fixture
     def storage_options(self) -> dict[str, Any]:
@@ -48,12 +48,12 @@ class StorageContract:
 
     @pytest.fixture
     def other(self, base_uri: str, storage_options: dict[str, Any]) -> CheckpointStorage:
-        """Return the same storage as another client sees it."""
+        """Return the same storage in another client."""
         return CheckpointStorage.open(base_uri, **storage_options, skip_instance_cache=True)
 
     @pytest.fixture
     def checkpoint(self, storage: CheckpointStorage) -> Iterator[str]:
-        """Return the directory of a checkpoint, deleted at the end."""
+        """Return a checkpoint directory, which is deleted after the test."""
         uri = f"{storage.base_uri}/{uuid.uuid4().hex}/chk-1"
         yield uri
         storage.delete_directory(uri)
@@ -75,7 +75,7 @@ class StorageContract:
         self, storage: CheckpointStorage, other: CheckpointStorage, checkpoint: str
     ) -> None:
         if not self.tells_other_bytes:
-            pytest.skip("the store cannot tell")
+            pytest.skip("the store does not reject writes to existing names")
         storage.write_bytes(f"{checkpoint}/f", b"first")
         for data in (b"other", b"longer than that", b""):
             with pytest.raises(StorageError, match="two writers"):
@@ -86,7 +86,7 @@ class StorageContract:
         self, storage: CheckpointStorage, checkpoint: str
     ) -> None:
         if not self.tells_other_bytes:
-            pytest.skip("the store cannot tell")
+            pytest.skip("the store does not reject writes to existing names")
         with ThreadPoolExecutor(8) as pool:
             written = list(pool.map(lambda data: _succeeds(storage, f"{checkpoint}/f", data), _different(8)))
         winners = [data for data, success in zip(_different(8), written, strict=True) if success]
@@ -118,7 +118,7 @@ class StorageContract:
 
     def test_a_large_file_does_not_replace_another(self, storage: CheckpointStorage, checkpoint: str) -> None:
         if not self.tells_other_bytes:
-            pytest.skip("the store cannot tell")
+            pytest.skip("the store does not reject writes to existing names")
         storage.write_bytes(f"{checkpoint}/f", b"first")
         with pytest.raises(StorageError, match="two writers"):
             storage.write_bytes(f"{checkpoint}/f", bytes(self.large_bytes))
@@ -224,7 +224,7 @@ class StorageContract:
                 storage.delete_directory(uri)
         assert storage.exists(f"{checkpoint}/f")
 
-    # --- itself
+    # --- properties
 
     def test_its_options_open_it_again(self, storage: CheckpointStorage, checkpoint: str) -> None:
         storage.write_bytes(f"{checkpoint}/f", b"x")
