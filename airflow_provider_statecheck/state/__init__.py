@@ -1,1 +1,1 @@
-"""State backends: what keeps state while a stage runs, and where it goes when a checkpoint is taken."""
+"""State backends: state of running stages, and its snapshots in checkpoints."""

@@ -76,7 +76,7 @@ class Fate(StrEnum):
     """The state keeps its restored format, and new values are written in that format."""
     MIGRATED = "migrated"
     NEW = "new"
-    KEPT_UNREAD = "kept unread"
+    RETAINED = "retained, unused"
     """No descriptor uses the state; it is copied to every checkpoint."""
     INCOMPATIBLE = "incompatible"
 
@@ -137,7 +137,9 @@ def decode_schemas(encoded: Mapping[str, Any]) -> OperatorSchemas:
             operator=tuple(_decode_state(state) for state in encoded["operator"]),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptStateError(f"Expected the schemas of an operator's state, found {encoded!r:.200}.") from error
+        raise CorruptStateError(
+            f"Expected the state schemas of an operator, found {encoded!r:.200}; restore from another checkpoint."
+        ) from error
 
 
 def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
@@ -157,7 +159,7 @@ def verdicts(old: OperatorSchemas, new: OperatorSchemas) -> tuple[Verdict, ...]:
 
 def report(found: Iterable[Verdict]) -> str:
     """Format verdicts as log lines, the most severe first."""
-    order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.KEPT_UNREAD, Fate.NEW, Fate.AS_IS]
+    order = [Fate.INCOMPATIBLE, Fate.MIGRATED, Fate.RECONFIGURED, Fate.RETAINED, Fate.NEW, Fate.AS_IS]
     return "\n".join(verdict.line for verdict in sorted(found, key=lambda verdict: order.index(verdict.fate)))
 
 
@@ -246,7 +248,7 @@ def _scope_verdicts(scope: str, old: Iterable[StateSchema], new: Iterable[StateS
 
 def _state_verdict(scope: str, name: str, old: StateSchema | None, new: StateSchema | None) -> Verdict:
     verdict = None if old is None or new is None else _compatibility(old, new)
-    unmatched = Fate.NEW if old is None else Fate.KEPT_UNREAD
+    unmatched = Fate.NEW if old is None else Fate.RETAINED
     return Verdict(
         name=name,
         scope=scope,

@@ -1,1 +1,1 @@
-"""The state backend that keeps keyed state in sorted Arrow files on the checkpoint storage."""
+"""Default state backend: keyed state in sorted Arrow files on the checkpoint storage."""

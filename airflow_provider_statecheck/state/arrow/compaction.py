@@ -84,10 +84,8 @@ def runs_to_merge(new_bytes: int, new_deletions: int, runs: Sequence[Sized]) -> 
     Return the number of newest runs to merge with the new rows.
 
     Runs are merged from the newest on while each is at most as large as all newer rows together. The number of runs
-    grows with the
-    logarithm of the state, and so does the number of rewrites of a row. All runs are merged if they would otherwise
-    take more than
-    twice the size of the live state.
+    grows with the logarithm of the state, and so does the number of rewrites of a row. All runs are merged if they
+    would otherwise take more than twice the size of the live state.
 
     :param new_bytes: Size of the new rows in bytes.
     :param new_deletions: Number of tombstones among them.

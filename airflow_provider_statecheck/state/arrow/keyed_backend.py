@@ -132,8 +132,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
     Keyed state as sorted Arrow files on the checkpoint storage, with later changes in memory and local files.
 
     Snapshots are incremental. A snapshot references the files of an earlier one only after
-    :meth:`notify_checkpoint_complete`, or if
-    the backend was restored from them.
+    :meth:`notify_checkpoint_complete`, or if the backend was restored from them.
 
     :param storage: Storage of the restored state.
     :param settings: Sizes and compression; the defaults if ``None``.
@@ -206,8 +205,7 @@ class ArrowKeyedStateBackend(AbstractKeyedStateBackend):
         Return a state as sorted Arrow tables with the key group, the key columns and the value.
 
         Later changes are not visible. The tables of a map state have a ``user_key`` column. Tables have a namespace
-        column only if the
-        state has namespaces.
+        column only if the state has namespaces.
         """
         self.get_partitioned_state(descriptor)
         table = cast("_Table", self._tables[descriptor.name])

@@ -2,8 +2,7 @@
 Columns and sort order of the rows of a state.
 
 The order is that of Arrow: ascending by each column, with NaN after all numbers and null last. Structs are ordered by
-their
-fields. Lists, which Arrow cannot sort, are ordered by their Python representation.
+their fields. Lists, which Arrow cannot sort, are ordered by their Python representation.
 """
 
 from __future__ import annotations
@@ -60,15 +59,15 @@ class StateLayout:
         """Return rows with the given optional columns, filled with the void namespace and ``False``."""
         import pyarrow as pa
 
-        wanted = self.schema(namespace=namespace, deleted=deleted)
-        if table.schema.names == wanted.names:
+        schema = self.schema(namespace=namespace, deleted=deleted)
+        if table.schema.names == schema.names:
             return table
-        have = dict(zip(table.schema.names, table.columns, strict=True))
-        if namespace and NAMESPACE not in have:
-            have[NAMESPACE] = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
-        if deleted and DELETED not in have:
-            have[DELETED] = pa.repeat(pa.scalar(False), table.num_rows)
-        return pa.table([have[name] for name in wanted.names], schema=wanted)
+        columns = dict(zip(table.schema.names, table.columns, strict=True))
+        if namespace and NAMESPACE not in columns:
+            columns[NAMESPACE] = pa.repeat(pa.scalar("", pa.string()), table.num_rows)
+        if deleted and DELETED not in columns:
+            columns[DELETED] = pa.repeat(pa.scalar(False), table.num_rows)
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -95,13 +94,9 @@ def single(column: Any) -> Any:
 
     if not isinstance(column, pa.ChunkedArray):
         return column
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else pa.array([], column.type)
-    )
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 _MAX_CODE_BITS = 62
@@ -222,9 +217,9 @@ def _numbers(column: Any) -> Any:
 def _offset_from_minimum(numbers: Any) -> tuple[Any, int]:
     if len(numbers) == 0:
         return numbers, 0
-    least, most = int(numbers.min()), int(numbers.max())
-    width = (most - least).bit_length()
-    return _ranked(numbers) if width > _MAX_CODE_BITS else (numbers - least, width)
+    minimum, maximum = int(numbers.min()), int(numbers.max())
+    width = (maximum - minimum).bit_length()
+    return _ranked(numbers) if width > _MAX_CODE_BITS else (numbers - minimum, width)
 
 
 def _ranked(numbers: Any) -> tuple[Any, int]:

@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
 
 BACKEND_ID = "arrow"
-"""
-Id in the handles of all subtasks. It is shared, because after a change of parallelism two subtasks may reference one
-file.
-"""
+"""Backend id in all handles. Subtasks share it, because they may reference the same file after a rescale."""
 
 
 def restored_files(
@@ -59,8 +56,7 @@ def restored_files(
     :raises CheckpointNotFoundError: if snapshot metadata is missing.
     :raises CorruptStateError: if snapshot metadata is corrupt.
     :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another number
-        of key
-        groups.
+        of key groups.
     :raises StateMigrationError: if the keys have another type.
     """
     states: dict[str, list[StateFiles]] = {}

@@ -73,7 +73,7 @@ class SortedRun(Protocol):
         ...
 
     def block(self, number: int) -> Block:
-        """Return one block, which is cached."""
+        """Return one block. Runs in files cache it."""
         ...
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
@@ -138,20 +138,20 @@ class FileRun:
         key = (part.path, int(part.offsets[row]), self.has_namespaces)
         block = self._cache.get(key)
         if block is None:
-            block = Block(self._decoded(part, [row])[0])
+            block = Block(self._read(part, [row])[0])
             self._cache.put(key, block)
         return block
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         """Return several blocks as tables. Adjacent blocks share a range read."""
-        places = (self._block_locations[number] for number in numbers)
+        locations = (self._block_locations[number] for number in numbers)
         return [
             table
-            for index, members in groupby(places, key=lambda place: place[0])
-            for table in self._decoded(self.parts[index], [row for _, row in members])
+            for index, members in groupby(locations, key=lambda location: location[0])
+            for table in self._read(self.parts[index], [row for _, row in members])
         ]
 
-    def _decoded(self, part: Part, rows: list[int]) -> list[Any]:
+    def _read(self, part: Part, rows: list[int]) -> list[Any]:
         pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
         found = self._files.read(part.handle, pieces)
         tables = (_decode(part, row, data) for row, data in zip(rows, found, strict=True))
@@ -162,16 +162,16 @@ def _decode(part: Part, row: int, data: memoryview) -> Any:
     import pyarrow as pa
 
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
-        raise _corrupt(part, row, "bytes that do not match the checksum")
+        raise _corrupt_block(part, row, "bytes that do not match the checksum")
     try:
         # The checksum covers all bytes, which makes further validation unnecessary.
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), part.schema)
     except pa.ArrowException as error:
-        raise _corrupt(part, row, f"other data ({error})") from error
+        raise _corrupt_block(part, row, f"other data ({error})") from error
     return pa.Table.from_batches([batch])
 
 
-def _corrupt(part: Part, row: int, found: str) -> CorruptStateError:
+def _corrupt_block(part: Part, row: int, found: str) -> CorruptStateError:
     handle = part.handle
     uri = redact(handle.uri) if isinstance(handle, FileStateHandle | SegmentFileStateHandle) else "the checkpoint"
     return CorruptStateError(
@@ -193,7 +193,7 @@ class MemoryRun:
         pieces = (t.slice(start, _BLOCK_ROWS) for t in tables for start in range(0, t.num_rows, _BLOCK_ROWS))
         self._blocks = [Block(piece) for piece in pieces]
         self.raw_bytes = sum(block.nbytes for block in self._blocks)
-        self.deletions = sum(_deletions(block.table) for block in self._blocks)
+        self.deletions = sum(_count_deletions(block.table) for block in self._blocks)
         self.has_namespaces = any(NAMESPACE in block.table.schema.names for block in self._blocks)
 
     @cached_property
@@ -235,14 +235,14 @@ def _key_group(table: Any, row: int) -> int:
     return int(table.column(KEY_GROUP)[row].as_py())
 
 
-def _deletions(table: Any) -> int:
+def _count_deletions(table: Any) -> int:
     import pyarrow.compute as pc
 
     return pc.sum(table.column(DELETED)).as_py() or 0 if DELETED in table.schema.names else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MatchedRows:
     """Rows of some keys."""
 
     rows: Any
@@ -251,23 +251,23 @@ class Found:
     """Index of the key of each row, as a numpy array."""
 
 
-def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[Found]:
-    """Return the rows of the keys in a run, of all namespaces and with tombstones."""
+def find_rows(layout: StateLayout, run: SortedRun, keys: KeyBatch) -> Iterator[MatchedRows]:
+    """Return the rows of the keys in a run, in all namespaces and including tombstones."""
     import numpy as np
     import pyarrow as pa
 
     groups = single(keys.key_groups).to_numpy()
     blocks = _candidate_blocks(run, keys, groups)
-    for at in range(0, len(blocks), _CHUNK_BLOCKS):
-        chosen = blocks[at : at + _CHUNK_BLOCKS]
-        start = int(np.searchsorted(groups, run.block_key_groups[chosen[0]], "left"))
-        end = int(np.searchsorted(groups, run.block_last_key_groups[chosen[-1]], "right"))
-        table = _read_blocks(layout, run, chosen)
+    for first in range(0, len(blocks), _CHUNK_BLOCKS):
+        chunk = blocks[first : first + _CHUNK_BLOCKS]
+        start = int(np.searchsorted(groups, run.block_key_groups[chunk[0]], "left"))
+        end = int(np.searchsorted(groups, run.block_last_key_groups[chunk[-1]], "right"))
+        table = _read_blocks(layout, run, chunk)
         wanted = tuple(single(column).slice(start, end - start) for column in keys.columns)
-        numbers = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
-        rows = np.flatnonzero(numbers >= 0)
+        indexes = _key_indexes([single(table.column(name)) for name in layout.key_names], wanted)
+        rows = np.flatnonzero(indexes >= 0)
         if len(rows):
-            yield Found(table.take(pa.array(rows)), numbers[rows] + start)
+            yield MatchedRows(table.take(pa.array(rows)), indexes[rows] + start)
 
 
 def _read_blocks(layout: StateLayout, run: SortedRun, numbers: Sequence[int]) -> Any:
@@ -288,10 +288,10 @@ def _candidate_blocks(run: SortedRun, keys: KeyBatch, groups: Any) -> list[int]:
     candidates = np.flatnonzero(counts > 0)
     if len(groups) >= _DENSE_KEYS_PER_BLOCK * len(candidates):
         return candidates.tolist()
-    touched: set[int] = set()
+    blocks: set[int] = set()
     for position in positions_of(keys):
-        touched.update(blocks_at(run, position))
-    return sorted(touched)
+        blocks.update(blocks_at(run, position))
+    return sorted(blocks)
 
 
 def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
@@ -333,8 +333,8 @@ def _renumbered(rows: Any, keys: Any) -> tuple[Any, Any]:
     distinct, codes = np.unique(keys, return_inverse=True)
     if len(distinct) == 0:
         return np.full(len(rows), -1), codes
-    at = np.minimum(np.searchsorted(distinct, rows), len(distinct) - 1)
-    return np.where(distinct[at] == rows, at, -1), codes
+    ranks = np.minimum(np.searchsorted(distinct, rows), len(distinct) - 1)
+    return np.where(distinct[ranks] == rows, ranks, -1), codes
 
 
 def _indices(column: Any, values: Any) -> Any:

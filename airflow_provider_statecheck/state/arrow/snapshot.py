@@ -65,7 +65,7 @@ class SnapshotPlan:
 
 
 @dataclass(slots=True)
-class _Written:
+class _WrittenFiles:
     handles: list[StreamStateHandle] = field(default_factory=list)
 
     @property
@@ -85,7 +85,7 @@ class ArrowSnapshot:
         self._lock = threading.Lock()
         self._is_cancelled = False
         self._is_done = False
-        self._written = _Written()
+        self._written = _WrittenFiles()
         self.files: tuple[StateFiles, ...] = ()
         """Files of each captured state, set when the snapshot is complete."""
 
@@ -121,7 +121,7 @@ class ArrowSnapshot:
         if not fresh and not migrated:
             return StateFiles(state.runs.schema, tuple(run.parts for run in base))
         merged = runs_to_merge(
-            sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), [_Size(run) for run in base]
+            sum(run.raw_bytes for run in fresh), sum(run.deletions for run in fresh), [_RunSize(run) for run in base]
         )
         count = max(migrated, merged)
         parts = self._write_run(state, (*fresh, *base[:count]), keep_deletions=count < len(base))
@@ -213,7 +213,7 @@ def _runs_to_migrate(base: Sequence[FileRun]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Size:
+class _RunSize:
     run: FileRun
 
     @property

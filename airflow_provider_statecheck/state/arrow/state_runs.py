@@ -28,7 +28,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
 )
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes, Parts, PartWriter
 from airflow_provider_statecheck.state.arrow.restore import RowForm
-from airflow_provider_statecheck.state.arrow.runs import FileRun, Found, MemoryRun, SortedRun, find_rows
+from airflow_provider_statecheck.state.arrow.runs import FileRun, MatchedRows, MemoryRun, SortedRun, find_rows
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.keyed.tables import VOID_NAMESPACE
 from airflow_provider_statecheck.state.keys.key_serializer import KeyBatch
@@ -83,7 +83,7 @@ class StateRuns:
         self.base = tuple(self.file_run(parts) for parts in base)
         self.fresh: tuple[SortedRun, ...] = ()
         self._sealed = 0
-        self._forgotten = 0
+        self._confirmed = 0
 
     @property
     def all(self) -> tuple[SortedRun, ...]:
@@ -117,16 +117,16 @@ class StateRuns:
     def capture(self) -> Captured:
         """Capture the runs for a snapshot. Later rows are added to other runs."""
         self._sealed = len(self.fresh)
-        return Captured(self.fresh, self.base, self._forgotten + len(self.fresh))
+        return Captured(self.fresh, self.base, self._confirmed + len(self.fresh))
 
     def confirm(self, captured: Captured, runs: tuple[Parts, ...]) -> None:
         """Replace the base and the captured changes by the runs of a completed snapshot."""
-        count = captured.until - self._forgotten
+        count = captured.until - self._confirmed
         if count < 0:
             return
         self.base = tuple(self.file_run(parts) for parts in runs)
         self.fresh = self.fresh[: len(self.fresh) - count]
-        self._forgotten += count
+        self._confirmed += count
         self._sealed = max(0, self._sealed - count)
 
     def spill(self, open_stream: OpenStream) -> None:
@@ -221,7 +221,7 @@ def changed_rows(
 
     :param key_groups: Arrow array of int32.
     :param columns: Key columns.
-    :param deleted: Boolean Arrow array that tombstone_mask tombstones, or ``None`` if there are none.
+    :param deleted: Boolean Arrow array that marks tombstones, or ``None`` if there are none.
     """
     import numpy as np
     import pyarrow as pa
@@ -249,14 +249,14 @@ def joined_rows(layout: StateLayout, tables: Sequence[Any]) -> Any:
 
 
 def tombstone_mask(values: Iterable[Any]) -> Any:
-    """Return a boolean Arrow array that tombstone_mask removed values, or ``None`` if there are none."""
+    """Return a boolean Arrow array that marks removed values, or ``None`` if there are none."""
     import pyarrow as pa
 
-    gone = [value is REMOVED for value in values]
-    return pa.array(gone, pa.bool_()) if any(gone) else None
+    mask = [value is REMOVED for value in values]
+    return pa.array(mask, pa.bool_()) if any(mask) else None
 
 
-def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys without a namespace."""
     import numpy as np
     import pyarrow as pa
@@ -267,7 +267,7 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Fou
         for rows_of_chunk in find_rows(runs.layout, run, keys):
             found = _in_void_namespace(rows_of_chunk)
             missing[found.keys] = False
-            yield _live(Found(found.rows, indexes[found.keys]))
+            yield _live(MatchedRows(found.rows, indexes[found.keys]))
         indexes = indexes[missing]
         if not len(indexes):
             return
@@ -275,7 +275,7 @@ def live_rows_in_void_namespace(runs: StateRuns, keys: KeyBatch) -> Iterator[Fou
             keys = _take_keys(keys, pa.array(np.flatnonzero(missing)))
 
 
-def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
+def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[MatchedRows]:
     """Return the live rows of the keys in all namespaces and with all user keys."""
     import pyarrow as pa
 
@@ -288,10 +288,10 @@ def live_rows(runs: StateRuns, keys: KeyBatch) -> Iterator[Found]:
         for found in results
     ]
     merged = merge_tables(tables)
-    yield _live(Found(merged.drop_columns([_KEY_INDEX]), single(merged.column(_KEY_INDEX)).to_numpy()))
+    yield _live(MatchedRows(merged.drop_columns([_KEY_INDEX]), single(merged.column(_KEY_INDEX)).to_numpy()))
 
 
-def _in_void_namespace(found: Found) -> Found:
+def _in_void_namespace(found: MatchedRows) -> MatchedRows:
     import pyarrow.compute as pc
 
     if NAMESPACE not in found.rows.schema.names:
@@ -300,7 +300,7 @@ def _in_void_namespace(found: Found) -> Found:
     return _filter(found, chosen)
 
 
-def _live(found: Found) -> Found:
+def _live(found: MatchedRows) -> MatchedRows:
     import pyarrow.compute as pc
 
     if DELETED not in found.rows.schema.names:
@@ -308,8 +308,8 @@ def _live(found: Found) -> Found:
     return _filter(found, single(pc.invert(found.rows.column(DELETED))))
 
 
-def _filter(found: Found, chosen: Any) -> Found:
-    return Found(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
+def _filter(found: MatchedRows, chosen: Any) -> MatchedRows:
+    return MatchedRows(found.rows.filter(chosen), found.keys[chosen.to_numpy(zero_copy_only=False)])
 
 
 def _take_keys(keys: KeyBatch, rows: Any) -> KeyBatch:
@@ -328,7 +328,7 @@ class LocalSpill:
 
     def __init__(self) -> None:
         self._path = Path(tempfile.gettempdir(), f"statecheck-state-{uuid.uuid4().hex}")
-        self._is_made = False
+        self._is_created = False
 
     @property
     def uri(self) -> str:
@@ -342,9 +342,9 @@ class LocalSpill:
         :raises StorageError: if the local disk is full.
         """
         try:
-            if not self._is_made:
+            if not self._is_created:
                 self._path.mkdir(mode=0o700)
-                self._is_made = True
+                self._is_created = True
                 # Deletes the files of a backend that is not disposed.
                 weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
             return LocalStream(self._path / uuid.uuid4().hex)
@@ -353,9 +353,9 @@ class LocalSpill:
 
     def close(self) -> None:
         """Delete all files; idempotent."""
-        if self._is_made:
+        if self._is_created:
             shutil.rmtree(self._path, ignore_errors=True)
-            self._is_made = False
+            self._is_created = False
 
 
 class LocalStream:

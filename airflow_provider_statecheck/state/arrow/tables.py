@@ -23,7 +23,7 @@ from airflow_provider_statecheck.state.arrow.layout import (
     row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.runs import Found, SortedRun, blocks_at
+from airflow_provider_statecheck.state.arrow.runs import MatchedRows, SortedRun, blocks_at
 from airflow_provider_statecheck.state.arrow.state_runs import (
     REMOVED,
     StateRuns,
@@ -88,7 +88,7 @@ class TableCore:
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
         self._limit = _INITIAL_LIMIT
-        self._has_plain_keys = _are_plain(keys.arrow_types)
+        self._has_naturally_ordered_keys = _have_natural_order(keys.arrow_types)
 
     def advance_to(self, key_group: int) -> None:
         """Seal the changes if that frees enough memory."""
@@ -153,7 +153,7 @@ class TableCore:
 
     def _position(self, key: Any, key_group: int) -> tuple[Any, ...]:
         """Return the start of the sort key of a key."""
-        if self._has_plain_keys:
+        if self._has_naturally_ordered_keys:
             return (key_group, key) if len(self._keys.fields) == 1 else (key_group, *key)
         columns = [part for column in key_columns(self._keys, [key]) for part in order_columns(column)]
         return (key_group, *row_tuples(columns)[0])
@@ -185,7 +185,7 @@ def _in_namespace(table: Any, namespace: str) -> Any:
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
 
 
-def _are_plain(types: Sequence[Any]) -> bool:
+def _have_natural_order(types: Sequence[Any]) -> bool:
     """Return whether Python values of the types have the same order as rows."""
     from pyarrow import types as kinds
 
@@ -295,7 +295,7 @@ class ArrowValueTable(TableCore):
                 return None if block.is_deleted(row) else self._value(block, row)
         return None
 
-    def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[Found]:
+    def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[MatchedRows]:
         """Return the live rows of keys."""
         if all_namespaces and any(run.has_namespaces for run in self.runs.all):
             return live_rows(self.runs, keys)

@@ -2,9 +2,8 @@
 Full snapshots of keyed state: file format, writer and reader.
 
 A file has a JSON header and one section per key group. The header describes the types and columns of each state, and a
-section
-has the rows of each state as Arrow record batches. Reading a snapshot needs no user code and executes nothing from the
-file.
+section has the rows of each state as Arrow record batches. Reading a snapshot needs no user code and executes nothing
+from the file.
 """
 
 from __future__ import annotations
@@ -195,8 +194,7 @@ class FullSnapshotReader:
         Return the header and the states of a handle, or ``None`` if it contains none of the key groups.
 
         :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another
-            number of key
-            groups.
+            number of key groups.
         :raises CorruptStateError: if the bytes do not match their checksum.
         :raises StorageError: if the storage fails.
         """

@@ -81,8 +81,7 @@ class HashKeyedStateBackend(AbstractKeyedStateBackend):
 
         :raises CorruptStateError: if the state does not match its checksum.
         :raises IncompatibleCheckpointError: if another backend or a newer version wrote the state, or with another
-            number of key
-            groups.
+            number of key groups.
         :raises StorageError: if the storage fails.
         :raises StateMigrationError: if the keys have another type.
         """

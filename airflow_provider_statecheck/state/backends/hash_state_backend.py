@@ -41,8 +41,7 @@ class AbstractFileStateBackend(ABC):
     State backend with directories for checkpoints and savepoints.
 
     An argument takes precedence over the configuration. Without a checkpoint directory, checkpoints cannot be
-    externalized; without
-    a savepoint directory, each savepoint needs a target. Backends can be pickled.
+    externalized; without a savepoint directory, each savepoint needs a target. Backends can be pickled.
 
     :param base_checkpoint_path: URI of the checkpoint directory.
     :param base_savepoint_path: URI of the directory of savepoints without a target.

@@ -27,6 +27,10 @@ USER_KEY = "user_key"
 VALUE = "value"
 
 
+Backend = TypeVar("Backend")
+Handles = TypeVar("Handles")
+
+
 @dataclass(frozen=True, slots=True)
 class StateRows:
     """Rows of one state, in the order of their key groups."""
@@ -71,9 +75,9 @@ def blocks_of(key_groups: Any, batch: Any) -> Iterator[tuple[int, Any]]:
     """Split rows, sorted by key group, into one record batch per key group."""
     import numpy as np
 
-    found, starts = np.unique(key_groups.to_numpy(), return_index=True)
+    distinct, starts = np.unique(key_groups.to_numpy(), return_index=True)
     ends = [*starts, len(key_groups)][1:]
-    for key_group, start, end in zip(found, starts, ends, strict=True):
+    for key_group, start, end in zip(distinct, starts, ends, strict=True):
         yield int(key_group), batch.slice(int(start), int(end - start))
 
 
@@ -110,11 +114,11 @@ class RestoredRows:
         migration = CellMigration.of(self._rows.schema, state, now_ms)
         user_keys = rows.column(USER_KEY) if state.is_map else None
         cells = rows.column(VALUE)
-        changed = MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
-        living = (changed.living(column) for column in rows.columns[: len(key_serializer.fields)])
-        keys = key_serializer.from_columns(tuple(living))
-        columns = (changed.living(key_groups).to_pylist(), changed.living(rows.column(NAMESPACE)).to_pylist(), keys)
-        for row in zip(*columns, *_decode_cells(state, changed), strict=True):
+        migrated = MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
+        key_columns = (migrated.living(column) for column in rows.columns[: len(key_serializer.fields)])
+        keys = key_serializer.from_columns(tuple(key_columns))
+        columns = (migrated.living(key_groups).to_pylist(), migrated.living(rows.column(NAMESPACE)).to_pylist(), keys)
+        for row in zip(*columns, *_decode_cells(state, migrated), strict=True):
             table.restore(*row)
 
     def _concatenated(self) -> tuple[Any, Any]:
@@ -126,15 +130,11 @@ class RestoredRows:
         return key_groups, pa.concat_batches(batches)
 
 
-def _decode_cells(state: RegisteredState, changed: MigratedCells) -> tuple[list[Any], list[Any]]:
-    cells = state.cells.read(changed.living(changed.cells))
+def _decode_cells(state: RegisteredState, migrated: MigratedCells) -> tuple[list[Any], list[Any]]:
+    cells = state.cells.read(migrated.living(migrated.cells))
     if state.key_serializer is None:
         return [None] * len(cells), cells
-    return state.key_serializer.from_arrow(changed.living(changed.user_keys)), cells
-
-
-Backend = TypeVar("Backend")
-Handles = TypeVar("Handles")
+    return state.key_serializer.from_arrow(migrated.living(migrated.user_keys)), cells
 
 
 @contextlib.contextmanager

@@ -405,15 +405,15 @@ class OpenSpan:
     """
     Validity of a context, which ends once.
 
-    :param what: Name of the context in errors.
-    :param when: Span in which it may be used, for errors.
+    :param name: Name of the context in errors.
+    :param span: Span in which it may be used, for errors.
     """
 
-    __slots__ = ("_is_open", "_what", "_when")
+    __slots__ = ("_is_open", "_name", "_span")
 
-    def __init__(self, what: str, when: str) -> None:
-        self._what = what
-        self._when = when
+    def __init__(self, name: str, span: str) -> None:
+        self._name = name
+        self._span = span
         self._is_open = True
 
     def close(self) -> None:
@@ -428,7 +428,7 @@ class OpenSpan:
         """
         if not self._is_open:
             raise CoordinatorError(
-                f"Expected {self._what} to be used {self._when}, found a later call; keep a reference to the state, not to the context."
+                f"Expected {self._name} to be used {self._span}, found a later call; keep a reference to the state, not to the context."
             )
 
 

@@ -1,1 +1,1 @@
-"""Keyed state: what user functions see of it, and the tables in which a backend keeps it."""
+"""Keyed state: states of user functions, and tables of backends."""

@@ -2,10 +2,8 @@
 Table protocols of keyed state backends.
 
 A table holds one keyed state in frozen form (:mod:`~airflow_provider_statecheck.state.serializers.nested_columns`).
-Frozen values
-are immutable, except for the lists of a list state, which only that state modifies. A table has no ``None`` values: an
-empty
-value is an absent one, and reads create nothing.
+Frozen values are immutable, except for the lists of a list state, which only that state modifies. A table has no
+``None`` values: an empty value is an absent one, and reads create nothing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_a_state_that_is_new_and_one_that_nobody_asks_for_are_no_trouble() -> No
         keyed(state(int, "gone"), state(int, "same")), keyed(state(int, "same"), state(str, "new"))
     )
     assert {verdict.name: verdict.fate for verdict in found} == {
-        "gone": Fate.KEPT_UNREAD,
+        "gone": Fate.RETAINED,
         "same": Fate.AS_IS,
         "new": Fate.NEW,
     }
@@ -164,7 +164,7 @@ def test_a_class_that_nobody_knows_is_an_error_only_where_its_state_is_asked_for
     assert fate(state(unknown), state(int)).fate is Fate.INCOMPATIBLE
     assert "quantum" in fate(state(unknown), state(int)).line
     found = require_compatible(keyed(state(unknown, "theirs"), state(int, "mine")), keyed(state(int, "mine")))
-    assert [verdict.fate for verdict in found] == [Fate.KEPT_UNREAD, Fate.AS_IS]
+    assert [verdict.fate for verdict in found] == [Fate.RETAINED, Fate.AS_IS]
 
 
 def test_a_newer_version_is_an_error_only_where_its_state_is_asked_for() -> None:
@@ -203,7 +203,7 @@ def test_the_report_is_lines_of_a_log_with_what_needs_a_look_first() -> None:
             "name optional string) -> value of record(id int64, count int64, name optional string, tags list of string, note "
             "optional string)]"
         ),
-        "keyed state 'gone': kept unread [value of int64]",
+        "keyed state 'gone': retained, unused [value of int64]",
         "operator state 'buffer': new [list of int64]",
         "key: as is [key(id bigint)]",
         "keyed state 'same': as is [value of int64]",
