@@ -168,10 +168,10 @@ def test_a_place_that_exists_is_not_overwritten(spark, tmp_path):
 
 
 REFUSED = {
-    "no-columns": ("select 1 a", "without columns"),
+    "no-columns": ("select 1 a", "found none; add a column"),
     "calendar-interval": ("select make_interval(1,2,3,4,5,6,7.8) c", "day-time or a year-month"),
-    "nested-calendar-interval": ("select map('a', array(make_interval(1))) c", "Column 'c'"),
-    "empty-struct": ("select named_struct() s", "give the struct a field"),
+    "nested-calendar-interval": ("select map('a', array(make_interval(1))) c", "column 'c'"),
+    "empty-struct": ("select named_struct() s", "add a field to the struct"),
 }
 
 
@@ -179,7 +179,7 @@ REFUSED = {
 def test_what_cannot_be_restored_equal_is_refused_before_anything_is_written(spark, tmp_path, query, text):
     df = spark.sql(query)
     with pytest.raises(UnsupportedStateError, match=text):
-        write_dataframe(df.drop("a") if text == "without columns" else df, f"file://{tmp_path}/data")
+        write_dataframe(df.drop("a") if text == "found none; add a column" else df, f"file://{tmp_path}/data")
     assert not Path(tmp_path, "data").exists()
 
 
@@ -234,7 +234,7 @@ def test_a_place_that_spark_reaches_is_left_to_it(spark, tmp_path):
 
 def test_a_place_in_this_process_is_refused(spark):
     storage = CheckpointStorage.open("memory://bucket")
-    with pytest.raises(UnsupportedStateError, match="in this process only"):
+    with pytest.raises(UnsupportedStateError, match="in the memory of this process"):
         StoredDataFrames(storage).write(spark.range(1), "memory://bucket/data")
 
 
@@ -245,7 +245,7 @@ def test_a_place_without_a_scheme_is_refused(spark, storage, tmp_path):
 
 def test_what_spark_wrote_is_told_where_spark_lacks_the_filesystem_now(spark, storage, tmp_path):
     manifest = StoredDataFrames(storage).write(spark.range(1), f"file://{tmp_path}/data")
-    with pytest.raises(UnsupportedStateError, match="add the package of its connector"):
+    with pytest.raises(UnsupportedStateError, match="add the connector that wrote it"):
         StoredDataFrames(storage.allowing("s3://bucket/data")).read(spark, "s3://bucket/data", manifest)
 
 

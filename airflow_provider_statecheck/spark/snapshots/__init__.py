@@ -1,1 +1,1 @@
-"""Snapshots of DataFrames: how they are written, described and read back."""
+"""Snapshots of DataFrames: writing, manifests, reading, and detection of damage."""

@@ -1,12 +1,12 @@
 """
-Columns of a snapshot as Spark, Arrow and Parquet have them.
+Conversion of a snapshot's columns between Spark, Arrow and Parquet.
 
-Parquet, as Spark writes it, cannot hold two names that differ in case only, and would take some names and metadata
-for instructions. So a file's columns are named by position, and the original schema is kept beside the files. The same
-is done inside a struct, but only where its names collide, because there it costs a cast.
+Columns of the files are named by position, and the manifest stores the original schema: Spark's Parquet writer does not
+support names that differ only in case, and interprets some names and metadata. Fields of a struct are renamed only if
+their names collide, because that needs a cast.
 
-Spark gives Arrow more types than it takes back: collations, units of intervals and intervals of months are lost or
-refused on the way. Such columns cross as plain ones, and a cast restores them.
+Spark converts more types to Arrow than from Arrow: it loses or rejects collations, units of day-time intervals and
+year-month intervals. Such columns are transferred as plain types, and a cast restores them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def column_name(position: int) -> str:
 
 
 def file_type(data_type: DataType) -> DataType:
-    """Return the type that a column has in the files: all nullable, names by position where they would collide."""
+    """Return the type of a column in the files: all parts nullable, colliding field names replaced by positions."""
     return _map_type(data_type, _positional_struct)
 
 
 def readable_type(data_type: DataType) -> DataType:
-    """Return the type that a column has after it was restored: the original one, all nullable."""
+    """Return the type of a restored column: the original type with all parts nullable."""
     return _map_type(data_type, _named_struct)
 
 
 def file_schema(schema: StructType) -> StructType:
-    """Return the schema to read the files with."""
+    """Return the schema of the files."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
@@ -51,9 +51,9 @@ def file_schema(schema: StructType) -> StructType:
 
 def parse_schema(schema_json: str) -> StructType:
     """
-    Return the schema in a manifest.
+    Return the schema of a manifest.
 
-    :raises CorruptStateError: It is not a schema, or one that would run code to be read.
+    :raises CorruptStateError: if it is not a schema, or reading it would run code from the storage.
     """
     from pyspark.sql.types import StructType
 
@@ -63,62 +63,62 @@ def parse_schema(schema_json: str) -> StructType:
         return StructType.fromJson(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptStateError(
-            f"A snapshot's schema was expected, found {schema_json[:80]!r}; restore from an earlier checkpoint"
+            f"Expected the schema of a snapshot, found {schema_json[:80]!r}; restore from an earlier checkpoint."
         ) from error
 
 
 def refuse_unsupported(schema: StructType) -> None:
     """
-    Refuse a schema whose data Parquet would not give back as they were.
+    Reject a schema whose data cannot be restored unchanged from Parquet.
 
-    :raises UnsupportedStateError: Says which column and what to do.
+    :raises UnsupportedStateError: for a schema without columns, or a column of an unsupported type.
     """
     if not schema.fields:
         raise UnsupportedStateError(
-            "A DataFrame without columns cannot be saved as a snapshot; add a column, or keep its count instead"
+            "Expected a DataFrame with columns for a snapshot, found none; add a column, or save its count as state."
         )
     for field in schema.fields:
-        for part in _parts(field.dataType):
+        for part in _nested_types(field.dataType):
             _refuse_type(field.name, part)
 
 
 def contains_timestamp(schema: StructType) -> bool:
-    """Say whether a value with a time and a time zone occurs anywhere."""
+    """Return whether a column, or a part of one, is a timestamp with a time zone."""
     from pyspark.sql.types import TimestampType
 
-    return any(isinstance(part, TimestampType) for field in schema.fields for part in _parts(field.dataType))
+    return any(isinstance(part, TimestampType) for field in schema.fields for part in _nested_types(field.dataType))
 
 
 def _refuse_type(column: str, part: DataType) -> None:
     from pyspark.sql.types import CalendarIntervalType, StructType, UserDefinedType
 
     if isinstance(part, CalendarIntervalType):
-        advice = "use a day-time or a year-month interval, or its parts as numbers"
+        advice = "use a day-time or a year-month interval, or numbers"
     elif isinstance(part, StructType) and not part.fields:
-        advice = "give the struct a field or drop it"
+        advice = "add a field to the struct or drop it"
     elif isinstance(part, UserDefinedType) and not part.module().startswith(_TRUSTED_UDT_PREFIX):
-        advice = "restoring must not load user classes; convert it to a struct of plain types"
+        advice = "convert it to a struct of plain types, because a restore must not load user classes"
     else:
         return
     raise UnsupportedStateError(
-        f"Column {column!r} has the type {part.simpleString()}, which a snapshot cannot hold; {advice}",
+        f"Expected types that a snapshot supports, found {part.simpleString()} in column {column!r}; {advice}.",
         column=column,
         type=part.simpleString(),
     )
 
 
-def _parts(data_type: DataType) -> Iterator[DataType]:
+def _nested_types(data_type: DataType) -> Iterator[DataType]:
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     yield data_type
     if isinstance(data_type, ArrayType):
-        yield from _parts(data_type.elementType)
+        yield from _nested_types(data_type.elementType)
     elif isinstance(data_type, MapType):
-        yield from _parts(data_type.keyType)
-        yield from _parts(data_type.valueType)
+        yield from _nested_types(data_type.keyType)
+        yield from _nested_types(data_type.valueType)
     elif isinstance(data_type, StructType):
         for field in data_type.fields:
-            yield from _parts(field.dataType)
+            yield from _nested_types(field.dataType)
 
 
 def _map_type(data_type: DataType, struct: Any) -> DataType:
@@ -156,12 +156,12 @@ def _named_struct(data_type: StructType) -> StructType:
 
 
 def _refuse_foreign_classes(document: Any) -> None:
-    # pyspark unpickles "serializedClass" and imports "pyClass" while it reads a schema; storage must not choose either.
+    # pyspark unpickles "serializedClass" and imports "pyClass" of a schema, which must not come from the storage.
     if isinstance(document, dict):
         if document.get("type") == "udt" and not _is_trusted_udt(document):
             raise CorruptStateError(
-                f"A snapshot's schema names the class {document.get('pyClass')!r}, which a restore does not load; "
-                "such a snapshot cannot have been written by this package"
+                f"Expected a schema without user classes, found {document.get('pyClass')!r}, which a restore does not load; "
+                "this package did not write the snapshot, restore from an earlier checkpoint."
             )
         for value in document.values():
             _refuse_foreign_classes(value)
@@ -178,83 +178,84 @@ def _is_trusted_udt(document: dict[str, Any]) -> bool:
 Leaf = Callable[[Any], "DataType"]
 
 
-def crossing_schema(schema: StructType) -> StructType:
+def transfer_schema(schema: StructType) -> StructType:
     """
-    Return the schema in which the columns of a DataFrame cross.
+    Return the schema in which the columns of a DataFrame are transferred between Spark and Python.
 
-    :raises UnsupportedStateError: for a column that Spark does not take back from Python.
+    :raises UnsupportedStateError: for a column that Spark does not accept from Python.
     """
     from pyspark.sql.types import StructField, StructType
 
-    return StructType([StructField(column_name(i), _crossing(field), True) for i, field in enumerate(schema.fields)])
+    fields = enumerate(schema.fields)
+    return StructType([StructField(column_name(i), _transfer_type(field), True) for i, field in fields])
 
 
 def arrow_schema(schema: StructType) -> Any:
-    """Return the Arrow schema in which Spark takes columns of these types from Python."""
+    """Return the Arrow schema in which Spark accepts columns of a schema from Python."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def stored_schema(crossing: Any) -> Any:
+def stored_schema(transferred: Any) -> Any:
     """
-    Return the Arrow schema of files that hold columns which cross in another one.
+    Return the Arrow schema of the files.
 
-    :param crossing: The Arrow schema in which they cross.
+    :param transferred: Arrow schema in which the columns are transferred.
     """
     import pyarrow as pa
 
-    return pa.schema([_stored_field(field) for field in crossing])
+    return pa.schema([_stored_field(field) for field in transferred])
 
 
-def to_crossing(df: DataFrame) -> DataFrame:
-    """Return a DataFrame with the columns that are to be written."""
+def to_transfer_columns(df: DataFrame) -> DataFrame:
+    """Return a DataFrame with the columns in the transfer schema."""
     fields = df.schema.fields
     renamed = df.toDF(*(column_name(i) for i in range(len(fields))))
-    return renamed.select([_sent(renamed[column_name(i)], i, field) for i, field in enumerate(fields)])
+    return renamed.select([_transferred(renamed[column_name(i)], i, field) for i, field in enumerate(fields)])
 
 
-def from_crossing(frame: DataFrame, schema: StructType) -> DataFrame:
+def from_transfer_columns(frame: DataFrame, schema: StructType) -> DataFrame:
     """Return a DataFrame with the original names, types and metadata."""
     return frame.select([_restored(frame[column_name(i)], field) for i, field in enumerate(schema.fields)])
 
 
-def _sent(column: Column, position: int, field: StructField) -> Column:
-    for wanted in _changes([file_type(field.dataType), _in_months(field), _crossing(field)], field.dataType):
+def _transferred(column: Column, position: int, field: StructField) -> Column:
+    types = [file_type(field.dataType), _type_in_months(field), _transfer_type(field)]
+    for wanted in _changes(types, field.dataType):
         column = column.cast(wanted)
     return column.alias(column_name(position))
 
 
 def _restored(column: Column, field: StructField) -> Column:
-    for wanted in _changes(
-        [_in_months(field), file_type(field.dataType), readable_type(field.dataType)], _crossing(field)
-    ):
+    types = [_type_in_months(field), file_type(field.dataType), readable_type(field.dataType)]
+    for wanted in _changes(types, _transfer_type(field)):
         column = column.cast(wanted)
     return column.alias(field.name, metadata=field.metadata)
 
 
 def _changes(types: list[DataType], current: DataType) -> list[DataType]:
-    # A cast to the same type would only lengthen the plan.
-    before = [current, *types]
-    return [wanted for known, wanted in zip(before, types, strict=False) if wanted != known]
+    """Return the types without those that equal their predecessor, which need no cast."""
+    predecessors = [current, *types]
+    return [wanted for known, wanted in zip(predecessors, types, strict=False) if wanted != known]
 
 
-def _crossing(field: StructField) -> DataType:
-    return _map_leaves(file_type(field.dataType), _crossing_leaf(field.name))
+def _transfer_type(field: StructField) -> DataType:
+    return _map_leaves(file_type(field.dataType), _transfer_leaf(field.name))
 
 
-def _in_months(field: StructField) -> DataType:
+def _type_in_months(field: StructField) -> DataType:
     return _map_leaves(file_type(field.dataType), _months_leaf)
 
 
 def _months_leaf(leaf: DataType) -> DataType:
     from pyspark.sql.types import YearMonthIntervalType
 
-    # Only an interval of one unit is a number to Spark.
+    # Spark casts only intervals of a single unit to numbers.
     return YearMonthIntervalType(1, 1) if isinstance(leaf, YearMonthIntervalType) else leaf
 
 
-def _crossing_leaf(column: str) -> Leaf:
+def _transfer_leaf(column: str) -> Leaf:
     def leaf(original: DataType) -> DataType:
         from pyspark.sql.types import (
             DayTimeIntervalType,
@@ -266,7 +267,7 @@ def _crossing_leaf(column: str) -> Leaf:
         )
 
         if isinstance(original, (UserDefinedType, MapType)):
-            raise _not_taken_back(column, original)
+            raise _not_transferable(column, original)
         if isinstance(original, YearMonthIntervalType):
             return IntegerType()
         if isinstance(original, DayTimeIntervalType):
@@ -276,11 +277,10 @@ def _crossing_leaf(column: str) -> Leaf:
     return leaf
 
 
-def _not_taken_back(column: str, original: DataType) -> UnsupportedStateError:
+def _not_transferable(column: str, original: DataType) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Column {column!r} has the type {original.simpleString()}, which Spark does not take back from Python, as is "
-        "needed where its Hadoop lacks the filesystem of the checkpoint directory; convert it to an array or a struct, or "
-        "use another directory",
+        f"Expected types that Spark accepts from Python, because its Hadoop has no filesystem for the checkpoint directory, "
+        f"found {original.simpleString()} in column {column!r}; convert it to an array or a struct, or use another directory.",
         column=column,
     )
 
@@ -289,19 +289,19 @@ def _stored_field(field: Any) -> Any:
     return field.with_type(_stored_type(field.type))
 
 
-def _stored_type(crossing: Any) -> Any:
+def _stored_type(transferred: Any) -> Any:
     import pyarrow as pa
 
-    if pa.types.is_time64(crossing):
-        # Spark reads times of day from Parquet in microseconds only, which is all the precision that it has.
+    if pa.types.is_time64(transferred):
+        # Spark only reads times of day in microseconds from Parquet, and has no finer ones.
         return pa.time64("us")
-    if pa.types.is_list(crossing):
-        return pa.list_(_stored_field(crossing.value_field))
-    if pa.types.is_map(crossing):
-        return pa.map_(_stored_field(crossing.key_field), _stored_field(crossing.item_field))
-    if pa.types.is_struct(crossing):
-        return pa.struct([_stored_field(field) for field in crossing])
-    return crossing
+    if pa.types.is_list(transferred):
+        return pa.list_(_stored_field(transferred.value_field))
+    if pa.types.is_map(transferred):
+        return pa.map_(_stored_field(transferred.key_field), _stored_field(transferred.item_field))
+    if pa.types.is_struct(transferred):
+        return pa.struct([_stored_field(field) for field in transferred])
+    return transferred
 
 
 def _map_leaves(data_type: DataType, leaf: Leaf) -> DataType:
@@ -309,7 +309,7 @@ def _map_leaves(data_type: DataType, leaf: Leaf) -> DataType:
 
     if isinstance(data_type, ArrayType):
         return ArrayType(_map_leaves(data_type.elementType, leaf), data_type.containsNull)
-    # Arrow has no map whose keys, which may not be null, are of the type that is nothing but null.
+    # Arrow has no map with keys of the null type, because keys must not be null.
     if isinstance(data_type, MapType) and not isinstance(data_type.keyType, NullType):
         key, value = _map_leaves(data_type.keyType, leaf), _map_leaves(data_type.valueType, leaf)
         return MapType(key, value, data_type.valueContainsNull)

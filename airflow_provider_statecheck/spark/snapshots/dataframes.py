@@ -1,10 +1,11 @@
 """
-DataFrames written to checkpoint storage and read back.
+DataFrames in checkpoint storage, written and read by Spark or by Python on its executors.
 
-Spark's own writer is the faster one and is taken where Spark's Hadoop has the filesystem. Elsewhere Python writes on the
-executors, through the same fsspec that the rest of a checkpoint goes through. Who wrote a snapshot reads it too.
+Spark's Parquet writer is faster and is used if Spark's Hadoop has the filesystem. Otherwise Python writes on the
+executors through fsspec, like the other files of a checkpoint. A snapshot is read in the way it was written.
 
-What comes back equals what was written up to nullability and the order of rows, and its plan starts at the files.
+A restored DataFrame equals the written one, except for nullability and the order of rows, and its plan starts at the
+files.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from airflow_provider_statecheck.spark.snapshots.columns import (
     arrow_schema,
     column_name,
     contains_timestamp,
-    crossing_schema,
     file_schema,
     file_type,
-    from_crossing,
+    from_transfer_columns,
     parse_schema,
     readable_type,
     refuse_unsupported,
     stored_schema,
-    to_crossing,
+    to_transfer_columns,
+    transfer_schema,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import (
     HANDLES,
@@ -62,16 +63,16 @@ _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
 
 VERIFIED_PAGES = {
     "parquet.page.verify-checksum.enabled": "true",
-    # Parquet does not verify what it skips rows by: a changed byte in a dictionary or an index would lose rows in silence.
+    # Parquet does not verify dictionaries and indexes that it filters by: a changed byte could silently drop rows.
     "parquet.filter.dictionary.enabled": "false",
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
-"""Options of Spark's reader with which a changed byte in a page is an error and never another value."""
+"""Options of Spark's reader that make a changed byte in a page an error instead of a wrong value."""
 
-# A session may be set up to leave the checksums of pages out.
+# These options override the session's configuration.
 _WRITE_OPTIONS = {"parquet.page.write-checksum.enabled": "true"}
-# A session may be set up to read past damage or to add up schemas; a restore must do neither.
+# A restore must neither ignore damage nor merge schemas.
 _READ_OPTIONS = {
     **VERIFIED_PAGES,
     "mergeSchema": "false",
@@ -82,30 +83,30 @@ _READ_OPTIONS = {
 
 
 def schema_json_of(df: DataFrame) -> str:
-    """Return the schema of a DataFrame in the form that a manifest keeps."""
+    """Return the schema of a DataFrame as JSON, as in a manifest."""
     return df.schema.json()
 
 
 def refuse_unwritable(df: DataFrame) -> None:
     """
-    Refuse a DataFrame that a snapshot could not give back equal.
+    Reject a DataFrame that cannot be restored unchanged.
 
-    :raises UnsupportedStateError: Says why and what to do.
+    :raises UnsupportedStateError: for a streaming DataFrame, or a column of an unsupported type.
     """
     if df.isStreaming:
         raise UnsupportedStateError(
-            "A streaming DataFrame has no end and cannot be saved as a snapshot; read its source with spark.read"
+            "Expected a batch DataFrame for a snapshot, found a streaming one; read its source with spark.read."
         )
     refuse_unsupported(df.schema)
 
 
 def write_dataframe(df: DataFrame, data_uri: str) -> None:
     """
-    Compute a DataFrame and write it below a directory that does not exist yet.
+    Compute a DataFrame and write it to a new directory with Spark's writer.
 
-    :param df: What to write.
-    :param data_uri: Where to; Spark and its executors must reach it.
-    :raises UnsupportedStateError: The DataFrame is one that Spark cannot write and restore faithfully.
+    :param df: The DataFrame.
+    :param data_uri: URI of the directory, which Spark and its executors can access.
+    :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
     """
     refuse_unwritable(df)
     _refuse_lossy_settings(df)
@@ -114,12 +115,12 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
 
 def read_dataframe(spark: SparkSession, data_uri: str, schema_json: str) -> DataFrame:
     """
-    Return the DataFrame that was written, with its original names, types and metadata.
+    Return a DataFrame that was written by :func:`write_dataframe`, with its original names, types and metadata.
 
-    :param spark: The session to read with.
-    :param data_uri: Where it was written.
-    :param schema_json: Its schema, as its manifest has it.
-    :raises CorruptStateError: The schema cannot be read.
+    :param spark: Session that reads the files.
+    :param data_uri: URI of the directory.
+    :param schema_json: Schema of the DataFrame in its manifest.
+    :raises CorruptStateError: if the schema cannot be read.
     """
     schema = parse_schema(schema_json)
     files = spark.read.schema(file_schema(schema)).options(**_READ_OPTIONS).parquet(data_uri)
@@ -131,8 +132,8 @@ def _refuse_lossy_settings(df: DataFrame) -> None:
         return
     if df.sparkSession.conf.get(_TIMESTAMP_TYPE) == "TIMESTAMP_MILLIS":
         raise UnsupportedStateError(
-            f"{_TIMESTAMP_TYPE} is TIMESTAMP_MILLIS, with which a snapshot would lose the microseconds of timestamps; "
-            "set it to TIMESTAMP_MICROS or INT96",
+            f"Expected {_TIMESTAMP_TYPE} to keep the microseconds of timestamps, found TIMESTAMP_MILLIS; set it to "
+            "TIMESTAMP_MICROS or INT96.",
             setting=_TIMESTAMP_TYPE,
         )
 
@@ -161,18 +162,20 @@ def _restored(column: Column, field: StructField) -> Column:
 
 
 _PACKAGE = "airflow_provider_statecheck"
-# Nothing else: what the user's own functions import is not ours to explain.
-_OURS = (_PACKAGE, "fsspec", "pyarrow", "s3fs", "gcsfs", "adlfs", "aiobotocore")
-_MISSING = re.compile(rf"No module named '({'|'.join(_OURS)})[.']|\b(pyarrow)\b[^\n]*must be installed", re.IGNORECASE)
+# Only packages that this provider needs on executors: other imports belong to the user's functions.
+_REQUIRED = (_PACKAGE, "fsspec", "pyarrow", "s3fs", "gcsfs", "adlfs", "aiobotocore")
+_MISSING = re.compile(
+    rf"No module named '({'|'.join(_REQUIRED)})[.']|\b(pyarrow)\b[^\n]*must be installed", re.IGNORECASE
+)
 
 
 @contextmanager
 def explained(data_uri: str) -> Iterator[None]:
     """
-    Run a job whose tasks use this package.
+    Replace the error of a Spark job whose tasks lack a package.
 
-    :param data_uri: What they write.
-    :raises EnvironmentNotReadyError: if they failed for want of a package.
+    :param data_uri: URI of the directory that the tasks write to.
+    :raises EnvironmentNotReadyError: if a package is missing on the executors.
     """
     try:
         yield
@@ -180,10 +183,10 @@ def explained(data_uri: str) -> Iterator[None]:
         found = _MISSING.search(str(error))
         if found is None:
             raise
-        raise _lacking((found.group(1) or found.group(2)).lower(), data_uri) from error
+        raise _missing_package((found.group(1) or found.group(2)).lower(), data_uri) from error
 
 
-def _lacking(name: str, data_uri: str) -> EnvironmentNotReadyError:
+def _missing_package(name: str, data_uri: str) -> EnvironmentNotReadyError:
     return EnvironmentNotReadyError(
         f"Expected the package {name} in the Python of Spark's executors, to write to {redact(data_uri)}; found none. "
         f"{_advice(name, data_uri)}",
@@ -202,9 +205,9 @@ def _advice(name: str, data_uri: str) -> str:
 
 class StoredDataFrames:
     """
-    The DataFrames in a checkpoint storage.
+    Reader and writer of DataFrames in a checkpoint storage.
 
-    :param storage: Where their bytes are; its options travel to the executors inside pickled functions only.
+    :param storage: Checkpoint storage; its options are sent to executors only inside pickled functions.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -213,9 +216,9 @@ class StoredDataFrames:
 
     def write(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
         """
-        Compute a DataFrame and write it below a directory that does not exist yet.
+        Compute a DataFrame, write it to a new directory and return its manifest.
 
-        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
         :raises EnvironmentNotReadyError: if the executors lack a package.
         """
         spark_uri = self._filesystems.spark_uri(df.sparkSession, data_uri)
@@ -226,11 +229,11 @@ class StoredDataFrames:
 
     def read(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
         """
-        Return a DataFrame that was written; its plan starts at the files.
+        Return a DataFrame that reads a snapshot.
 
         :raises CorruptStateError: if its schema cannot be read.
-        :raises LocationNotAllowedError: for a directory elsewhere than in the allowed places.
-        :raises UnsupportedStateError: if Spark wrote it and this session does not reach it.
+        :raises LocationNotAllowedError: for a directory outside the allowed locations.
+        :raises UnsupportedStateError: if Spark wrote it and this session has no filesystem for it.
         """
         self._storage.allowed.require(data_uri)
         if manifest.writer is SnapshotWriter.EXECUTORS:
@@ -238,19 +241,19 @@ class StoredDataFrames:
         spark_uri = self._filesystems.spark_uri(spark, data_uri)
         if spark_uri is None:
             raise UnsupportedStateError(
-                f"Spark wrote the snapshot {redact(data_uri)}, but the Hadoop of this session has no filesystem for it; "
-                "add the package of its connector to spark.jars.packages, as it was then",
+                f"Expected a Hadoop filesystem for the snapshot {redact(data_uri)}, which Spark has written, found none in "
+                "this session; add the connector that wrote it to spark.jars.packages.",
                 uri=redact(data_uri),
             )
         return read_dataframe(spark, spark_uri, manifest.schema_json)
 
     def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
         refuse_unwritable(df)
-        schema = stored_schema(arrow_schema(crossing_schema(df.schema)))
+        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
         writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
         task = _named(functools.partial(write_partition, writer), f"write {redact(data_uri)}")
         with explained(data_uri):
-            handles = to_crossing(df).mapInArrow(task, HANDLES).collect()
+            handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
         files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
         return SnapshotManifest(
             schema_json=schema_json_of(df),
@@ -261,17 +264,17 @@ class StoredDataFrames:
 
     def _read_on_executors(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
         schema = parse_schema(manifest.schema_json)
-        crossing = crossing_schema(schema)
+        transferred = transfer_schema(schema)
         tasks = plan_tasks(manifest.files)
-        reader = SnapshotReader(self._files(data_uri), arrow_schema(crossing), pack_tasks(tasks))
-        # The name is what tells one snapshot from another in a plan.
+        reader = SnapshotReader(self._files(data_uri), arrow_schema(transferred), pack_tasks(tasks))
+        # The name of the function identifies the snapshot in a plan.
         task = _named(functools.partial(read_snapshot, reader), redact(data_uri))
         count = max(1, len(tasks))
-        return from_crossing(spark.range(0, count, 1, count).mapInArrow(task, crossing), schema)
+        return from_transfer_columns(spark.range(0, count, 1, count).mapInArrow(task, transferred), schema)
 
     def _files(self, data_uri: str) -> ExecutorFiles:
         base, options = self._storage.base_uri, dict(self._storage.options)
-        # Another place that an older checkpoint names is not given the credentials of this one.
+        # The credentials of this storage must not be sent to another one that an old checkpoint references.
         is_served = serves(open_filesystem(base, options), base, data_uri)
         return ExecutorFiles(data_uri, HiddenOptions(options if is_served else {}))
 

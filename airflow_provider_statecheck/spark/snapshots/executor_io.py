@@ -1,4 +1,4 @@
-"""Parquet files of a snapshot written and read on executors through fsspec."""
+"""Parquet files of a snapshot, written and read by Python on executors through fsspec."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import conceal, open_filesystem
 from airflow_provider_statecheck.storage.uris import redact
 
-# Each part of an upload is held in memory, tens of MiB of it.
-_PARTS_AT_ONCE = 2
+# Each part of an upload takes tens of MiB of memory.
+_CONCURRENT_PARTS = 2
 
 
 class HiddenOptions:
     """
-    Options of a filesystem, which may be credentials: they can be pickled, and are never shown.
+    Options of a filesystem, which may contain credentials: picklable, but not part of any text.
 
-    :param options: As :meth:`CheckpointStorage.open` takes them.
+    :param options: Options as for :meth:`CheckpointStorage.open`.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class HiddenOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFiles:
-    """The directory of a snapshot."""
+    """The data directory of a snapshot, as executors access it."""
 
     data_uri: str
     options: HiddenOptions
@@ -53,14 +53,13 @@ class ExecutorFiles:
         """
         Copy a finished local file into the directory.
 
-        Only a whole file is ever sent: leaving a stream by an exception publishes what was written so far on several
-        filesystems.
+        The file is uploaded as a whole: on some filesystems, a stream that is closed by an error publishes a partial file.
         """
-        with self.failures_told(name):
+        with self.redacted_failures(name):
             filesystem = self._filesystem()
             path, limits = self._path(filesystem, name), _upload_limits(filesystem)
-            # Nobody else uses the name, so sending the file again changes nothing.
-            RetryPolicy().call(lambda: filesystem.put_file(str(local), path, **limits), self._shown(name))
+            # The name is unique, so a retry has no side effect.
+            RetryPolicy().call(lambda: filesystem.put_file(str(local), path, **limits), self._redacted_uri(name))
 
     def open(self, name: str, size_bytes: int) -> Any:
         """
@@ -72,34 +71,38 @@ class ExecutorFiles:
         filesystem = self._filesystem()
         path = self._path(filesystem, name)
         try:
-            # Parquet asks for exactly what it needs, and for neighbouring columns at once.
-            file = RetryPolicy().call(lambda: filesystem.open(path, "rb", cache_type="none"), self._shown(name))
+            # Without a cache: Parquet's reads are exact and already merge adjacent columns.
+            file = RetryPolicy().call(lambda: filesystem.open(path, "rb", cache_type="none"), self._redacted_uri(name))
         except FileNotFoundError as error:
-            raise CorruptStateError(f"Expected the file {self._shown(name)} of a snapshot, found none.") from error
+            raise CorruptStateError(
+                f"Expected the file {self._redacted_uri(name)} of a snapshot, found none; it was deleted."
+            ) from error
         found = _size(file)
         if found != size_bytes:
             file.close()
             raise CorruptStateError(
-                f"Expected {size_bytes} bytes in {self._shown(name)}, found {found}; the file was changed after it was "
+                f"Expected {size_bytes} bytes in {self._redacted_uri(name)}, found {found}; the file was changed after it was "
                 "written."
             )
         return file
 
     @contextmanager
-    def failures_told(self, name: str) -> Iterator[None]:
+    def redacted_failures(self, name: str) -> Iterator[None]:
         """
-        Use a file; what fails is told without the client's own words, which may hold credentials.
+        Replace errors of the storage client by errors without credentials.
 
-        :raises StorageError: if the storage fails, or the bytes cannot be read.
+        :raises StorageError: if the storage fails, or the file cannot be read.
         """
         try:
             yield
         except StateCheckError:
             raise
         except Exception as error:
-            said = conceal(str(error), self.options.reveal())
-            # Without its cause: Spark writes the whole chain to its logs.
-            raise StorageError(f"The storage failed at {self._shown(name)}: {type(error).__name__} {said}") from None
+            text = conceal(str(error), self.options.reveal())
+            # Without the cause, which Spark would log with its credentials.
+            raise StorageError(
+                f"The storage failed at {self._redacted_uri(name)}: {type(error).__name__} {text}"
+            ) from None
 
     def _filesystem(self) -> Any:
         return open_filesystem(self.data_uri, self.options.reveal())
@@ -107,12 +110,12 @@ class ExecutorFiles:
     def _path(self, filesystem: Any, name: str) -> str:
         return f"{str(filesystem._strip_protocol(self.data_uri)).rstrip('/')}/{name}"
 
-    def _shown(self, name: str) -> str:
+    def _redacted_uri(self, name: str) -> str:
         return f"{redact(self.data_uri)}/{name}"
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Make a local directory where Spark keeps its own scratch files, which has room and goes with the executor."""
+    """Create a temporary directory inside Spark's local directory, which is deleted with the executor."""
     local = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return tempfile.TemporaryDirectory(prefix="statecheck-", dir=local if local and Path(local).is_dir() else None)
 
@@ -121,7 +124,7 @@ def _upload_limits(filesystem: Any) -> dict[str, int]:
     upload = getattr(filesystem, "_put_file", None)
     if upload is None or "max_concurrency" not in inspect.signature(upload).parameters:
         return {}
-    return {"max_concurrency": _PARTS_AT_ONCE}
+    return {"max_concurrency": _CONCURRENT_PARTS}
 
 
 def _size(file: Any) -> int:
@@ -137,14 +140,14 @@ _BATCH_BYTES = 8 * 1024 * 1024
 _MAX_BATCH_ROWS = 64 * 1024
 
 Piece = tuple[str, int, int, int]
-"""Name and size of a file, which part of it, and of how many parts."""
+"""Name and size of a file, index of a part of it, and number of its parts."""
 
 
 def plan_tasks(files: Sequence[SnapshotFile]) -> list[list[Piece]]:
     """
-    Share out files among tasks of about equal size: large files in parts, small ones together.
+    Distribute files to tasks of about equal size: large files in parts, small files together.
 
-    :param files: What there is to read.
+    :param files: Files of the snapshot.
     """
     total = sum(file.size_bytes for file in files)
     pieces = sorted((piece for file in files for piece in _pieces(file)), key=_piece_bytes, reverse=True)
@@ -159,17 +162,17 @@ def plan_tasks(files: Sequence[SnapshotFile]) -> list[list[Piece]]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReader:
-    """Reads the share of one task in a snapshot."""
+    """Reader of a snapshot inside Spark's tasks."""
 
     files: ExecutorFiles
     schema: Any
-    """Arrow schema in which Spark takes the rows."""
+    """Arrow schema in which Spark accepts the rows."""
     packed_tasks: bytes
-    """Small, so that Spark keeps it within the plan however many files there are."""
+    """Compressed tasks: a small function stays inside the plan, where a large one becomes a broadcast."""
 
     def read(self, batches: Iterator[Any]) -> Iterator[Any]:
         """
-        Give the rows of the tasks whose numbers arrive.
+        Yield the rows of tasks.
 
         :param batches: Record batches with one column of numbers.
         :raises CorruptStateError: if a file is missing or has another size.
@@ -184,28 +187,28 @@ class SnapshotReader:
         import pyarrow.parquet as pq
 
         with (
-            self.files.failures_told(name),
+            self.files.redacted_failures(name),
             self.files.open(name, size_bytes) as source,
             pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True) as parquet,
         ):
             for group in _groups_of_part(parquet.metadata, part, parts):
                 rows = _rows_per_batch(parquet.metadata.row_group(group))
                 for batch in parquet.iter_batches(rows, row_groups=[group], use_threads=False):
-                    yield _as_expected(batch, self.schema)
+                    yield _cast(batch, self.schema)
 
 
 def read_snapshot(reader: SnapshotReader, batches: Iterator[Any]) -> Iterator[Any]:
-    """Give the rows of a task; plans name this function, so that a digest of a plan can tell it from a user's."""
+    """Yield the rows of tasks; fingerprints recognise readers of snapshots in a plan by this function."""
     return reader.read(batches)
 
 
 def pack_tasks(tasks: Sequence[Sequence[Piece]]) -> bytes:
-    """Return tasks in a few bytes for each file."""
+    """Return compressed tasks."""
     return zlib.compress(json.dumps(tasks, separators=(",", ":")).encode())
 
 
 def unpack_tasks(packed: bytes) -> list[list[Piece]]:
-    """Return what was packed."""
+    """Return the tasks of :func:`pack_tasks`."""
     return [
         [(str(name), size, part, parts) for name, size, part, parts in task]
         for task in json.loads(zlib.decompress(packed))
@@ -232,14 +235,14 @@ def _count(size_bytes: int, target: int) -> int:
 
 
 def _groups_of_part(metadata: Any, part: int, parts: int) -> list[int]:
-    # A row group belongs to the part in which its middle lies, so each is read once whatever the parts are.
+    # A row group belongs to the part that contains its middle, so each group is read exactly once.
     sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
-    total, before, mine = max(1, sum(sizes)), 0, []
+    total, offset, groups = max(1, sum(sizes)), 0, []
     for group, size in enumerate(sizes):
-        if min(parts - 1, (2 * before + size) * parts // (2 * total)) == part:
-            mine.append(group)
-        before += size
-    return mine
+        if min(parts - 1, (2 * offset + size) * parts // (2 * total)) == part:
+            groups.append(group)
+        offset += size
+    return groups
 
 
 def _stored_bytes(group: Any) -> int:
@@ -250,12 +253,12 @@ def _rows_per_batch(group: Any) -> int:
     return int(min(_MAX_BATCH_ROWS, max(1, group.num_rows * _BATCH_BYTES // max(1, group.total_byte_size))))
 
 
-def _as_expected(batch: Any, schema: Any) -> Any:
+def _cast(batch: Any, schema: Any) -> Any:
     return batch if batch.schema.equals(schema, check_metadata=True) else batch.cast(schema)
 
 
 HANDLES = "name string, size_bytes bigint, footer_sha256 string, rows bigint"
-"""What a task tells of each file, as a schema of Spark."""
+"""Spark schema of the rows that describe the written files."""
 
 _ROW_GROUP_BYTES = 128 * 1024 * 1024
 _FILE_BYTES = 512 * 1024 * 1024
@@ -264,24 +267,24 @@ _FILE_BYTES = 512 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class PartitionWriter:
     """
-    Writes what a task is given and returns one row for each file.
+    Writer of a snapshot inside Spark's tasks, which returns a row for each file.
 
-    A task that fails, or loses against its copy, leaves files whose rows never reach the driver: nothing names them.
+    A task that fails, or loses to a speculative copy, leaves files that no manifest references.
     """
 
     files: ExecutorFiles
     schema: Any
     """Arrow schema of the files."""
     write_id: str
-    """Differs from one write to the next, as numbers of partitions and tasks do not."""
+    """Unique id of the write, part of the file names: numbers of partitions and tasks repeat."""
     row_group_bytes: int = _ROW_GROUP_BYTES
     file_bytes: int = _FILE_BYTES
 
     def write(self, batches: Iterator[Any]) -> Iterator[Any]:
         """
-        Write all record batches of a partition.
+        Write the record batches of a partition.
 
-        :param batches: As Spark gives them.
+        :param batches: Record batches from Spark.
         :return: Record batches of the schema :data:`HANDLES`.
         """
         groups = _grouped(batches, self.row_group_bytes)
@@ -291,7 +294,7 @@ class PartitionWriter:
             with scratch_directory() as folder:
                 local = Path(folder) / "part.parquet"
                 rows, group = self._fill(local, group, groups)
-                yield _row(self._publish(local, number), rows)
+                yield _handle_row(self._publish(local, number), rows)
             number += 1
 
     def _fill(self, local: Path, group: list[Any] | None, groups: Iterator[list[Any]]) -> tuple[int, list[Any] | None]:
@@ -300,7 +303,7 @@ class PartitionWriter:
         rows = 0
         with local.open("wb") as sink, self._parquet(sink) as writer:
             while group is not None and sink.tell() < self.file_bytes:
-                table = pa.Table.from_batches([_as_stored(batch, self.schema) for batch in group])
+                table = pa.Table.from_batches([_cast(batch, self.schema) for batch in group])
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 rows += table.num_rows
                 group = next(groups, None)
@@ -315,13 +318,13 @@ class PartitionWriter:
         name = _file_name(self.write_id, number)
         size_bytes = local.stat().st_size
         with local.open("rb") as file:
-            digest = footer_digest(_ranges(file), str(local), size_bytes)
+            digest = footer_digest(_range_reader(file), str(local), size_bytes)
         self.files.publish(local, name)
         return SnapshotFile(name=name, size_bytes=size_bytes, footer_sha256=digest)
 
 
 def write_partition(writer: PartitionWriter, batches: Iterator[Any]) -> Iterator[Any]:
-    """Write a partition and return one row for each of its files."""
+    """Write a partition and yield a row for each of its files."""
     return writer.write(batches)
 
 
@@ -340,10 +343,6 @@ def _grouped(batches: Iterator[Any], limit: int) -> Iterator[list[Any]]:
         yield group
 
 
-def _as_stored(batch: Any, schema: Any) -> Any:
-    return batch if batch.schema.equals(schema, check_metadata=True) else batch.cast(schema)
-
-
 def _file_name(write_id: str, number: int) -> str:
     from pyspark import TaskContext
 
@@ -352,7 +351,7 @@ def _file_name(write_id: str, number: int) -> str:
     return f"part-{partition:05d}-{attempt}-{number}-{write_id}.parquet"
 
 
-def _ranges(file: Any) -> Any:
+def _range_reader(file: Any) -> Any:
     def read(start: int, end: int) -> bytes:
         file.seek(start)
         return bytes(file.read(end - start))
@@ -360,7 +359,7 @@ def _ranges(file: Any) -> Any:
     return read
 
 
-def _row(file: SnapshotFile, rows: int) -> Any:
+def _handle_row(file: SnapshotFile, rows: int) -> Any:
     import pyarrow as pa
 
     return pa.RecordBatch.from_pydict(

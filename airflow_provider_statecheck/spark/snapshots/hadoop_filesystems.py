@@ -1,4 +1,4 @@
-"""Which filesystems a session's Hadoop has, and under which name Spark knows a place that a user named."""
+"""Lookup of Hadoop filesystems, and conversion of URIs to Spark's names for them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)
 
-# One slash is enough, because Hadoop writes file:/x.
+# With a single slash, because Hadoop writes file:/x.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-# What fsspec and most people call s3 is s3a to Hadoop, unless a distribution has a filesystem of its own.
+# Hadoop's name for s3 is s3a, except for distributions with their own s3 filesystem.
 _OTHER_NAMES = {"s3": "s3a"}
 _MISSING = re.compile(
     r"No FileSystem for scheme|UnsupportedFileSystemException|ClassNotFoundException|NoClassDefFoundError"
@@ -23,25 +23,25 @@ _MISSING = re.compile(
 
 
 class HadoopFilesystems:
-    """Answers for each session and scheme once."""
+    """Hadoop filesystems of Spark sessions, looked up once for each session and scheme."""
 
     def __init__(self) -> None:
         self._names: WeakKeyDictionary[Any, dict[str, str | None]] = WeakKeyDictionary()
 
     def spark_uri(self, spark: Any, uri: str) -> str | None:
         """
-        Return a place as Spark's own readers and writers take it, ``None`` where they do not reach it.
+        Return a URI for Spark's readers and writers, ``None`` if Spark's Hadoop has no filesystem for it.
 
         :param spark: The session.
-        :param uri: Any absolute URI.
-        :raises InvalidConfigurationError: for a place without a scheme.
-        :raises UnsupportedStateError: for one whose bytes no other process would see.
+        :param uri: An absolute URI.
+        :raises InvalidConfigurationError: for a URI without a scheme.
+        :raises UnsupportedStateError: for the memory filesystem, which is private to a process.
         """
         scheme = spark_scheme(uri)
         if scheme == "memory":
             raise UnsupportedStateError(
-                f"Expected a storage that executors reach, found {redact(uri)}, whose bytes are in this process only; "
-                "use file:// or a shared storage",
+                f"Expected a storage that executors can access, found {redact(uri)} in the memory of this process; use "
+                "file:// or a shared storage.",
                 uri=redact(uri),
             )
         names = self._names.setdefault(spark, {})
@@ -53,22 +53,22 @@ class HadoopFilesystems:
 
 def spark_scheme(uri: str) -> str:
     """
-    Return the scheme of a place that Spark is to read or write.
+    Return the scheme of a URI in lower case.
 
-    :raises InvalidConfigurationError: if there is none.
+    :raises InvalidConfigurationError: if it has none.
     """
     found = _SCHEME.match(uri)
     if found is None:
-        # Without a scheme Spark would take its default filesystem, and everything else the local disk.
+        # Without a scheme, Spark would use its default filesystem, but fsspec the local disk.
         raise InvalidConfigurationError(
-            f"A checkpoint directory with a scheme was expected, found {redact(uri)!r}; write file:///... for a local one",
+            f"Expected a checkpoint directory with a scheme, found {redact(uri)!r}; write file:///... for a local one.",
             uri=redact(uri),
         )
     return found.group(1).lower()
 
 
 def same_place(uri: str) -> tuple[str, ...]:
-    """Return the URIs under which a place may stand in the plan of a DataFrame that reads it."""
+    """Return the URIs by which a plan may refer to a location."""
     scheme, colon, rest = uri.partition(":")
     other = _OTHER_NAMES.get(scheme)
     return (uri,) if other is None else (uri, f"{other}{colon}{rest}")
@@ -78,11 +78,9 @@ def _spark_name(spark: Any, scheme: str) -> str | None:
     candidates = [scheme, *([_OTHER_NAMES[scheme]] if scheme in _OTHER_NAMES else [])]
     name = next((each for each in candidates if _has_filesystem(spark, each)), None)
     if name is None:
-        log.info(
-            "Spark's Hadoop has no filesystem for %s://; DataFrames go there through fsspec on the executors.", scheme
-        )
+        log.info("Spark's Hadoop has no filesystem for %s://; executors write DataFrames to it through fsspec.", scheme)
     else:
-        log.info("DataFrames go to %s:// through Spark's own writer, as %s://.", scheme, name)
+        log.info("Spark writes DataFrames to %s:// through its Hadoop filesystem %s://.", scheme, name)
     return name
 
 
@@ -95,14 +93,14 @@ def _has_filesystem(spark: Any, scheme: str) -> bool:
     try:
         spark._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)
     except Py4JJavaError:
-        # Either no class is configured for the scheme, or the configured one is not on the class path.
+        # No class is configured for the scheme, or it is not on the class path.
         return False
     return True
 
 
 def _server_has_filesystem(spark: Any, scheme: str) -> bool:
-    # The server's classes cannot be asked, but its analyzer opens the filesystem of a path. Without a host or bucket
-    # the filesystems of object stores give up before they use the network.
+    # A client cannot query the server's classes, but its analyzer opens the filesystem of a path. Without a host or
+    # bucket, filesystems of object stores fail before they use the network.
     from pyspark.errors import PySparkException
 
     try:

@@ -1,7 +1,8 @@
 """
-The live snapshots of a stage, and detection of damaged ones.
+Live snapshots of a stage, and detection of damaged ones.
 
-The file is read again before it is called damaged, because Spark says the same of a storage that did not answer.
+Spark reports a damaged file and an unavailable storage by the same error. A file is therefore read again before its
+snapshot counts as damaged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Arrow passes over some damage on which Spark fails: in headers of pages, and what Hadoop's own checksums find.
+# Spark's errors for damage that Arrow does not detect: in page headers, or found by Hadoop's own checksums.
 _UNDECODABLE = re.compile(r"ParquetDecodingException|can not read class org\.apache\.parquet\.format|ChecksumException")
 _BATCH_ROWS = 64 * 1024
 _BUFFER_BYTES = 1024 * 1024
@@ -49,13 +50,13 @@ class StoredSnapshot:
     manifest: SnapshotManifest
 
     def uri_of(self, file: SnapshotFile) -> str:
-        """Return where one of its files is."""
+        """Return the URI of a file."""
         return f"{self.uri}/{DATA_DIRECTORY}/{file.name}"
 
     def file_in(self, text: str) -> SnapshotFile | None:
-        """Return the file that a text names, whichever name the filesystem has in it."""
-        # No other directory has this name, so the part of the path before it need not be compared.
-        directory = f"{self.uri.rpartition('/')[2]}/{DATA_DIRECTORY}/"
+        """Return the file that a text refers to, ``None`` if there is none."""
+        # The name of the directory is unique. The path before it may differ, because Hadoop has other URI schemes.
+        directory = f"{_last_part(self.uri)}/{DATA_DIRECTORY}/"
         if directory not in text:
             return None
         return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
@@ -65,16 +66,17 @@ def find_damage(
     error: BaseException, storage: CheckpointStorage, snapshots: Iterable[StoredSnapshot]
 ) -> dict[str, str]:
     """
-    Return what is wrong with the snapshots that an error names, by their URIs.
+    Return the problems of damaged snapshots that an error refers to, by the URIs of the snapshots.
 
-    :param error: What ended the stage; the errors that it was raised from count too.
-    :param snapshots: Those that the stage may have read.
+    :param error: Error that ended the stage; its causes are searched too.
+    :param storage: Checkpoint storage.
+    :param snapshots: Snapshots that the stage may have read.
     """
     text = "\n".join(_texts(error))
-    named = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
+    mentioned = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
     is_undecodable = _UNDECODABLE.search(text) is not None
     damaged: dict[str, str] = {}
-    for snapshot, file in named:
+    for snapshot, file in mentioned:
         if file is not None and (problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable)):
             damaged[snapshot.uri] = problem
     return damaged
@@ -82,11 +84,11 @@ def find_damage(
 
 def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
     """
-    Read every page of a file and compare its checksum.
+    Read all pages of a file and verify their checksums.
 
-    :return: How many rows the file has.
+    :return: Number of rows of the file.
     :raises CorruptStateError: if a page was changed.
-    :raises NotImplementedError: for a type that only Spark knows.
+    :raises NotImplementedError: for a type that only Spark supports.
     """
     import pyarrow
     import pyarrow.parquet
@@ -94,7 +96,7 @@ def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
     rows = 0
     try:
         source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
-        # Spark writes a checksum with each page; without one, only what does not decode is found.
+        # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected.
         parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
             batch.validate(full=True)
@@ -118,7 +120,7 @@ def _text(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as unreachable:
-        # The text of a Java error is asked of the JVM, which may be gone.
+        # The text of a Java error is fetched from the JVM, which may have died.
         return str(unreachable)
 
 
@@ -129,12 +131,12 @@ def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_und
     except UNREADABLE as problem:
         return str(problem)
     except (StorageError, NotImplementedError) as error:
-        log.warning("Whether %s is damaged could not be told: %s", redact(uri), error)
+        log.warning("File %s could not be checked for damage: %s", redact(uri), error)
     return f"Spark cannot decode {redact(uri)}." if is_undecodable else ""
 
 
 class _RangeReader(io.RawIOBase):
-    """A file on checkpoint storage, read where it is asked for and never as a whole."""
+    """File on checkpoint storage that is read by ranges."""
 
     def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
         self._storage = storage
@@ -173,34 +175,34 @@ class _RangeReader(io.RawIOBase):
 
 
 Stopwatch = Callable[[], float]
-"""Gives the seconds since something began."""
+"""Function that returns the seconds since its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
-    """A snapshot that the next checkpoint names."""
+    """A snapshot that the next checkpoint references."""
 
     handle: SnapshotHandle
     manifest: SnapshotManifest
 
     @property
     def data_uri(self) -> str:
-        """Return where the Parquet files are."""
+        """Return the URI of the directory of the Parquet files."""
         return f"{self.handle.uri}/{DATA_DIRECTORY}"
 
     @property
     def identity(self) -> str:
-        """Return what tells those who are built from it that it is another one."""
+        """Return the identity of the snapshot in the fingerprints of dependent steps."""
         return self.handle.fingerprint + self.handle.lineage
 
 
 class StageSnapshots:
     """
-    The snapshots of one attempt.
+    Live snapshots of one attempt.
 
-    :param storage: Where the bytes go.
-    :param attempt: Who writes.
-    :param restored: What the attempt started from.
+    :param storage: Checkpoint storage.
+    :param attempt: The attempt that writes snapshots.
+    :param restored: The restored checkpoint, ``None`` if the attempt started from the beginning.
     """
 
     def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, restored: RestoredStage | None) -> None:
@@ -210,27 +212,27 @@ class StageSnapshots:
         self._live: dict[StepKey, LiveSnapshot] = {}
         self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
-        """URIs of snapshots that a plan of this attempt may still read; pinned until it ends."""
+        """URIs of snapshots that plans of this attempt may read; they are pinned until it ends."""
         self._damaged: set[StepKey] = set()
         if restored is not None:
-            self._take_over(restored)
+            self._adopt(restored)
 
     @property
     def handles(self) -> tuple[SnapshotHandle, ...]:
-        """Return what a checkpoint taken now names, in a fixed order."""
+        """Return the handles of the live snapshots in a fixed order."""
         return tuple(self._live[step].handle for step in sorted(self._live))
 
     @property
     def pinned(self) -> frozenset[str]:
-        """Return the snapshots that must stay on storage while the attempt is open."""
+        """Return the URIs of snapshots that must not be deleted while the attempt is open."""
         return frozenset(self.handed_out) | {live.handle.uri for live in self._live.values()}
 
     def fingerprints(self) -> Mapping[str, str]:
-        """Return the identity of each live snapshot by the URI that a plan reads."""
+        """Return the identities of the live snapshots by the URIs that plans read."""
         return {live.data_uri: live.identity for live in self._live.values()}
 
     def damage_behind(self, error: BaseException) -> dict[str, str]:
-        """Return what is wrong with the live snapshots that an error names, by their URIs."""
+        """Return the problems of damaged live snapshots that an error refers to, by the URIs of the snapshots."""
         live = (StoredSnapshot(live.handle.uri, live.manifest) for live in self._live.values())
         return find_damage(error, self._storage, live)
 
@@ -242,9 +244,9 @@ class StageSnapshots:
         """
         Write a DataFrame and make it the live snapshot of a step.
 
-        :param seconds_so_far: Runs since the step began.
-        :raises UnsupportedStateError: for a DataFrame that could not be restored equal.
-        :raises StorageError: if its manifest cannot be written.
+        :param seconds_so_far: Stopwatch that was started before the step was computed.
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises StorageError: if the manifest cannot be written.
         """
         uri = self._new_uri(step)
         try:
@@ -257,16 +259,16 @@ class StageSnapshots:
         return live
 
     def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
-        """Return a snapshot as a DataFrame whose plan starts at it."""
+        """Return a DataFrame that reads a snapshot."""
         self.handed_out.add(live.handle.uri)
         return self._frames.read(spark, live.data_uri, live.manifest)
 
     def copy_borrowed(self) -> int:
         """
-        Copy the snapshots that belong to the owner of a restored savepoint, so that no checkpoint names files of his.
+        Copy the snapshots of a restored savepoint that this job has not claimed; its owner may delete them.
 
-        :return: How many bytes were copied.
-        :raises StorageError: if one cannot be copied; the next call goes on with it.
+        :return: Number of copied bytes.
+        :raises StorageError: if one cannot be copied; the next call continues with it.
         """
         if not self._has_borrowed:
             return 0
@@ -276,22 +278,22 @@ class StageSnapshots:
         return copied
 
     def drop_scope(self, scope: Scope) -> None:
-        """Let the snapshots inside a finished item go with the next checkpoint."""
+        """Drop the snapshots inside a finished item; the next checkpoint does not reference them."""
         self._keep(lambda step: step[0][: len(scope)] != scope)
 
     def drop_unless_used(self) -> None:
-        """Let the snapshots go that this attempt restored and nobody asked for."""
+        """Drop restored snapshots that this attempt did not use."""
         self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
 
-    def _take_over(self, restored: RestoredStage) -> None:
+    def _adopt(self, restored: RestoredStage) -> None:
         for handle in restored.document.snapshots:
             manifest = restored.manifests.get(handle.uri)
             if manifest is not None:
                 self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
         self._damaged = {(handle.scope, handle.name) for handle in restored.damaged}
         for step in sorted(self._damaged):
-            log.warning("The snapshot of step %s is damaged; the step is computed anew.", describe(step))
-        # The steps of a loop stand on the snapshot that the loop has reached.
+            log.warning("The snapshot of step %s is damaged; the step is recomputed.", describe(step))
+        # Steps inside a loop depend on the loop's snapshot.
         self._keep(lambda step: not any(_is_inside(step, loop) for loop in self._damaged))
 
     def _is_own(self, uri: str) -> bool:
@@ -340,8 +342,10 @@ class StageSnapshots:
         try:
             self._storage.delete_directory(uri)
         except StateCheckError as error:
-            # Whatever it is: the error that matters is the one which is being raised.
-            log.warning("A half written snapshot stays at %s until the next sweep: %s", redact(uri), error)
+            # This error must not hide the one of the write.
+            log.warning(
+                "Partial snapshot %s could not be deleted; garbage collection deletes it: %s", redact(uri), error
+            )
 
 
 def _is_inside(step: StepKey, loop: StepKey) -> bool:

@@ -1,8 +1,8 @@
 """
-What one DataFrame snapshot consists of.
+Manifest of a snapshot: its schema, its files and their checksums.
 
-The manifest is the identity of a snapshot: two snapshots with equal manifests are the same bytes, and a file that is
-missing, added or of another length is found by one listing. Rows are counted from the files' footers, never read.
+The manifest identifies the content of a snapshot: equal manifests mean equal files. One listing detects files that are
+missing, added or of another size. Rows are counted from the footers of the files.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.storage.uris import redact
 
 FORMAT_VERSION = 2
-# What Spark itself wrote keeps the first version, so that earlier releases restore it.
+# Manifests of Spark's writer keep version 1, which earlier releases can restore.
 _VERSION_WITHOUT_WRITER = 1
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
-# The footer of an ordinary file fits into one such read; a larger one costs a second.
+# A typical footer fits into one read of this size; a larger footer needs a second read.
 _TAIL_BYTES = 64 * 1024
 _READERS = 16
 
@@ -40,51 +40,51 @@ Result = TypeVar("Result")
 
 
 class SnapshotStorage(Protocol):
-    """What is needed of checkpoint storage."""
+    """Part of the checkpoint storage that manifests use."""
 
     def list_files(self, uri: str) -> Mapping[str, int]:
-        """Return the size of every file below a directory, by its name relative to the directory."""
+        """Return the sizes of all files below a directory, by their relative names."""
         ...
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
-        """Return the bytes of a file from ``start`` up to and without ``end``."""
+        """Return the bytes of a file from ``start`` to before ``end``."""
         ...
 
 
 class SnapshotWriter(StrEnum):
-    """Who wrote the files of a snapshot, and so who can read them."""
+    """Writer of a snapshot's files, which also determines their reader."""
 
     SPARK = "spark"
-    """Spark's own Parquet writer, into a directory of which every file is part of the snapshot."""
+    """Spark's Parquet writer; all files of the directory are part of the snapshot."""
     EXECUTORS = "executors"
-    """Python on the executors; files that the manifest does not name are left from tasks that were repeated."""
+    """Python on the executors; files outside the manifest are left over from repeated tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFile:
-    """One Parquet file of a snapshot."""
+    """A Parquet file of a snapshot."""
 
     name: str
-    """Relative to the snapshot's data directory."""
+    """Name relative to the snapshot's data directory."""
     size_bytes: int
     footer_sha256: str
-    """Digest of the file's footer, which holds the place, length and statistics of every column chunk."""
+    """Digest of the file's footer, which contains the offset, size and statistics of each column chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotManifest:
-    """The files of a snapshot and what is in them."""
+    """Schema, files and number of rows of a snapshot."""
 
     schema_json: str
-    """The DataFrame's own schema, as Spark writes it."""
+    """Schema of the DataFrame in Spark's JSON format."""
     files: tuple[SnapshotFile, ...]
-    """Ordered by name."""
+    """Files in the order of their names."""
     rows: int
     writer: SnapshotWriter = SnapshotWriter.SPARK
 
     @property
     def size_bytes(self) -> int:
-        """Return how many bytes the files have together."""
+        """Return the total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
     def fingerprint(self) -> str:
@@ -92,7 +92,7 @@ class SnapshotManifest:
         return hashlib.sha256(self.encode()).hexdigest()
 
     def encode(self) -> bytes:
-        """Return the manifest as JSON; equal manifests give equal bytes."""
+        """Return the manifest as JSON; equal manifests have equal bytes."""
         document = {
             **_writer_fields(self.writer),
             "schema": self.schema_json,
@@ -104,10 +104,10 @@ class SnapshotManifest:
     @classmethod
     def decode(cls, content: bytes) -> SnapshotManifest:
         """
-        Return the manifest in a file.
+        Return the manifest in the content of a file.
 
-        :raises CorruptStateError: The file is damaged.
-        :raises IncompatibleCheckpointError: A newer version of this package wrote it.
+        :raises CorruptStateError: if the file is damaged.
+        :raises IncompatibleCheckpointError: if a newer version of this package wrote it.
         """
         try:
             document = json.loads(content)
@@ -116,8 +116,8 @@ class SnapshotManifest:
             raise _unreadable(content) from error
         if not _VERSION_WITHOUT_WRITER <= version <= FORMAT_VERSION:
             raise IncompatibleCheckpointError(
-                f"A snapshot manifest of format 1 to {FORMAT_VERSION} was expected, found format {version}; "
-                "restore with the version of airflow-provider-statecheck that wrote it, or a newer one",
+                f"Expected a snapshot manifest of format 1 to {FORMAT_VERSION}, found format {version}; restore with the "
+                "version of airflow-provider-statecheck that wrote it, or a newer one.",
                 format_version=version,
             )
         return _from_document(document, content)
@@ -125,20 +125,20 @@ class SnapshotManifest:
 
 def build_manifest(storage: SnapshotStorage, data_uri: str, schema_json: str) -> SnapshotManifest:
     """
-    Describe the files that Spark has written below a directory.
+    Return the manifest of the files that Spark has written to a directory.
 
-    :param storage: Reads the directory.
-    :param data_uri: The directory.
-    :param schema_json: The schema of the DataFrame that was written.
-    :raises CorruptStateError: A file is no complete Parquet file.
-    :raises EnvironmentNotReadyError: Spark wrote to another place than the one that is read.
+    :param storage: Storage of the directory.
+    :param data_uri: URI of the directory.
+    :param schema_json: Schema of the written DataFrame.
+    :raises CorruptStateError: if a file is not a complete Parquet file.
+    :raises EnvironmentNotReadyError: if there are no files, because Spark wrote to another location.
     """
     sizes = sorted(_data_files(storage.list_files(data_uri)).items())
     if not sizes:
-        # Spark writes a file even where there is no row.
+        # Spark writes a file even for an empty DataFrame.
         raise EnvironmentNotReadyError(
-            f"Expected the files that Spark wrote in {redact(data_uri)}, found none; let Spark and this process use one "
-            f"endpoint for it."
+            f"Expected the files that Spark wrote in {redact(data_uri)}, found none; configure one endpoint for Spark and "
+            f"this process."
         )
     described = _in_threads(lambda entry: _describe(storage, _uri_of(data_uri, entry[0]), *entry), sizes)
     return SnapshotManifest(
@@ -150,9 +150,9 @@ def build_manifest(storage: SnapshotStorage, data_uri: str, schema_json: str) ->
 
 def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotManifest) -> None:
     """
-    Check by one listing that the files of a snapshot are those of its manifest.
+    Compare the names and sizes of a snapshot's files with its manifest, by one listing.
 
-    :raises CorruptStateError: A file is missing, was added to what Spark wrote, or has another size.
+    :raises CorruptStateError: if a file is missing, has another size, or was added to a snapshot of Spark's writer.
     """
     expected = {file.name: file.size_bytes for file in manifest.files}
     found = _data_files(storage.list_files(data_uri))
@@ -167,8 +167,8 @@ def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMani
     ]
     if differences:
         raise CorruptStateError(
-            f"The files of the snapshot {redact(data_uri)} differ from its manifest in {len(differences)} place(s), "
-            f"first: {'; '.join(differences[:3])}; restore from an earlier checkpoint",
+            f"Expected the files in the manifest of the snapshot {redact(data_uri)}, found {len(differences)} difference(s), "
+            f"first: {'; '.join(differences[:3])}; restore from an earlier checkpoint.",
             uri=redact(data_uri),
             differences=differences,
         )
@@ -176,18 +176,18 @@ def verify_files(storage: SnapshotStorage, data_uri: str, manifest: SnapshotMani
 
 def verify_footers(storage: SnapshotStorage, data_uri: str, manifest: SnapshotManifest) -> None:
     """
-    Check that the footers of a snapshot's files are those of its manifest, by one small read of each file.
+    Verify the footers of a snapshot's files, by a small read of each file.
 
-    :raises CorruptStateError: A footer was changed.
+    :raises CorruptStateError: if a footer was changed.
     """
     _in_threads(lambda file: verify_footer(storage, _uri_of(data_uri, file.name), file), manifest.files)
 
 
 def verify_footer(storage: SnapshotStorage, uri: str, file: SnapshotFile) -> None:
     """
-    Check that the footer of one file is that of the manifest.
+    Compare the footer of a file with its digest in the manifest.
 
-    :raises CorruptStateError: It was changed.
+    :raises CorruptStateError: if the footer was changed.
     """
     found = footer_digest(partial(storage.read_range, uri), uri, file.size_bytes)
     if found != file.footer_sha256:
@@ -202,8 +202,10 @@ def footer_digest(read: ReadRange, uri: str, size_bytes: int) -> str:
     """
     Return the digest of a Parquet file's footer.
 
-    :param read: Gives the bytes of the file from one position to before another.
-    :raises CorruptStateError: The file is no complete Parquet file.
+    :param read: Function that returns the bytes of the file from a start to before an end.
+    :param uri: URI of the file, for messages.
+    :param size_bytes: Size of the file.
+    :raises CorruptStateError: if the file is not a complete Parquet file.
     """
     return hashlib.sha256(_read_footer(read, uri, size_bytes)).hexdigest()
 
@@ -221,7 +223,7 @@ def _added(manifest: SnapshotManifest, found: Mapping[str, int]) -> list[str]:
 
 
 def _data_files(sizes: Mapping[str, int]) -> dict[str, int]:
-    # What Spark passes over when it reads a directory is no data: _SUCCESS, _temporary and local checksum files.
+    # Without the files that Spark skips in a directory, such as _SUCCESS, _temporary and local checksum files.
     return {name: size for name, size in sizes.items() if not any(p[:1] in "._" for p in name.split("/"))}
 
 
@@ -230,7 +232,7 @@ def _uri_of(data_uri: str, name: str) -> str:
 
 
 def _in_threads(function: Callable[[Entry], Result], entries: Iterable[Entry]) -> list[Result]:
-    # Each is one or two small reads that mostly wait for an object store.
+    # Each entry needs one or two small reads; the latency of an object store dominates.
     with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="statecheck-footer") as pool:
         return list(pool.map(function, entries))
 
@@ -256,7 +258,7 @@ def _read_footer(read: ReadRange, uri: str, size_bytes: int) -> bytes:
 def _count_rows(footer: bytes) -> int:
     import pyarrow.parquet
 
-    # The footer alone, behind the leading mark, is a file whose metadata can be read; its data is not looked at.
+    # The magic bytes and the footer are enough to read the metadata.
     metadata: Any = pyarrow.parquet.read_metadata(io.BytesIO(_MAGIC + footer))
     return int(metadata.num_rows)
 
@@ -279,13 +281,13 @@ def _from_document(document: Mapping[str, Any], content: bytes) -> SnapshotManif
 
 def _incomplete(uri: str, size_bytes: int) -> CorruptStateError:
     return CorruptStateError(
-        f"A complete Parquet file was expected, found {size_bytes} bytes without a readable footer in {redact(uri)}; "
-        "write the snapshot again",
+        f"Expected a complete Parquet file at {redact(uri)}, found {size_bytes} bytes without a readable footer; "
+        "write the snapshot again.",
         uri=redact(uri),
     )
 
 
 def _unreadable(content: bytes) -> CorruptStateError:
     return CorruptStateError(
-        f"A snapshot manifest was expected, found {content[:60]!r}; restore from an earlier checkpoint"
+        f"Expected a snapshot manifest, found {content[:60]!r}; restore from an earlier checkpoint."
     )

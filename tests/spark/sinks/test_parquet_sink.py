@@ -79,7 +79,7 @@ def test_a_target_without_a_commit_has_no_table(spark, tmp_path):
     path = f"file://{tmp_path}/table"
     with pytest.raises(StorageError, match="found no commit"):
         read_committed(spark, path)
-    with pytest.raises(UnsupportedStateError, match="in this process only"):
+    with pytest.raises(UnsupportedStateError, match="in the memory of this process"):
         read_committed(spark, "memory://somewhere/table")
 
 

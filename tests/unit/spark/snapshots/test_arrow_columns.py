@@ -17,11 +17,11 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema, crossing_schema, stored_schema
+from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema, stored_schema, transfer_schema
 
 
 def crossing(data_type):
-    return crossing_schema(StructType([StructField("a.b", data_type, False)])).fields[0]
+    return transfer_schema(StructType([StructField("a.b", data_type, False)])).fields[0]
 
 
 def test_columns_cross_by_position_and_may_be_null():
@@ -48,7 +48,7 @@ def test_what_arrow_would_lose_crosses_as_something_plain_at_every_depth(origina
 
 @pytest.mark.parametrize("original", [VectorUDT(), MapType(NullType(), NullType(), True)], ids=["class", "void-keys"])
 def test_a_column_that_spark_does_not_take_back_is_named(original):
-    with pytest.raises(UnsupportedStateError, match=r"'a\.b' has the type"):
+    with pytest.raises(UnsupportedStateError, match=r"in column 'a\.b'"):
         crossing(ArrayType(original, True))
 
 

@@ -71,7 +71,7 @@ def test_the_question_names_no_bucket_so_that_no_network_is_used():
 
 
 def test_bytes_in_this_process_are_refused():
-    with pytest.raises(UnsupportedStateError, match="in this process only"):
+    with pytest.raises(UnsupportedStateError, match="in the memory of this process"):
         HadoopFilesystems().spark_uri(Server("memory"), "memory://bucket/data")
 
 
