@@ -170,7 +170,7 @@ class StateDescriptor(Generic[T]):
         """
         if not isinstance(ttl, StateTtlConfig):
             raise InvalidConfigurationError(
-                f"Expected a StateTtlConfig as the time to live of {self.name!r}, found {ttl!r}."
+                f"Expected a StateTtlConfig as the time to live of {self.name!r}, found {ttl!r}; wrap it in one."
             )
         self._ttl = ttl if ttl.is_enabled else None
 
@@ -188,7 +188,7 @@ class StateDescriptor(Generic[T]):
         _require_name("queryable_name", queryable_name)
         if self.queryable_name is not None:
             raise InvalidConfigurationError(
-                f"Expected one queryable name for {self.name!r}, found {self.queryable_name!r} and {queryable_name!r}."
+                f"Expected one queryable name for {self.name!r}, found {self.queryable_name!r} and {queryable_name!r}; set only one."
             )
         self.queryable_name = queryable_name
 
@@ -354,7 +354,9 @@ class FoldingStateDescriptor(StateDescriptor[Acc]):
     ) -> None:
         super().__init__(name, type, ttl=ttl, queryable_name=queryable_name)
         if initial is None:
-            raise InvalidConfigurationError(f"Expected an initial accumulator for {name!r}, found None.")
+            raise InvalidConfigurationError(
+                f"Expected an initial accumulator for {name!r}, found None; pass an accumulator."
+            )
         self._initial = initial
         self.fold_function = _require_callable(name, "fold_function", fold_function)
 
@@ -438,12 +440,14 @@ def _value_serializer(type: Any) -> TypeSerializer[Any]:
 
 def _require_name(parameter: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise InvalidConfigurationError(f"Expected a non-empty string as {parameter} of a state, found {name!r}.")
+        raise InvalidConfigurationError(
+            f"Expected a non-empty string as {parameter} of a state, found {name!r}; pass a name."
+        )
 
 
 def _require_callable(name: str, parameter: str, function: Any) -> Any:
     if not callable(function):
         raise InvalidConfigurationError(
-            f"Expected a callable as {parameter} of the state {name!r}, found {function!r}."
+            f"Expected a callable as {parameter} of the state {name!r}, found {function!r}; pass a function."
         )
     return function

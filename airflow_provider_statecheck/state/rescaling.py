@@ -241,7 +241,8 @@ class FullSnapshotRescaling:
         keys = {repr(header.schemas.key): header.schemas.key for header, _ in found}
         if len(keys) > 1:
             raise IncompatibleCheckpointError(
-                f"Expected the same key type in all subtasks, found {' and '.join(keys)}."
+                f"Expected the same key type in all subtasks, found {' and '.join(keys)}; rescale a checkpoint taken by the "
+                f"current stage."
             )
         return next(iter(keys.values()), None), [rows for _, states in found for rows in states if rows.blocks]
 
@@ -364,7 +365,7 @@ class RunsRescaling:
             )
         source = f"checkpoint {handle.checkpoint_id}"
         if handle.meta is None:
-            raise CorruptStateError(f"Expected snapshot metadata in {source}, found none.")
+            raise CorruptStateError(f"Expected snapshot metadata in {source}, found none; rescale another checkpoint.")
         return decode_meta(read_state(self._storage, handle.meta), dict((*handle.shared, *handle.private)), source)
 
     def _rows(self, files: StateFiles, owned: KeyGroupRange) -> Iterator[Any]:
@@ -472,7 +473,9 @@ def _layout_of(schema: Any) -> StateLayout:
 
 def _require_single_key(keys: list[SerializerSnapshot]) -> SerializerSnapshot | None:
     if any(key != keys[0] for key in keys):
-        raise IncompatibleCheckpointError("Expected the same key type in all subtasks, found different types.")
+        raise IncompatibleCheckpointError(
+            "Expected the same key type in all subtasks, found different types; rescale a checkpoint taken by the current stage."
+        )
     return keys[0] if keys else None
 
 

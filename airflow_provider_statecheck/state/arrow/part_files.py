@@ -281,7 +281,10 @@ class _LocalFiles:
                 uri=redact(uri),
             ) from error
         except OSError as error:
-            raise StorageError(f"The state file {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+            raise StorageError(
+                f"The state file {redact(uri)} cannot be read: {error}; check the file and its permissions.",
+                uri=redact(uri),
+            ) from error
 
     def close(self) -> None:
         """Close all files."""

@@ -168,5 +168,5 @@ def _load_error(name: Any, reason: str) -> InvalidConfigurationError:
     names = ", ".join(sorted(_FACTORIES))
     return InvalidConfigurationError(
         f"Expected in {BACKEND_KEYS[1]} one of {names}, the name of an entry point of {ENTRY_POINT_GROUP}, or the dotted path of a "
-        f"StateBackendFactory, found {name!r}: {reason}."
+        f"StateBackendFactory, found {name!r}: {reason}; correct the setting."
     )

@@ -257,7 +257,7 @@ class StateSnapshotContext(FunctionSnapshotContext):
         self._span.require()
         if self._streams is None:
             raise CoordinatorError(
-                "Expected a checkpoint with streams for raw state, found one that takes no raw state."
+                "Expected a checkpoint with streams for raw state, found one that takes no raw state; use managed state."
             )
         return self._streams
 

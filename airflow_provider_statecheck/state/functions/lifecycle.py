@@ -151,5 +151,5 @@ def require_keyed_process_function(function: object) -> None:
         )
     if not (processes_elements(function) or processes_batches(function)):
         raise InvalidConfigurationError(
-            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them."
+            f"Expected {type(function).__name__} to define process_element or process_batch, found neither of them; define one."
         )

@@ -198,7 +198,7 @@ class BatchState:
         self._require_owned(keys)
         if len(values) != len(keys):
             raise InvalidConfigurationError(
-                f"Expected one value for each of {len(keys)} keys, found {len(values)} values."
+                f"Expected one value for each of {len(keys)} keys, found {len(values)} values; pass equal numbers."
             )
         self._table.put_batch(keys, self._cast(values))
 
