@@ -80,7 +80,6 @@ class DeltaReader(FileReader):
         )
         self._storage = storage
         self._position = position
-        self._on_gone = on_change
 
     @functools.cached_property
     @override
@@ -106,7 +105,7 @@ class DeltaReader(FileReader):
         files = [DataFile.of(item) for item in items]
         exists = in_parallel(self._exists, files, is_local=self._storage.is_local)
         gone = [Item.of(f.path, f.size_bytes, "") for f, found in zip(files, exists, strict=True) if not found]
-        require_unchanged(Changes(vanished=tuple(gone)), self._on_gone)
+        require_unchanged(Changes(vanished=tuple(gone)), self._on_change)
 
     @override
     def load(self, splits: Sequence[ItemSplit]) -> DataFrame:
@@ -231,7 +230,7 @@ class Additions:
     """First version whose log entry has been deleted."""
 
 
-def files_of(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
+def files_at(snapshot: DeltaSnapshot, shown: str) -> tuple[DataFile, ...]:
     """
     Return the files of a table version, oldest first.
 

@@ -22,7 +22,7 @@ from airflow_provider_statecheck.spark.sources.delta_files import (
     DeltaReader,
     Position,
     additions,
-    files_of,
+    files_at,
     require_plain_files,
 )
 from airflow_provider_statecheck.spark.sources.enumerator import (
@@ -126,7 +126,7 @@ class DeltaSource:
         snapshot = self._snapshot(storage)
         shown = redact(storage.base_uri)
         if self._starting_version is None:
-            files: Iterable[DataFile] = files_of(snapshot, shown)
+            files: Iterable[DataFile] = files_at(snapshot, shown)
         else:
             files = self._added_from(storage, snapshot, self._starting_version)
         return self._state(file.item for file in files), _position_of(snapshot)

@@ -18,8 +18,8 @@ from airflow_provider_statecheck.spark.sources.splits import (
     Item,
     Ledger,
     Partial,
+    decode_ledger,
     pack_items,
-    restored_ledger,
     unpack_items,
 )
 from airflow_provider_statecheck.storage.uris import redact
@@ -204,10 +204,12 @@ def decode_source_state(restored: Mapping[str, Any]) -> SourceState:
             "source may have written it."
         )
     try:
-        ledger = restored_ledger(unpack_items(restored["listing"]), restored["progress"])
+        ledger = decode_ledger(unpack_items(restored["listing"]), restored["progress"])
         return SourceState(ledger, int(restored["increments"]), restored["target_bytes"], restored["reader"])
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(f"Expected the state of a source, found something else: {error!r}.") from error
+        raise CorruptStateError(
+            f"Expected the state of a source, found invalid data: {error!r}; restore another checkpoint."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """
 Listing of the files of a source: paths, wildcards and partition columns.
 
-The driver lists through fsspec, without Spark. Hidden and empty files are skipped as in Spark. The version of a file is its
+The driver lists through fsspec, without Spark. Files that are empty, or hidden by Spark's rules, are skipped. The version of a file is its
 ETag or generation if the filesystem has one, otherwise its modification time.
 """
 
@@ -236,7 +236,7 @@ def _item(uri: str, info: Info) -> Item:
     size = info.get("size")
     if size is None:
         raise InvalidConfigurationError(
-            f"Expected a filesystem that reports the sizes of files, found none of {redact(uri)}; copy the files to another."
+            f"Expected a filesystem that reports the sizes of files, found no size of {redact(uri)}; copy the files to another one."
         )
     version = next((info[name] for name in (*_ETAGS, *_TIMES) if info.get(name) is not None), "")
     return Item.of(uri, int(size), version)

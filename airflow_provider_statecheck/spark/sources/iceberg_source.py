@@ -123,7 +123,7 @@ class IcebergSource:
             ledger, increments = Ledger(planned.items), 0
         else:
             planned = ranges.of_new_run(before) if new_run else ranges.of_restarted_run(before)
-            ledger, increments = before.ledger.carried_to(planned.items), before.increments
+            ledger, increments = before.ledger.with_items(planned.items), before.increments
         # The target size is constant within a run, so that a restarted attempt plans the same increments.
         is_same_run = before is not None and not new_run
         target = before.target_bytes if before is not None and is_same_run else self._target(ledger)

@@ -95,7 +95,7 @@ def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_r
     changes = compare(ledger.items, now)
     require_no_changes(_unexpected_in_new_run(ledger, changes) if new_run else changes, on_change)
     _require_unfinished_items(ledger, changes)
-    return ledger.carried_to(_items_of_new_run(ledger, now) if new_run else _items_of_restarted_run(ledger, now))
+    return ledger.with_items(_items_of_new_run(ledger, now) if new_run else _items_of_restarted_run(ledger, now))
 
 
 def require_no_changes(changes: Changes, on_change: OnChange) -> None:

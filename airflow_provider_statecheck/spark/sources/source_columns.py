@@ -81,7 +81,7 @@ def _invalid_schema(schema: Any) -> InvalidConfigurationError:
 
 
 def is_arrow_compatible(data_type: DataType) -> bool:
-    """Return whether Arrow batches transfer a type to Spark without a conversion."""
+    """Return whether Spark reads values of a type from Arrow batches unchanged."""
     from pyspark.sql import types
 
     if isinstance(data_type, types.StructType):

@@ -61,7 +61,9 @@ def unpack_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
     try:
         return _decode_items(packed)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise CorruptStateError(f"Expected the listing of a source, found something else: {error}.") from error
+        raise CorruptStateError(
+            f"Expected the listing of a source, found invalid data: {error}; restore another checkpoint."
+        ) from error
 
 
 def _decode_items(packed: Mapping[str, Any]) -> tuple[Item, ...]:
@@ -157,7 +159,7 @@ class Ledger:
             return self.finish_items([position])
         return replace(self, partial={**self.partial, position: Partial(groups, known.size_bytes + size_bytes)})
 
-    def carried_to(self, items: Sequence[Item]) -> Ledger:
+    def with_items(self, items: Sequence[Item]) -> Ledger:
         """Return the progress for another list of items; items are matched by name."""
         finished = {self.items[i].name for i in self.finished}
         partial = {self.items[i].name: progress for i, progress in self.partial.items()}
@@ -178,7 +180,7 @@ class Ledger:
         }
 
 
-def restored_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledger:
+def decode_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Ledger:
     """
     Create a ledger from its items and the values of :meth:`Ledger.progress_state`.
 
@@ -191,9 +193,13 @@ def restored_ledger(items: tuple[Item, ...], progress: Mapping[str, Any]) -> Led
             {int(i): Partial(_intervals(groups), int(size)) for i, groups, size in progress["partial"]},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(f"Expected the progress of a source, found something else: {error!r}.") from error
+        raise CorruptStateError(
+            f"Expected the progress of a source, found invalid data: {error!r}; restore another checkpoint."
+        ) from error
     if any(end > len(items) for _, end in ledger.finished.bounds) or any(i >= len(items) for i in ledger.partial):
-        raise CorruptStateError(f"Expected the progress of {len(items)} files, found that of more.")
+        raise CorruptStateError(
+            f"Expected the progress of {len(items)} items, found positions of more; restore another checkpoint."
+        )
     return ledger
 
 

@@ -114,7 +114,7 @@ class StageOutputSource:
         options = dict(storage_options or {}) if self._options is None else self._options.reveal()
         # Resolved once: a relative path refers to the directory of this process.
         uri = open_target(self._path, options).base_uri
-        commits = names_of(commits_in(uri, options))
+        commits = commits_by_name(commits_in(uri, options))
         state = self._state(Ledger(tuple(commit.item for commit in commits.values())), restored, new_run=new_run)
         reader = StageOutputReader(spark, uri, commits, self._columns, self._on_change, options, state.reader)
         limits = Limits(size_bytes=self._bytes or state.target_bytes, items=self._checkpoints)
@@ -247,7 +247,7 @@ def schema_of(path: str, lineages: Iterable[str], options: Mapping[str, Any]) ->
     return from_arrow_schema(pa.schema(list(fields.values())))
 
 
-def names_of(commits: Sequence[Commit]) -> dict[str, Commit]:
+def commits_by_name(commits: Sequence[Commit]) -> dict[str, Commit]:
     """Return commits by the names of their items."""
     return {commit.item.name: commit for commit in commits}
 
@@ -276,16 +276,16 @@ def reconcile_commits(ledger: Ledger, now: Sequence[Item], *, on_change: OnChang
     :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``.
     :raises SourceRestartRequiredError: if commits were retracted and the policy is ``RESTART``.
     """
-    gone = _retracted(ledger, now)
+    retracted = _retracted_items(ledger, now)
     finished = {ledger.items[i].name for i in ledger.finished}
-    missed = [item for item in gone if not new_run or item.name in finished]
-    if missed and on_change is not OnChange.IGNORE:
-        raise retraction_error([item.name for item in missed], on_change)
-    lost = {item.name for item in gone}
-    known = [item for item in ledger.items if item.name not in lost]
+    unexpected = [item for item in retracted if not new_run or item.name in finished]
+    if unexpected and on_change is not OnChange.IGNORE:
+        raise retraction_error([item.name for item in unexpected], on_change)
+    retracted_names = {item.name for item in retracted}
+    known = [item for item in ledger.items if item.name not in retracted_names]
     names = {item.name for item in known}
     appeared = [item for item in now if item.name not in names]
-    return ledger.carried_to([*known, *appeared] if new_run else known)
+    return ledger.with_items([*known, *appeared] if new_run else known)
 
 
 def retraction_error(names: Sequence[str], on_change: OnChange) -> SourceChangedError | SourceRestartRequiredError:
@@ -303,7 +303,7 @@ def retraction_error(names: Sequence[str], on_change: OnChange) -> SourceChanged
     )
 
 
-def _retracted(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
+def _retracted_items(ledger: Ledger, now: Sequence[Item]) -> list[Item]:
     changes = compare(ledger.items, now)
     changed = {item.name for item in changes.changed}
     return [*changes.vanished, *(item for item in ledger.items if item.name in changed)]

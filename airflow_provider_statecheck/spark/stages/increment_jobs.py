@@ -265,7 +265,7 @@ class _SessionTag:
 
 
 class _ContextTag:
-    """A job tag of the driver's context; only the thread that sets a tag of a session could use it."""
+    """A job tag of the Spark context; tags of a classic session are visible only to the thread that added them."""
 
     def __init__(self, spark: SparkSession, tag: str) -> None:
         self._context = spark.sparkContext

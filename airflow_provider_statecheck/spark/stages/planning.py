@@ -1,7 +1,7 @@
 """
 Planning of a stage: vertices and their columns.
 
-A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex behind a shuffle.
+A vertex is a chain of functions that runs in one Spark task; each ``key_by`` starts a new vertex after a shuffle.
 """
 
 from __future__ import annotations

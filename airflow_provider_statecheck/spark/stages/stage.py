@@ -260,7 +260,7 @@ class StageSettings:
     """Minimum time between checkpoints. ``None`` takes one after each increment; ``auto`` derives it from the cost of
     checkpoints and the failures of the job."""
     min_pause: timedelta | str | int | None = None
-    """Minimum time between the end of a checkpoint and the start of the next one."""
+    """Minimum time between a completed checkpoint and the next one."""
     renamed_uids: Mapping[str, str] = field(default_factory=dict)
     """New uids of functions by old uids, within the stage."""
     allow_non_restored_state: bool = False

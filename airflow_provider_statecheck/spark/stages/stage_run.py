@@ -98,7 +98,7 @@ def run_stage(
         ``2026-01-05``, are ordered, and a run before the last one is refused.
     :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
     :param num_retained: Number of retained completed checkpoints, at least 1.
-    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that later runs can be repeated.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be repeated.
     :param settings: Settings of the stage.
     :param storage_options: Options of the filesystem of checkpoints.
     :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
@@ -137,7 +137,7 @@ def run_stage(
     return StageRun(spark, attempt, stage, settings).run()
 
 
-def _call(work: Callable[[], StageResult]) -> StageResult:
+def _call_directly(work: Callable[[], StageResult]) -> StageResult:
     return work()
 
 
@@ -162,7 +162,7 @@ class StageRun:
         self._vertices = vertices_of(stage)
         self._uid = attempt.registration.uid
 
-    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call) -> StageResult:
+    def run(self, around: Callable[[Callable[[], StageResult]], StageResult] = _call_directly) -> StageResult:
         """
         Restore the state, process the rest of the source, and close the attempt.
 

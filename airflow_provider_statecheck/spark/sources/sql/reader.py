@@ -150,7 +150,7 @@ class RangeReader:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SourceError(
                 f"Expected values of {field.type} in column {field.name!r} of {self.relation.shown}, found others: {error}. "
-                "Give a schema with a wider type, or cast the values in a query."
+                "Give a schema with a matching type, or cast the values in a query."
             ) from None
 
 
@@ -188,7 +188,9 @@ class SavedPosition:
         try:
             saved = _decode_saved_position(state or {})
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptStateError(f"Expected the position of a source in a database, found {error!r}.") from error
+            raise CorruptStateError(
+                f"Expected the position of a source in a database, found invalid data: {error!r}; restore another checkpoint."
+            ) from error
         if saved.position.key != key:
             raise InvalidConfigurationError(
                 f"Expected to continue by the key {saved.position.key!r}, found key={key!r}; set the previous key, or start "
