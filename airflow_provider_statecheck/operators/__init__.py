@@ -1,1 +1,1 @@
-"""Airflow operators whose work survives its failure."""
+"""Airflow operators that resume from checkpoints."""

@@ -1,4 +1,4 @@
-"""The button on a task's page that leads to its checkpoints, there from the beginning of the task on."""
+"""Link from a task's page to the checkpoints of its job."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
 
 
 class CheckpointsLink(BaseOperatorLink):
-    """Leads to the page of the task's job."""
+    """Link to the page of the task's job, available when the task starts."""
 
     name = "Checkpoints"
 
     @override
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address of the page, nothing for a task that has not begun."""
+        """Return the URL of the page, empty for a task that has not started."""
         return getattr(operator, "checkpoints_url", None) or ""
 
 
 def push_link(operator: Any, context: Mapping[str, Any], job_name: str) -> None:
-    """Make the button work while the task runs; Airflow itself sets it when the task has ended."""
+    """Set the link when the task starts; Airflow itself sets it after the task ends."""
     operator.checkpoints_url = page_of(job_name)
     context["ti"].xcom_push(key=CheckpointsLink().xcom_key, value=operator.checkpoints_url)
 
 
 def page_of(job_name: str) -> str:
-    """Return the address of a job's page as a browser reaches it."""
+    """Return the external URL of a job's page."""
     from airflow.sdk.configuration import conf
 
     base = conf.get("api", "base_url", fallback="/") or "/"

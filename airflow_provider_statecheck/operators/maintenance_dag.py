@@ -1,7 +1,7 @@
 """
-The Dag that keeps the checkpoints of all jobs in order, ready to be put among one's own.
+Maintenance Dag for the checkpoints of all jobs.
 
-A file in the Dags folder gives it to Airflow::
+To add it, create a file in the Dags folder::
 
     from airflow_provider_statecheck.operators.maintenance_dag import statecheck_maintenance
 
@@ -17,14 +17,14 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 _SUNDAY = 6
 _DOC = """
-Keep the checkpoints of all jobs in order.
+Maintain the checkpoints of all jobs.
 
-Once a day `collect` deletes the bytes of ended checkpoints that their drivers left, and `prune` forgets what ended a month
-ago: rows, jobs of test runs, and jobs that were named after a run which is over.
-On Sundays `verify` reads the retained checkpoints of all jobs and fails if one of them could not be restored.
+* `collect` deletes the files of ended checkpoints every day.
+* `prune` deletes rows, jobs of test runs and jobs of ended runs that are older than a month, every day.
+* `verify` reads the retained checkpoints of all jobs on Sundays, and fails if one of them cannot be restored.
 
-The three run one after the other, and one that fails stops none of the others. They reach the coordinator over HTTP,
-as all tasks do; it lets those of the Dags do so that `[statecheck] maintenance_dags` names.
+The tasks run one after the other, independent of each other's result. They call the coordinator over HTTP, which accepts
+maintenance calls from the Dags in `[statecheck] maintenance_dags`.
 """
 
 
@@ -41,7 +41,7 @@ as all tasks do; it lets those of the Dags do so that `[statecheck] maintenance_
     default_args={"retries": 2, "retry_delay": timedelta(minutes=10)},
 )
 def statecheck_maintenance() -> None:
-    """Collect and prune once a day, verify on Sundays."""
+    """Collect and prune every day, verify on Sundays."""
 
     @task
     def collect() -> int:
@@ -63,7 +63,7 @@ def statecheck_maintenance() -> None:
             raise AirflowSkipException("Checkpoints are verified on Sundays.")
         return verify_all()
 
-    # No chain: each does its work whatever became of the others, and the run fails if any of them did.
+    # Without dependencies, a failed task does not stop the others, and the run still fails.
     collect()
     prune()
     verify()

@@ -1,4 +1,4 @@
-"""Tasks of the maintenance Dag: gc, prune and verify for all jobs."""
+"""Tasks of the maintenance Dag: garbage collection, pruning and verification of all jobs."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def collect_all(
     storage_conn_id: str | None = None,
 ) -> int:
     """
-    Delete the bytes of ended checkpoints of all jobs, as ``airflow statecheck gc --all``.
+    Delete the files of ended checkpoints of all jobs, like ``airflow statecheck gc --all``.
 
-    :param quarantine: How long orphans of which no row says that they may go stay after they were found, a day or more; by
-        default they go at once.
-    :param conn_id: Connection that names the coordinator's server.
+    :param quarantine: Time from the discovery of an orphan file without a row to its deletion, at least a day; by default
+        such files are deleted immediately.
+    :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
-    :return: How many bytes were deleted.
-    :raises InvalidConfigurationError: for a quarantine of less than a day.
-    :raises StorageError: after all jobs, if something could not be deleted.
+    :return: Number of deleted bytes.
+    :raises InvalidConfigurationError: The quarantine is shorter than a day.
+    :raises StorageError: A deletion failed; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     serve_jobs(savepoint_gateway(conn_id), gateway, _all(gateway), opener, configured_savepoint_dir())
     done = list(each_job(_all(gateway), lambda job_id: collect_job(gateway, job_id, opener, quarantine=quarantine)))
     for each in done:
-        _tell(each.job, each.deleted_bytes, each.kept)
-    _require_done(done)
+        _log_result(each.job, each.deleted_bytes, each.kept)
+    _require_deleted(done)
     return sum(each.deleted_bytes for each in done)
 
 
@@ -57,47 +57,47 @@ def prune_all(
     older_than: timedelta = DEFAULT_AGE, *, conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None
 ) -> int:
     """
-    Remove old rows, and jobs of test runs and of runs that are over, as ``airflow statecheck prune --test-jobs``.
+    Delete old rows, and the jobs of test runs and of ended runs, like ``airflow statecheck prune --test-jobs``.
 
-    :param older_than: How long ago it has to have ended, a day or more.
-    :param conn_id: Connection that names the coordinator's server.
+    :param older_than: Minimum age, at least a day.
+    :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
-    :return: How many jobs were removed.
-    :raises InvalidConfigurationError: for less than a day.
-    :raises StorageError: after all jobs, if bytes of one could not be deleted; its rows stay.
+    :return: Number of removed jobs.
+    :raises InvalidConfigurationError: The age is less than a day.
+    :raises StorageError: Files of a job could not be deleted, and its rows are retained; raised after all jobs.
     """
     request = PruneRequest(older_than=older_than, test_jobs=True)
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     done = list(each_job(_all(gateway), lambda job_id: prune_job(gateway, job_id, request, opener)))
     for each in done:
-        _tell(each.job, each.deleted_bytes, each.kept)
+        _log_result(each.job, each.deleted_bytes, each.kept)
     tokens = gateway.drop_tokens(DropTokens(age_seconds=older_than.total_seconds()))
     removed = sum(each.is_removed for each in done)
     log.info("%s of %s jobs and %s ended tokens removed", removed, len(done), tokens)
-    _require_done(done)
+    _require_deleted(done)
     return removed
 
 
 def verify_all(*, is_deep: bool = False, conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> int:
     """
-    Verify the retained checkpoints of all jobs, as ``airflow statecheck verify`` of each.
+    Verify the retained checkpoints of all jobs, like ``airflow statecheck verify`` for each job.
 
-    :param is_deep: Whether to read every page of every file too.
-    :param conn_id: Connection that names the coordinator's server.
+    :param is_deep: Whether to also read every page of every file.
+    :param conn_id: Connection to the coordinator.
     :param storage_conn_id: Connection with the credentials of the checkpoint storage.
-    :return: How many checkpoints can be restored.
-    :raises CorruptStateError: after all jobs, if one cannot.
-    :raises StorageError: after all jobs, if the storage of one did not answer.
+    :return: Number of verified checkpoints.
+    :raises CorruptStateError: A checkpoint cannot be restored; raised after all jobs.
+    :raises StorageError: The storage of a job is unavailable; raised after all jobs.
     """
     gateway, opener = maintenance_gateway(conn_id), storage_opener(storage_conn_id)
     found: list[Verification] = []
     unreachable: list[str] = []
     for job in gateway.jobs():
         try:
-            # What was found before the storage failed stays found.
+            # extend() retains the results that were yielded before a StorageError.
             found.extend(verify_job(gateway, gateway.describe(job.job_id), opener, is_deep=is_deep))
         except CheckpointNotFoundError:
-            # Somebody removed it after the list was read.
+            # The job was removed after the list was read.
             continue
         except StorageError as error:
             unreachable.append(f"{job.name}: {redact(str(error))}")
@@ -110,28 +110,30 @@ def _all(gateway: MaintenanceGateway) -> list[JobId]:
 
 
 def _require_restorable(found: list[Verification], unreachable: list[str]) -> None:
-    away = f"The storage of {len(unreachable)} job(s) did not answer: {'; '.join(unreachable)}" if unreachable else ""
+    unavailable = (
+        f"The storage of {len(unreachable)} job(s) is unavailable: {'; '.join(unreachable)}" if unreachable else ""
+    )
     damaged = [f"{redact(each.pointer)}: {'; '.join(each.problems)}" for each in found if not each.is_restorable]
     if damaged:
         raise CorruptStateError(
-            f"Expected {len(found)} checkpoints that can be restored, found {len(damaged)} that cannot: "
-            f"{' '.join(damaged)} {away}".rstrip()
+            f"Expected {len(found)} restorable checkpoints, found {len(damaged)} that cannot be restored: "
+            f"{' '.join(damaged)} {unavailable}".rstrip()
         )
     if unreachable:
-        raise StorageError(f"Expected to verify all jobs. {away}")
+        raise StorageError(f"Expected to verify all jobs. {unavailable}")
 
 
-def _tell(job: str, deleted_bytes: int, kept: list[str]) -> None:
+def _log_result(job: str, deleted_bytes: int, kept: list[str]) -> None:
     if deleted_bytes:
         log.info("Job %s: %s bytes deleted", job, deleted_bytes)
     for reason in kept:
-        log.info("Job %s: kept, %s", job, reason)
+        log.info("Job %s: not deleted, %s", job, reason)
 
 
-def _require_done(done: list[CollectedJob] | list[PrunedJob]) -> None:
+def _require_deleted(done: list[CollectedJob] | list[PrunedJob]) -> None:
     problems = [f"{each.job}: {problem}" for each in done for problem in (*each.problems, *each.unreachable)]
     if problems:
         raise StorageError(
-            f"Expected to delete all that has ended, found {len(problems)} place(s) where that failed; it is tried again "
-            f"at the next run: {'; '.join(problems)}"
+            f"Expected to delete all ended checkpoints, found {len(problems)} failure(s); the next run retries them: "
+            f"{'; '.join(problems)}"
         )

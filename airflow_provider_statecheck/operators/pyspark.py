@@ -1,4 +1,4 @@
-"""A PySpark task whose retry continues from the last completed checkpoint."""
+"""Operator for PySpark tasks that resume from the last completed checkpoint."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CHECKPOINT_PARAMETER = "checkpoint"
 
 
 class StageTerminatedError(AirflowException):
-    """The task was told to end while its stage was running."""
+    """The task was terminated while its stage was running."""
 
 
 class DriverLostError(AirflowException):
-    """The driver's JVM, or the server of Spark Connect, died under the stage."""
+    """The driver JVM or the Spark Connect server was lost while the stage was running."""
 
 
 class StageCallable(CheckpointedOperator, PythonOperator):
     """
-    Calls the user's function with ``checkpoint``, in a thread that can be interrupted.
+    Mixin that calls the user's function with ``checkpoint`` in an interruptible thread.
 
-    Subclassed beside ``PySparkOperator``, which makes the session and calls on to here.
+    Use it together with ``PySparkOperator``, which creates the session and calls :meth:`execute_callable` of this class.
     """
 
     _prepared: PreparedStage | None = None
@@ -41,7 +41,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
 
     @override
     def execute_callable(self) -> Any:
-        """Register an attempt and let it do the work."""
+        """Register an attempt and run the stage."""
         from airflow_provider_statecheck.spark.driver.readiness import make_ready
 
         spark = self.op_kwargs["spark"]
@@ -66,7 +66,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
             checkpoint_interval=driver.checkpoint_interval,
             min_pause=driver.min_pause_ms,
         ) as checkpoint:
-            self._give(checkpoint)
+            self._add_parameter(checkpoint)
             return self._run_interruptibly(spark, super().execute_callable)
 
     def _run_interruptibly(self, spark: Any, work: Callable[[], Any]) -> Any:
@@ -76,7 +76,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         try:
             return run_interruptibly(spark, work)
         except BaseException as error:
-            _name_lost_driver(error)
+            _raise_if_driver_lost(error)
             raise
         finally:
             self._is_stage_running = False
@@ -84,16 +84,18 @@ class StageCallable(CheckpointedOperator, PythonOperator):
     @override
     def on_kill(self) -> None:
         """
-        End the stage: the main thread wakes with an error, cancels Spark's jobs and closes the attempt.
+        Interrupt the stage: the error wakes the main thread, which cancels the Spark jobs and closes the attempt.
 
-        Airflow calls this inside its signal handler, where py4j must not be used, and again after a timeout, when
-        nothing is left to do.
+        Airflow calls this method in its signal handler, where py4j must not be used. It calls it again after a timeout,
+        when the stage has already ended.
         """
         if self._is_stage_running:
             self._is_stage_running = False
-            raise StageTerminatedError("The task was told to end; its stage is closed and a retry goes on from there.")
+            raise StageTerminatedError(
+                "The task was terminated; its attempt is closed, and a retry resumes from the last checkpoint."
+            )
 
-    def _give(self, checkpoint: Any) -> None:
+    def _add_parameter(self, checkpoint: Any) -> None:
         if CHECKPOINT_PARAMETER in inspect.signature(self.python_callable).parameters:
             self.op_kwargs = {**self.op_kwargs, CHECKPOINT_PARAMETER: checkpoint}
 
@@ -103,7 +105,7 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         return self._prepared
 
     def _register(self, prepared: PreparedStage) -> StageAttempt:
-        # It may have to wait for the end of another run.
+        # Registration may wait for another run, and must be interruptible.
         self._is_stage_running = True
         try:
             return self._open_attempt(prepared)
@@ -125,30 +127,31 @@ class StageCallable(CheckpointedOperator, PythonOperator):
         )
 
 
-def _name_lost_driver(error: BaseException) -> None:
+def _raise_if_driver_lost(error: BaseException) -> None:
     from airflow_provider_statecheck.spark.driver.session import has_jvm_died, is_server_lost
 
     if isinstance(error, StageTerminatedError) or not isinstance(error, Exception):
         return
     if is_server_lost(error):
         raise DriverLostError(
-            f"The Spark Connect server was lost while the stage used it ({type(error).__name__}); see whether it was ended "
-            f"or started anew. A retry opens a new session."
+            f"The Spark Connect server was lost while the stage was running ({type(error).__name__}); check whether it "
+            f"was stopped or restarted. A retry opens a new session."
         ) from error
     if has_jvm_died(wait_seconds=1.0):
         raise DriverLostError(
-            f"The driver's JVM died while the stage used it ({type(error).__name__}); look for an out-of-memory kill or a "
-            f"crash file. A retry starts a new one."
+            f"The driver's JVM died while the stage was running ({type(error).__name__}); check for an out-of-memory kill "
+            f"or a crash file. A retry starts a new JVM."
         ) from error
 
 
 def with_optional_parameters(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
     """
-    Let Airflow bind the function's arguments although some are given only when it runs.
+    Make parameters of a function optional in its signature, with which Airflow binds arguments before the task runs.
 
-    Those get a default; what stands behind them can then be given by name only.
+    The optional parameters and all parameters after them become keyword-only.
 
-    :param names: The parameters that are given when the function runs.
+    :param function: Function of the user.
+    :param names: Parameters that are supplied when the function runs.
     """
     signature = inspect.signature(function)
     parameters: list[inspect.Parameter] = []
@@ -172,8 +175,8 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     Run a PySpark callable that saves its progress.
 
     The callable takes ``spark`` and ``checkpoint``, a
-    :class:`~airflow_provider_statecheck.spark.context.StageContext`. When the task fails, its retry skips what a
-    completed checkpoint holds. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect server;
+    :class:`~airflow_provider_statecheck.spark.context.StageContext`. When the task fails, its retry skips the work that a
+    completed checkpoint contains. Spark runs locally, on a cluster whose driver is the task, or on a Spark Connect server;
     other arguments are those of :class:`~airflow_provider_statecheck.operators.checkpointed.CheckpointedOperator`.
 
     :param python_callable: Function to call.
@@ -196,9 +199,9 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
     @override
     def execute(self, context: Mapping[str, Any]) -> Any:
         """
-        Check what must be there, then run the stage.
+        Check the environment and run the stage.
 
-        :raises AirflowFailException: for trouble that no retry can mend.
+        :raises AirflowFailException: An error that a retry cannot fix.
         """
         from airflow_provider_statecheck.hooks.spark import SessionTarget
 
@@ -213,19 +216,19 @@ class CheckpointedPySparkOperator(PySparkOperator, StageCallable):  # type: igno
 
     @override
     def execute_callable(self) -> Any:
-        """Start the driver JVM, where there is one, in a session of its own; then let Spark's operator make the session."""
+        """Start the driver JVM in a new process session if it is local, then let Spark's operator create the session."""
         self._target.start()
         try:
             return super().execute_callable()  # type: ignore[no-untyped-call]
         except Exception as error:
-            # Spark's operator stops the session at the end. Where the driver is lost that fails too, and hides why.
-            lost = _lost_driver(error)
+            # Spark's operator stops the session; with a lost driver this also fails and hides the first error.
+            lost = _find_driver_lost(error)
             if lost is not None:
                 raise lost from lost.__cause__
             raise
 
 
-def _lost_driver(error: BaseException) -> DriverLostError | None:
+def _find_driver_lost(error: BaseException) -> DriverLostError | None:
     link: BaseException | None = error
     while link is not None and not isinstance(link, DriverLostError):
         link = link.__context__

@@ -1,4 +1,4 @@
-"""Operators that start their driver with ``spark-submit``: applications and stages."""
+"""Operators that submit applications and stages with ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.submitted_stage import SubmittedStage
 
 
+STAGE_APPLICATION = "statecheck_stage.py"
 _PACKAGES = "packages"
 
 
@@ -32,8 +33,8 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     Submit an application that saves its progress.
 
     The application calls :meth:`StageContext.current() <airflow_provider_statecheck.spark.context.StageContext.current>`.
-    When it fails, the retry's submission restores what a completed checkpoint holds. A driver on a standalone cluster
-    that outlives its task goes on; the retry reconnects to it, as it does with Spark's own operator.
+    When it fails, the retry submits it again, and it restores the last completed checkpoint. A driver on a standalone
+    cluster continues if its task dies; the retry reconnects to it, as with Spark's operator.
 
     Works in client mode, and in cluster mode on a standalone cluster, Python applications included. Other arguments are
     those of ``SparkSubmitOperator`` and of
@@ -61,9 +62,9 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
     @override
     def execute(self, context: Context) -> Any:
         """
-        Submit the application, or reconnect to its driver, and wait for its end.
+        Submit the application or reconnect to its driver, and wait until it ends.
 
-        :raises AirflowFailException: for trouble that no retry can mend.
+        :raises AirflowFailException: An error that a retry cannot fix.
         """
         from airflow_provider_statecheck.hooks.submitted_stage import repeatedly
 
@@ -78,13 +79,13 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
 
     @override
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
-        """Adopt the attempt of a driver that an earlier try submitted, then wait for the driver's end."""
+        """Adopt the attempt of a driver that an earlier try submitted, and wait until the driver ends."""
         self._adopt_running()
         super().poll_until_complete(external_id, context)
 
     @override
     def get_job_result(self, external_id: Any, context: Context) -> None:
-        """Take care of the attempt of a driver that came to its end while no task was there."""
+        """Adopt the attempt of a driver that ended while no task was running, and return its result."""
         self._adopt_running()
         super().get_job_result(external_id, context)
 
@@ -126,7 +127,7 @@ class CheckpointedSparkSubmitOperator(SparkSubmitOperator, CheckpointedOperator)
         stage.close(AttemptStatus.FINISHED)
 
     def _forget_driver_of_cleared_task(self, context: Context, stage: SubmittedStage) -> None:
-        # Airflow remembers the driver over a clear too, and would not run the task again after a success.
+        # Airflow stores the id of the driver across a clear, and would not submit a successful driver again.
         store = context.get("task_state_store")
         if store is not None and store.get(self.external_id_key) and stage.was_cleared():
             self.log.info("The task was cleared; its application is submitted again.")
@@ -144,21 +145,18 @@ def _refuse_retry_of_stopped(stage: SubmittedStage) -> None:
     pointer = stage.stopped_with()
     if pointer is not None:
         raise StoppedWithSavepointError(
-            f"The stage was asked to stop with a savepoint and did: {redact(pointer)}. Clear the task to go on from its last "
+            f"The stage was stopped with the savepoint {redact(pointer)}. Clear the task to resume from its last "
             f"checkpoint.",
             pointer=redact(pointer),
         )
-
-
-STAGE_APPLICATION = "statecheck_stage.py"
 
 
 class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
     """
     Submit a stateful stage.
 
-    The application is this package's own: it imports the stage and runs it. What the module of the stage needs is given
-    by ``py_files``, or is installed where the driver and the executors run.
+    The submitted application is part of this package: it imports the stage and runs it. Pass the modules of the stage with
+    ``py_files``, or install them on the driver and the executors.
 
     Other arguments are those of
     :class:`~airflow_provider_statecheck.operators.spark_submit.CheckpointedSparkSubmitOperator`, without ``application``,
@@ -201,7 +199,7 @@ class CheckpointedStageSubmitOperator(CheckpointedSparkSubmitOperator):
 
 
 def _refuse_useless_retry(stage: SubmittedStage, error: Exception) -> None:
-    # The driver says why in its attempt; Airflow sees no more than how its process ended.
+    # The driver stores its error in the attempt; Airflow sees only the exit status of the process.
     name, _, text = stage.failure().partition(": ")
     for kind in A_RETRY_CANNOT_HELP:
         if kind.__name__ == name:

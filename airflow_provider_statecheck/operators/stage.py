@@ -1,4 +1,4 @@
-"""A stateful stage whose retry goes on from its last completed checkpoint."""
+"""Operator for stateful stages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     """
     Run a stateful stage.
 
-    The stage works through its source increment by increment. When the task fails, its retry restores the state of all
-    functions, the progress of the source and what the sink has staged, and goes on with the next increment. With ``job=``
-    the state lives on from one Dag run to the next.
+    The stage processes its source increment by increment. When the task fails, its retry restores the state of all
+    functions, the position of the source and the staged output of the sink, and continues with the next increment. With
+    ``job=`` the state continues across Dag runs.
 
     Other arguments are those of :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`, such as
-    ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also names functions of the stage whose uid has
-    changed.
+    ``conn_id``, ``config_kwargs`` and ``checkpoint_dir``, without ``overhead_budget``; ``renamed_uids`` also names functions
+    of the stage whose uid has changed.
 
     :param stage: The stage, or its location as ``module:attribute``, which is imported when the task runs. A callable there is
         called without arguments and returns the stage.
@@ -38,17 +38,17 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
     unused_arguments = ("overhead_budget",)
 
     def __init__(self, *, stage: str | Stage, parallelism: int | None = None, **kwargs: Any) -> None:
-        super().__init__(python_callable=_run_by_the_operator, **kwargs)
+        super().__init__(python_callable=_placeholder, **kwargs)
         self.stage = stage
         self.parallelism = parallelism
 
     @override
     def execute(self, context: Mapping[str, Any]) -> Any:
         """
-        Check what must be there, then run the stage.
+        Check the environment and run the stage.
 
-        :return: How many increments and elements there were, and the last checkpoint.
-        :raises AirflowFailException: for trouble that no retry can mend.
+        :return: Number of increments and rows, and the id of the last checkpoint.
+        :raises AirflowFailException: An error that a retry cannot fix.
         """
         from airflow_provider_statecheck.spark.stages.submitted import load_stage
 
@@ -68,5 +68,5 @@ class CheckpointedStageOperator(CheckpointedPySparkOperator):
         return {"increments": result.increments, "rows": result.rows, "checkpoint_id": result.checkpoint_id}
 
 
-def _run_by_the_operator() -> None:
-    raise InvalidConfigurationError("Expected the stage to be run by its operator, found a call of its place holder.")
+def _placeholder() -> None:
+    raise InvalidConfigurationError("Expected the operator to run the stage, found a call of its placeholder.")

@@ -41,7 +41,7 @@ def test_server_that_is_started_anew_under_a_stage_is_named_and_the_retry_goes_o
     server.wait()
     server.start()
     assert stage.finish(first) != 0
-    assert "The Spark Connect server was lost while the stage used it" in stage.output
+    assert "The Spark Connect server was lost while the stage was running" in stage.output
     assert stage.run() == 0, stage.output
     assert stage.computed() == RESUMED
     assert ast.literal_eval(stage.result()) == RESULT

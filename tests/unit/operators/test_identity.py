@@ -39,7 +39,7 @@ def test_a_real_job_is_not_named_like_one_of_a_test_run(job: str | None, dag_id:
     """It would be removed as one: unasked, at any age."""
     context = make_context()
     context["ti"].dag_id = dag_id
-    with pytest.raises(InvalidConfigurationError, match="does not begin with 'test/'"):
+    with pytest.raises(InvalidConfigurationError, match="without the prefix 'test/'"):
         job_name_of(context, job, is_test=False)
     assert job_name_of(context, job, is_test=True).startswith("test/test/")
 

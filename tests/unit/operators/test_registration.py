@@ -77,7 +77,7 @@ def test_a_fork_is_a_job_of_its_own_that_begins_at_a_checkpoint_of_the_other(
     [
         ({"from_checkpoint": "1"}, "found no job"),
         ({"from_checkpoint": "1", "job": "sales", "from_savepoint": "s3://lake/savepoint"}, "found both"),
-        ({"job": "sales", "fork": "again"}, "say where it begins"),
+        ({"job": "sales", "fork": "again"}, "name the checkpoint to start from"),
         ({"job": "sales", "from_checkpoint": "newest"}, "found 'newest'"),
     ],
 )
