@@ -121,7 +121,7 @@ def refuse(server: ConnectServer, base: Path) -> str:
 @NEEDS_MOUNT
 def test_path_that_the_server_has_for_itself_is_refused_before_an_attempt_begins(elsewhere, base: Path) -> None:
     text = refuse(elsewhere, base)
-    assert "Spark's driver does not see what the task writes" in text
+    assert "Spark's driver cannot read the files of the task" in text
     assert "shared volume" in text
     assert "s3://" in text
 
@@ -129,4 +129,4 @@ def test_path_that_the_server_has_for_itself_is_refused_before_an_attempt_begins
 @NEEDS_MOUNT
 @pytest.mark.soak
 def test_path_that_an_executor_has_for_itself_is_refused(with_executors_elsewhere, base: Path) -> None:
-    assert "an executor cannot read what the task writes" in refuse(with_executors_elsewhere, base)
+    assert "an executor cannot read the files of the task" in refuse(with_executors_elsewhere, base)

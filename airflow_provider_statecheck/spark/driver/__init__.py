@@ -1,1 +1,1 @@
-"""The driver: its session and thread, what it needs, and what it is handed."""
+"""Spark driver of a stage: environment checks, session, worker thread and handover."""

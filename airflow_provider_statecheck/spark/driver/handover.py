@@ -1,8 +1,8 @@
 """
-What an operator hands to the driver that it submits.
+Handover of an attempt from an operator to its submitted driver.
 
-It travels in one environment variable. Spark passes variables whose names begin with ``SPARK_`` on to a driver in every
-mode that is supported, writes none of them to a log or a page, and gives them to no executor.
+The handover is stored in one environment variable. In all supported modes, Spark passes variables with the prefix
+``SPARK_`` to the driver. It does not log them, show them on its pages or pass them to executors.
 """
 
 from __future__ import annotations
@@ -18,78 +18,76 @@ from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.wire import decode, encode
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSettings:
-    """How a driver opens its storage, and what its checkpoints may cost."""
-
-    tolerable_failed_checkpoints: int = -1
-    """How many checkpoints in a row may fail before the stage fails; ``-1`` for any number."""
-    overhead_budget: float | None = None
-    """Which part of the stage's time checkpointing may take; ``None`` for any."""
-    checkpoint_interval: str | None = None
-    """How much time lies between two checkpoints that loops and stages with state take by themselves: milliseconds, or
-    ``auto``; ``None`` for any."""
-    min_pause_ms: int = 0
-    """How much time lies after a completed checkpoint before the next one is taken by itself."""
-    data_inline_threshold: int = 20 * 1024
-    """Up to how many bytes small values are written into the metadata."""
-    savepoint_dir: str | None = None
-    """Where savepoints go whose request names no place."""
-    allowed_locations: tuple[str, ...] = ()
-    """Where checkpoints may name files beside their own directory and that of savepoints."""
-    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Options of the fsspec filesystem; they may be credentials."""
-    logical_date: datetime | None = None
-    """Of the Dag run: by it state expires."""
-    state_config: dict[str, str] = field(default_factory=dict)
-    """Which state backend a stage has that names none, and how it keeps state, by Flink's keys."""
-    parallelism: int | None = None
-    """How many subtasks a stage with state has; ``None`` for as many as it says itself."""
-    renamed_uids: dict[str, str] = field(default_factory=dict)
-    """Names of state that have changed: the old one and the new one."""
-    allow_non_restored_state: bool = False
-    """Whether state that nothing asks for any more may be left out."""
-
-
 HANDOVER_VARIABLE = "SPARK_STATECHECK_HANDOVER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """Settings of a driver for its storage, checkpoints and state."""
+
+    tolerable_failed_checkpoints: int = -1
+    """Number of consecutive checkpoint failures that the stage tolerates; ``-1`` for no limit."""
+    overhead_budget: float | None = None
+    """Maximum share of the stage's time for checkpointing; ``None`` for no limit."""
+    checkpoint_interval: str | None = None
+    """Minimum interval between automatic checkpoints in milliseconds, or ``auto``; ``None`` for no minimum."""
+    min_pause_ms: int = 0
+    """Minimum pause in milliseconds between a completed checkpoint and the next automatic checkpoint."""
+    data_inline_threshold: int = 20 * 1024
+    """Maximum size in bytes of a value that is stored in the metadata."""
+    savepoint_dir: str | None = None
+    """Directory for savepoints without a target."""
+    allowed_locations: tuple[str, ...] = ()
+    """Further URIs where checkpoints may reference files."""
+    storage_options: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Options of the fsspec filesystem, which may contain credentials."""
+    logical_date: datetime | None = None
+    """Logical date of the Dag run, which is the time for the expiry of state."""
+    state_config: dict[str, str] = field(default_factory=dict)
+    """Defaults for the state backend, by Flink's configuration keys."""
+    parallelism: int | None = None
+    """Number of subtasks; ``None`` for the parallelism of the stage."""
+    renamed_uids: dict[str, str] = field(default_factory=dict)
+    """New uids by old uids."""
+    allow_non_restored_state: bool = False
+    """Whether a restore may skip state that does not belong to any operator of the stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
-    """All that a driver needs to speak for its attempt."""
+    """Access of a driver to its attempt."""
 
     url: str
-    """Root of the server that has the coordinator's API."""
+    """Root URL of the coordinator's server."""
     token: str = field(repr=False)
-    """It opens this attempt alone."""
+    """Token for this attempt only."""
     registration: RegisterAttempt
-    """As the operator sent it; the driver repeats it and gets the same grant."""
+    """Registration that the operator sent; the driver repeats it and gets the same grant."""
     driver: DriverSettings
 
     def environment(self) -> dict[str, str]:
         """
-        Return the variable for the environment of a child process, and for nothing else.
+        Return the environment variable of the handover. It contains a token; pass it to the child process only.
 
-        :raises InvalidConfigurationError: for options of the storage that are no plain values.
+        :raises InvalidConfigurationError: The options of the storage are not plain values.
         """
         try:
             return {HANDOVER_VARIABLE: json.dumps(encode(self))}
         except (TypeError, ValueError):
-            # The options may be credentials, so neither they nor the error that quotes them may be shown.
+            # The options may be credentials, and the suppressed error may quote them.
             names = ", ".join(sorted(self.driver.storage_options))
             raise InvalidConfigurationError(
-                f"Expected plain values as options of the checkpoint storage ({names}), for they are handed to a driver in "
-                f"another process, found objects; give storage_options in the connection's extra."
+                f"Expected plain values as options of the checkpoint storage ({names}), which are passed to a driver in "
+                f"another process, found objects; set storage_options in the connection's extra."
             ) from None
 
 
 def take_handover(environment: MutableMapping[str, str] | None = None) -> Handover:
     """
-    Read the handover and remove it, so that no child of the driver inherits it.
+    Read the handover and remove it from the environment, which child processes inherit.
 
-    :param environment: The variables, by default this process's own.
-    :raises EnvironmentNotReadyError: if there is none, or one of another version.
+    :param environment: Environment variables, by default those of this process.
+    :raises EnvironmentNotReadyError: There is no handover, or it has another version.
     """
     text = (os.environ if environment is None else environment).pop(HANDOVER_VARIABLE, None)
     if not text:
@@ -100,8 +98,8 @@ def take_handover(environment: MutableMapping[str, str] | None = None) -> Handov
     try:
         return decode(Handover, json.loads(text))
     except ValueError:
-        # Neither the text nor the error that quotes it may be shown: the token is in it.
+        # The text contains the token, and the suppressed error may quote it.
         raise EnvironmentNotReadyError(
-            f"Expected the handover of this version in {HANDOVER_VARIABLE}, found another; let the driver use the package "
+            f"Expected a handover of this version in {HANDOVER_VARIABLE}, found another; run the driver with the package "
             f"that the operator ships."
         ) from None

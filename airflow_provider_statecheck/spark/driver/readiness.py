@@ -1,11 +1,12 @@
 """
-Checks before a stage starts: versions, packages and a shared checkpoint directory.
+Checks and preparation before a stage starts: versions, packages and a shared checkpoint directory.
 
-Three parties have to see it: this process, which writes ``_metadata``; the server or driver, which lists directories and
-commits; and the executors, which write the data. A path that only looks the same would lose every snapshot.
+A local checkpoint directory must be the same directory for three parties: this process, which writes ``_metadata``; the
+Spark server or driver, which lists directories and commits; and the executors, which write the data. Otherwise the
+snapshots would be lost.
 
-Equal files give equal bytes, and the name carries their hash: Spark keeps files by name and refuses other bytes under a
-known one.
+The package is shipped to executors as a reproducible zip file with a hash in its name, because Spark rejects a file with a
+known name and different content.
 """
 
 from __future__ import annotations
@@ -41,18 +42,37 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+log = logging.getLogger(__name__)
+
 NEEDED_ON_A_DRIVER = ("fsspec", "httpx", "pyarrow", "pyspark")
+OLDEST_JAVA = 17
+_JAVA_VERSION = re.compile(r'version "(\d+)')
+
+_WITNESS = "written-by-the-task"
+_ANSWERS = "written-by-spark"
+# More tasks than most clusters have executors, which makes it likely that every executor gets a task.
+_WRITERS = 32
+# File errors of Java and Hadoop; other errors, such as a lost executor, are no evidence about the path.
+_FILE_ERROR = re.compile(
+    r"PATH_NOT_FOUND|FILE_NOT_EXIST|FileNotFound|NoSuchFile|AccessControl|AccessDenied|Permission denied|Mkdirs failed"
+    r"|Read-only file system|No such file"
+)
+
+_DISTRIBUTION = "airflow-provider-statecheck"
+_ROOT = Path(__file__).parents[2]
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_LAUNCHER_JAR = "statecheck-python-launcher.jar"
 
 
 def check_driver_packages(is_installed: Callable[[str], bool] | None = None) -> None:
     """
-    Refuse to start where the driver would fail later and less clearly.
+    Check that the packages of a driver are installed.
 
-    :param is_installed: Tells whether a package can be imported.
-    :raises EnvironmentNotReadyError: naming what is missing.
+    :param is_installed: Function that returns whether a package can be imported.
+    :raises EnvironmentNotReadyError: A package is missing.
     """
-    present = is_installed or _is_importable
-    missing = [name for name in NEEDED_ON_A_DRIVER if not present(name)]
+    can_import = is_installed or _is_importable
+    missing = [name for name in NEEDED_ON_A_DRIVER if not can_import(name)]
     if missing:
         raise EnvironmentNotReadyError(
             f"Expected the packages {', '.join(NEEDED_ON_A_DRIVER)} in the driver's Python {sys.executable}, found no "
@@ -64,34 +84,21 @@ def _is_importable(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-log = logging.getLogger(__name__)
-
-_WITNESS = "written-by-the-task"
-_ANSWERS = "written-by-spark"
-# More tasks than most clusters have executors, so that each is likely to get one.
-_WRITERS = 32
-# How Java and Hadoop name trouble with files; an executor that is lost meanwhile says nothing about the path.
-_FILE_TROUBLE = re.compile(
-    r"PATH_NOT_FOUND|FILE_NOT_EXIST|FileNotFound|NoSuchFile|AccessControl|AccessDenied|Permission denied|Mkdirs failed"
-    r"|Read-only file system|No such file"
-)
-
-
 def require_shared_path(spark: SparkSession, base_uri: str) -> None:
     """
-    Let each party write where another one reads.
+    Check that the task, the driver and the executors share a directory, by writing and reading test files.
 
-    :param spark: A session whose driver or executors may be elsewhere.
-    :param base_uri: The checkpoint directory, a ``file://`` URI.
-    :raises EnvironmentNotReadyError: saying who does not see it, and what to do.
+    :param spark: Session whose driver or executors may run on other machines.
+    :param base_uri: ``file://`` URI of the checkpoint directory.
+    :raises EnvironmentNotReadyError: The directory is not shared.
     """
     base = Path(base_uri.partition("://")[2])
     with _probe_directory(base) as probe:
-        word = uuid.uuid4().hex
-        (probe / _WITNESS).write_text(word)
-        _require_seen_by_spark(spark, probe, word, base_uri)
-        _require_seen_here(spark, probe, base_uri)
-    log.info("The task, the driver and the executors of Spark see one directory %s.", redact(base_uri))
+        content = uuid.uuid4().hex
+        (probe / _WITNESS).write_text(content)
+        _require_readable_by_spark(spark, probe, content, base_uri)
+        _require_writable_by_spark(spark, probe, base_uri)
+    log.info("The task, the driver and the executors of Spark share the directory %s.", redact(base_uri))
 
 
 @contextmanager
@@ -99,73 +106,66 @@ def _probe_directory(base: Path) -> Iterator[Path]:
     probe = base / f".probe-{uuid.uuid4().hex}"
     try:
         probe.mkdir(parents=True)
-        # The server and the executors may run as another user, who writes here too.
+        # The server and the executors may run as another user and write to this directory.
         probe.chmod(0o777)
         yield probe
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise EnvironmentNotReadyError(
-            f"Expected to write below {base}, found: {error}; give another checkpoint_dir or the right to write there."
+            f"Expected to write below {base}, found: {error}; use another checkpoint_dir or grant write permission."
         ) from error
     except OSError as error:
-        raise StorageError(f"The checkpoint directory {base} could not be tried out: {error}") from error
+        raise StorageError(f"The checkpoint directory {base} could not be tested: {error}") from error
     finally:
         shutil.rmtree(probe, ignore_errors=True)
 
 
-def _require_seen_by_spark(spark: SparkSession, probe: Path, word: str, base_uri: str) -> None:
-    with _file_trouble_means(base_uri, "Spark's driver does not see what the task writes"):
+def _require_readable_by_spark(spark: SparkSession, probe: Path, content: str, base_uri: str) -> None:
+    with _reporting_file_errors(base_uri, "Spark's driver cannot read the files of the task"):
         frame = spark.read.text(f"file://{probe}/{_WITNESS}")
-        frame.schema  # noqa: B018 - asks the driver to look
-    with _file_trouble_means(base_uri, "an executor cannot read what the task writes"):
+        frame.schema  # noqa: B018 - makes the driver list the file
+    with _reporting_file_errors(base_uri, "an executor cannot read the files of the task"):
         lines = [row.value for row in frame.collect()]
-    if lines != [word]:
-        raise _not_shared(base_uri, "Spark reads something else than what the task wrote")
+    if lines != [content]:
+        raise _not_shared(base_uri, "Spark reads other content than the task wrote")
 
 
-def _require_seen_here(spark: SparkSession, probe: Path, base_uri: str) -> None:
+def _require_writable_by_spark(spark: SparkSession, probe: Path, base_uri: str) -> None:
     answers = probe / _ANSWERS
-    with _file_trouble_means(base_uri, "an executor cannot write there, or the driver does not see what it wrote"):
+    with _reporting_file_errors(base_uri, "an executor cannot write files, or the driver cannot read them"):
         spark.range(0, _WRITERS, 1, _WRITERS).write.parquet(f"file://{answers}")
     found = len(list(answers.glob("*.parquet")))
     if found != _WRITERS:
-        raise _not_shared(base_uri, f"the task sees {found} of {_WRITERS} files that Spark wrote")
+        raise _not_shared(base_uri, f"the task finds {found} of {_WRITERS} files that Spark wrote")
     try:
         shutil.rmtree(answers)
     except PermissionError as error:
-        raise _not_shared(base_uri, "the task may not delete what Spark writes") from error
+        raise _not_shared(base_uri, "the task may not delete the files of Spark") from error
 
 
 @contextmanager
-def _file_trouble_means(base_uri: str, meaning: str) -> Iterator[None]:
+def _reporting_file_errors(base_uri: str, finding: str) -> Iterator[None]:
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as error:
-        if not _FILE_TROUBLE.search(str(error)):
+        if not _FILE_ERROR.search(str(error)):
             raise
-        raise _not_shared(base_uri, meaning) from error
+        raise _not_shared(base_uri, finding) from error
 
 
-def _not_shared(base_uri: str, found: str) -> EnvironmentNotReadyError:
+def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
     return EnvironmentNotReadyError(
         f"Expected {redact(base_uri)} to be one directory for the task and for Spark's driver and executors, found that "
-        f"{found}; use a path on a shared volume that all of them mount and may write to, or an object store such as "
-        f"s3://."
+        f"{finding}; use a path on a shared volume that all of them can write to, or an object store such as s3://."
     )
-
-
-_DISTRIBUTION = "airflow-provider-statecheck"
-_ROOT = Path(__file__).parents[2]
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_LAUNCHER_JAR = "statecheck-python-launcher.jar"
 
 
 def write_package(folder: Path) -> Path:
     """
-    Write the package into a folder, unless it is there, and return its path.
+    Write this package as a zip file to a folder if it does not exist, and return its path.
 
-    Where this process itself has the package from such a file, that one is returned.
+    If this process imported the package from a zip file, return the path of that file.
     """
     if _ROOT.parent.is_file():
         return _ROOT.parent
@@ -175,7 +175,7 @@ def write_package(folder: Path) -> Path:
 
 
 def write_launcher_jar(folder: Path) -> Path:
-    """Write the jar without a class that a cluster asks for where the application is a Python file."""
+    """Write an empty jar, which cluster mode requires as the application, and return its path."""
     return write_file(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
 
 
@@ -194,26 +194,26 @@ def _archive(entries: dict[str, bytes]) -> bytes:
 
 
 def write_file(path: Path, data: bytes) -> Path:
-    """Write a file that every user may read, unless it is there; nobody sees a part of it."""
+    """Write a world-readable file atomically if it does not exist, and return its path."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(handle, "wb") as file:
         file.write(data)
-    # Workers may run as another user; the package is no secret.
-    Path(part).chmod(0o644)
-    Path(part).replace(path)
+    # Workers may run as another user, and the package is not secret.
+    Path(temporary).chmod(0o644)
+    Path(temporary).replace(path)
     return path
 
 
 def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
-    Prepare a session for a stage; nothing is to be done where all of Spark runs in this process.
+    Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
 
-    :param spark: The session, of a Spark Connect server or of a driver in this process.
-    :param storage: Where the stage's bytes will go.
-    :raises EnvironmentNotReadyError: if the storage is a path that not everybody sees.
+    :param spark: Session of a Spark Connect server or of a driver in this process.
+    :param storage: Storage of the checkpoints.
+    :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
     """
     if not runs_in_this_process(spark):
         ship_package(spark)
@@ -222,27 +222,23 @@ def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
 
 def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
-    Refuse a checkpoint directory that not every part of Spark sees.
+    Check that every part of Spark can access the checkpoint directory.
 
-    :raises EnvironmentNotReadyError: saying who does not, and what to do.
+    :raises EnvironmentNotReadyError: The directory is a local path that is not shared.
     """
     if storage.is_local and not runs_in_this_process(spark):
         require_shared_path(spark, storage.base_uri)
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Give the executors this package; its file's name carries a hash, for a server refuses other bytes under a known one."""
-    spark.addArtifacts(str(write_package(Path(_lasting_folder().name))), pyfile=True)
+    """Send this package to the executors."""
+    spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
 
 
 @functools.cache
-def _lasting_folder() -> tempfile.TemporaryDirectory[str]:
-    # A driver in this process serves the file from where it lies, also to executors that come later.
+def _package_folder() -> tempfile.TemporaryDirectory[str]:
+    # Retained until the process exits, because a driver in this process serves the file to later executors.
     return tempfile.TemporaryDirectory(prefix="statecheck-")
-
-
-OLDEST_JAVA = 17
-_VERSION = re.compile(r'version "(\d+)')
 
 
 def installed_version(distribution: str) -> str | None:
@@ -254,17 +250,17 @@ def installed_version(distribution: str) -> str | None:
 
 
 def java_version_text() -> str | None:
-    """Return what ``java -version`` says, ``None`` without a Java."""
+    """Return the output of ``java -version``, ``None`` if Java is not installed."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
         return None
-    done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - our own Java
-    return done.stderr + done.stdout
+    result = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - trusted path
+    return result.stderr + result.stdout
 
 
 def imported_pyspark_version() -> str | None:
-    """Return the version that the importable package ``pyspark`` claims, ``None`` if there is none."""
+    """Return the version of the importable package ``pyspark``, ``None`` if there is none."""
     try:
         return str(importlib.import_module("pyspark.version").__version__)
     except ImportError:
@@ -279,18 +275,18 @@ def check_environment(
     java: Callable[[], str | None] = java_version_text,
 ) -> None:
     """
-    Refuse to start where Spark would fail later and less clearly.
+    Check Java and the installed versions of pyspark.
 
-    :param needs_java: Whether the session is a classic one; Spark Connect needs pyspark-client alone and no Java.
-    :param installed: Gives the version of an installed distribution.
-    :param imported: Gives the version of the importable package.
-    :param java: Gives what ``java -version`` says.
-    :raises EnvironmentNotReadyError: naming what is missing or does not fit, and how to mend it.
+    :param needs_java: Whether the session starts a JVM; Spark Connect needs only pyspark-client.
+    :param installed: Function that returns the version of a distribution.
+    :param imported: Function that returns the version of the importable package.
+    :param java: Function that returns the output of ``java -version``.
+    :raises EnvironmentNotReadyError: A requirement is missing or has an incompatible version.
     """
     full, client = installed("pyspark"), installed("pyspark-client")
     _check_present(full, client, needs_java=needs_java)
     _check_equal(full, client, imported())
-    # Below spark-submit the Java process was there before Python.
+    # spark-submit starts the JVM before Python.
     if needs_java and "PYSPARK_GATEWAY_PORT" not in os.environ:
         _check_java(java())
 
@@ -307,8 +303,8 @@ def _check_equal(full: str | None, client: str | None, imported: str | None) -> 
     versions = set(found.values())
     if versions == {imported}:
         return
-    # Both write the package pyspark; with unequal ones every Python UDF fails with an unreadable error. The client is
-    # published later, so of two versions the older one is the one that both have.
+    # Both distributions install the package pyspark; with different versions, every Python UDF fails with an obscure
+    # error. The client is published later, so the older version is available for both.
     wanted = min(versions, key=_version_key)
     raise EnvironmentNotReadyError(
         f"Expected pyspark and pyspark-client of one version, found {' and '.join(map(' '.join, found.items()))} "
@@ -322,7 +318,7 @@ def _version_key(version: str) -> tuple[int, ...]:
 
 
 def _check_java(text: str | None) -> None:
-    found = _VERSION.search(text or "")
+    found = _JAVA_VERSION.search(text or "")
     if found is None:
         raise EnvironmentNotReadyError(
             f"Expected Java {OLDEST_JAVA} or newer in JAVA_HOME or on the path, found none; install one, "
@@ -330,5 +326,5 @@ def _check_java(text: str | None) -> None:
         )
     if int(found.group(1)) < OLDEST_JAVA:
         raise EnvironmentNotReadyError(
-            f"Expected Java {OLDEST_JAVA} or newer, found Java {found.group(1)}; set JAVA_HOME to a newer one."
+            f"Expected Java {OLDEST_JAVA} or newer, found Java {found.group(1)}; set JAVA_HOME to a newer version."
         )

@@ -1,8 +1,8 @@
 """
-The driver's Spark session: how it is started, classified and replaced.
+Spark session of a driver: start, kind, and replacement of a dead JVM.
 
-Airflow ends a task by a signal to its process group. A JVM in that group is gone before the stage can say goodbye, so it
-gets a session of its own; it still ends with Python, whose death closes its standard input.
+Airflow terminates a task with a signal to its process group. The JVM therefore runs in a separate process session, and is
+still available when the stage closes its attempt. It exits with Python, whose end closes its standard input.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_CONNECT_MODULES = "pyspark.sql.connect."
-
-
-def is_connect(session_or_frame: Any) -> bool:
-    """Tell whether a session, or what belongs to one, speaks to a Spark Connect server."""
-    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
-
-
-def runs_in_this_process(spark: Any) -> bool:
-    """Tell whether all of Spark is this process and its JVM, so that it sees the same files and packages."""
-    return not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
-
-
 log = logging.getLogger(__name__)
 
-# Everything else travels over the gateway's socket once the JVM runs.
+_CONNECT_MODULES = "pyspark.sql.connect."
+_CONNECT_ERRORS = "pyspark.errors.exceptions.connect"
+# Errors of a lost server, and of a restarted server that does not know the session.
+_SERVER_LOST = re.compile(
+    r"UNAVAILABLE|INVALID_HANDLE|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|Connection refused"
+)
+
+# Settings for the command line of the JVM; all others are sent over the gateway's socket.
 _NEEDED_AT_START = (
     "spark.master",
     "spark.submit.deployMode",
@@ -56,11 +50,21 @@ _NEEDED_AT_START = (
 )
 
 
+def is_connect(session_or_frame: Any) -> bool:
+    """Return whether a session or a DataFrame belongs to a Spark Connect server."""
+    return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
+
+
+def runs_in_this_process(spark: Any) -> bool:
+    """Return whether Spark runs in local mode, with the files and packages of this process."""
+    return not is_connect(spark) and str(spark.conf.get("spark.master", "")).startswith("local")
+
+
 def launch_jvm(conf: Mapping[str, str]) -> None:
     """
-    Make sure that this process has a living driver JVM.
+    Start the driver JVM of this process if it is not running.
 
-    :param conf: Spark settings; only those that must be known when a JVM starts reach its command line, which every user
+    :param conf: Spark settings. Only the settings needed at start are put on the command line of the JVM, which every user
         of the machine can read.
     """
     from pyspark import SparkConf, SparkContext
@@ -74,23 +78,23 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
         gateway = launch_gateway(start, popen_kwargs={"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
         log.info("Driver JVM started as process %s", jvm_pid())
-        # Without an explicit master only the started JVM knows, from its defaults file, where Spark runs.
+        # The JVM has read the defaults file, which may set the master.
         _default_worker_python(conf, SparkConf().get("spark.master", "local"))
 
 
 def start_session(conf: Mapping[str, str], *, app_name: str | None = None, master: str | None = None) -> SparkSession:
     """
-    Return a session on a living JVM.
+    Return a session, starting the driver JVM if it is not running.
 
     :param conf: Spark settings.
-    :param app_name: The application's name in Spark's own pages.
-    :param master: Where Spark runs; ``None`` leaves it to ``conf`` and to Spark's defaults file.
+    :param app_name: Name of the application in Spark's pages.
+    :param master: Master URL; by default from ``conf`` or Spark's defaults file.
     """
     from pyspark.sql import SparkSession
 
     options = dict(conf) if master is None else {**conf, "spark.master": master}
     launch_jvm(options)
-    # The JVM has resolved what it was started with, packages into jars for instance: do not undo that.
+    # The JVM has resolved its start settings, for instance packages to jars; setting them again would undo this.
     late: dict[str, Any] = {k: v for k, v in options.items() if k not in _NEEDED_AT_START or k == "spark.master"}
     builder = SparkSession.builder.config(map=late)
     return (builder if app_name is None else builder.appName(app_name)).getOrCreate()
@@ -98,31 +102,31 @@ def start_session(conf: Mapping[str, str], *, app_name: str | None = None, maste
 
 def give_workers_this_python(spark: SparkSession) -> None:
     """
-    Let the Python workers of a session that is there already run as those of the operators do.
+    Configure the Python interpreter of the workers of an existing session.
 
-    In local mode that is this process's own interpreter, unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python`` names
-    another. Without it Spark starts whatever ``python3`` is on the path, which need not have this package.
+    In local mode, workers use the interpreter of this process unless ``PYSPARK_PYTHON`` or ``spark.pyspark.python`` is set.
+    Otherwise Spark would use ``python3`` from the path, which may not have this package.
     """
     if is_connect(spark):
         return
     context = spark.sparkContext
     _default_worker_python(dict(context.getConf().getAll()), context.master)
-    # The context has read the variable when it was made.
+    # The context read the variable when it was created.
     context.pythonExec = os.environ.get("PYSPARK_PYTHON", context.pythonExec)
 
 
 def jvm_pid() -> int | None:
-    """Return the process id of this process's driver JVM, ``None`` if it started none."""
+    """Return the process id of the driver JVM, ``None`` if this process has not started one."""
     process = _gateway_process()
     return process.pid if process is not None else None
 
 
 def forget_dead_jvm() -> None:
-    """Clear what pyspark remembers of a JVM that died; without this no session starts again in this process."""
+    """Clear the references of pyspark to a dead JVM, which would prevent a new session in this process."""
     process = _gateway_process()
     if not has_jvm_died():
         return
-    log.warning("The driver JVM %s has died (status %s); it is replaced.", process.pid, process.returncode)
+    log.warning("Driver JVM %s has died (status %s), starting a new one", process.pid, process.returncode)
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -140,9 +144,9 @@ def forget_dead_jvm() -> None:
 
 def has_jvm_died(wait_seconds: float = 0.0) -> bool:
     """
-    Tell whether this process started a driver JVM that has ended; whatever fails then fails for that reason.
+    Return whether the driver JVM that this process started has ended.
 
-    :param wait_seconds: How long to wait for its end; its connections break a moment before.
+    :param wait_seconds: Time in seconds to wait for the end of the JVM, whose connections break before its process ends.
     """
     process = _gateway_process()
     if process is None:
@@ -155,11 +159,11 @@ def has_jvm_died(wait_seconds: float = 0.0) -> bool:
 
 
 def _default_worker_python(conf: Mapping[str, str], master: str | None) -> None:
-    # The classic driver takes the workers' interpreter from the environment alone. On a cluster this process's own
-    # need not exist, so only local mode gets it.
-    wanted = conf.get("spark.pyspark.python")
-    if wanted is not None:
-        os.environ["PYSPARK_PYTHON"] = wanted
+    # The classic driver reads the workers' interpreter from the environment only. The interpreter of this process may not
+    # exist on the machines of a cluster, so it is the default in local mode only.
+    interpreter = conf.get("spark.pyspark.python")
+    if interpreter is not None:
+        os.environ["PYSPARK_PYTHON"] = interpreter
     elif master is not None and master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -176,21 +180,16 @@ def _accumulator_server(context: Any) -> Any:
     return getattr(context, "_accumulatorServer", None)
 
 
-_CONNECT_ERRORS = "pyspark.errors.exceptions.connect"
-# A server that is gone, or one in its place that does not know the session.
-_LOST = re.compile(r"UNAVAILABLE|INVALID_HANDLE|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|Connection refused")
-
-
 def is_server_lost(error: BaseException) -> bool:
-    """Tell whether an error, or what caused it, says that the server is gone or was started anew."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if _is_of_client(seen) and _LOST.search(str(seen)):
+    """Return whether an error or one of its causes shows that the Spark Connect server was stopped or restarted."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if _is_client_error(cause) and _SERVER_LOST.search(str(cause)):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
-def _is_of_client(error: BaseException) -> bool:
-    # A PythonException tells of the user's function, whose own connections are none of ours.
+def _is_client_error(error: BaseException) -> bool:
+    # A PythonException is an error of the user's function, which may contain the same texts.
     return type(error).__module__ == _CONNECT_ERRORS and type(error).__name__ != "PythonException"

@@ -1,4 +1,4 @@
-"""The application that runs a stage, as a file of its own for ``spark-submit``."""
+"""Application file for ``spark-submit`` that runs a stage."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CODE = b"""from airflow_provider_statecheck.spark.stages.submitted import main
 if __name__ == "__main__":
     main()
 """
-# A folder of its own: Python searches the application's folder first, and finds nothing else there.
+# A separate folder, because Python puts the application's folder first on its module search path.
 _FOLDER, _NAME = "stage-application", "statecheck_stage.py"
 
 
 def write_stage_application(folder: Path) -> Path:
-    """Write the application below a folder, unless it is there, and return its path."""
+    """Write the application below a folder if it does not exist, and return its path."""
     return write_file(folder / _FOLDER / _NAME, _CODE)

@@ -1,8 +1,8 @@
 """
-Running a stage so that a timeout or a signal ends it within seconds.
+Interruptible execution of a stage in a thread.
 
-Python runs signal handlers in the main thread only, and a main thread that waits inside py4j does not get to them until
-Spark's job is over. So the stage runs in a thread of its own, and the main thread waits where it can be woken.
+Python runs signal handlers in the main thread only. A main thread that waits inside py4j runs them only after the Spark job
+ends. The stage therefore runs in a separate thread, and the main thread waits interruptibly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# Airflow follows its SIGTERM by a SIGKILL 5 s later; the caller needs the rest of that time for its last message.
+# Airflow sends SIGKILL 5 s after SIGTERM; the caller closes the attempt in the remaining time.
 DEFAULT_GRACE_SECONDS = 3.0
 _WAKE_SECONDS = 0.5
 _CANCEL_EVERY_SECONDS = 0.2
@@ -39,18 +39,18 @@ def run_interruptibly(
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
 ) -> Result:
     """
-    Call a function that uses Spark in a thread of its own, and cancel its jobs when the caller is interrupted.
+    Call a function in a separate thread, and cancel its Spark jobs if the caller is interrupted.
 
-    Whatever is raised in the waiting thread, by a signal handler for instance, cancels all jobs of the session and is
-    raised again once the function has ended, or after the grace period. A function that has not ended by then is left
-    in a daemon thread, which does not keep the process alive. What the function raises is raised to the caller.
+    An exception in the waiting thread, for instance of a signal handler, cancels all jobs of the session. It is raised
+    again after the function ends or the grace period expires. A function that has not ended by then continues in a daemon
+    thread, which does not prevent the process from exiting. Exceptions of the function are raised to the caller.
 
-    :param spark: The session that the function uses.
-    :param function: What to call.
-    :param args: Its arguments.
-    :param timeout_seconds: How long the function may take; ``None`` is as long as it likes.
-    :param grace_seconds: How long an interrupted function may take to end.
-    :raises TimeoutError: The function took longer than it may.
+    :param spark: Session that the function uses.
+    :param function: Function to call.
+    :param args: Arguments of the function.
+    :param timeout_seconds: Maximum duration in seconds; ``None`` for no limit.
+    :param grace_seconds: Time in seconds to wait for the end of an interrupted function.
+    :raises TimeoutError: The function exceeded ``timeout_seconds``.
     """
     work: _Work[Result] = _Work(functools.partial(function, *args))
     thread = work.in_thread(spark)
@@ -67,10 +67,10 @@ def run_interruptibly(
 
 class _Work(Generic[Result]):
     """
-    One call, its result or error, whether it is over, and whether anybody still wants it.
+    A call with its result, and events for its end and its cancellation.
 
-    That it is over is an event of its own, because the thread cannot be asked: a ``join`` that a signal handler leaves
-    by an exception marks, up to Python 3.12, the running thread as ended.
+    The ``ended`` event replaces ``Thread.join``: until Python 3.12, a ``join`` that is interrupted by an exception marks a
+    running thread as ended.
     """
 
     def __init__(self, call: Callable[[], Result]) -> None:
@@ -80,7 +80,7 @@ class _Work(Generic[Result]):
         self._call = call
 
     def in_thread(self, spark: SparkSession) -> threading.Thread:
-        """Return a thread, not yet started, that sees the caller's context variables and Spark properties."""
+        """Return an unstarted thread with the caller's context variables and Spark properties."""
         from pyspark import InheritableThread
 
         run = functools.partial(contextvars.copy_context().run, self._run)
@@ -88,7 +88,7 @@ class _Work(Generic[Result]):
 
     def _run(self) -> None:
         try:
-            # An interruption between the thread's start and the caller's wait must not leave work behind.
+            # The caller may be interrupted between the start of the thread and its wait.
             if not self.abandoned.is_set():
                 self.outcome.set_result(self._call())
         except BaseException as error:
@@ -100,34 +100,34 @@ class _Work(Generic[Result]):
 def _wait(ended: threading.Event, timeout_seconds: float | None) -> None:
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while not ended.is_set():
-        left = _WAKE_SECONDS if deadline is None else min(_WAKE_SECONDS, deadline - time.monotonic())
-        if left <= 0:
+        remaining = _WAKE_SECONDS if deadline is None else min(_WAKE_SECONDS, deadline - time.monotonic())
+        if remaining <= 0:
             raise TimeoutError(
-                f"The stage may take {timeout_seconds} s and has not ended by then; its Spark jobs are cancelled. "
-                "Raise the limit, or let a retry go on from the last checkpoint."
+                f"Expected the stage to end within {timeout_seconds} s, found it running; its Spark jobs are cancelled. "
+                "Increase the timeout, or let a retry resume from the last checkpoint."
             )
-        ended.wait(left)
+        ended.wait(remaining)
 
 
 def _stop(spark: SparkSession, ended: threading.Event, grace_seconds: float) -> None:
     settled = threading.Event()
-    # Calls to the JVM have no timeout. Made by another daemon thread, one that hangs cannot outlast the grace period.
+    # Calls to the JVM have no timeout; in a daemon thread, a hanging call cannot exceed the grace period.
     cancel = functools.partial(_cancel_repeatedly, spark, settled)
     threading.Thread(target=cancel, daemon=True, name="statecheck-cancel").start()
     try:
         if not ended.wait(grace_seconds):
-            log.warning("The stage did not end within %s s of its interruption; it is left behind.", grace_seconds)
+            log.warning("The stage did not end within %s s after its interruption and was abandoned.", grace_seconds)
     finally:
         settled.set()
 
 
 def _cancel_repeatedly(spark: SparkSession, settled: threading.Event) -> None:
-    # Once is not enough: code that catches the error of its cancelled job may go on to start the next one.
+    # Repeated, because a function that catches the error of a cancelled job may start another one.
     while not settled.is_set():
         try:
             _cancel_all(spark)
         except Exception as error:
-            log.warning("Spark's jobs could not be cancelled: %s", error)
+            log.warning("Could not cancel the Spark jobs: %s", error)
             return
         settled.wait(_CANCEL_EVERY_SECONDS)
 

@@ -22,7 +22,7 @@ class SparkThatFails:
 
 def test_folder_that_cannot_be_made_is_nothing_that_a_retry_mends(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentNotReadyError, match="give another checkpoint_dir"):
+    with pytest.raises(EnvironmentNotReadyError, match="use another checkpoint_dir"):
         require_shared_path(SparkThatFails(AssertionError()), f"file://{tmp_path}/file/x")  # type: ignore[arg-type]
 
 
