@@ -1,8 +1,8 @@
 """
 Data files of a Delta table, their positions in the Delta log, and a reader for them.
 
-The rows of a supported table are exactly those of its Parquet files; :func:`require_plain_files` rejects other tables. The
-name of an item includes the partition values, because log entries may be deleted before the item is read.
+The rows of a supported table are exactly those of its Parquet files; :func:`require_plain_files` rejects other tables.
+The name of an item includes the partition values, because log entries may be deleted before the item is read.
 """
 
 from __future__ import annotations

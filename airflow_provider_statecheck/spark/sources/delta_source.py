@@ -50,12 +50,12 @@ class DeltaSource:
 
     :param table: Directory of the table: a path or a URI.
     :param starting_version: The first run reads the rows added by this and later versions; by default the whole table.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
-        256 MiB, or no limit if ``files_per_increment`` is set.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if ``files_per_increment`` is set.
     :param files_per_increment: Maximum number of files in one Spark job.
     :param columns: Columns to read; all by default.
-    :param on_change: Policy for versions that change or delete earlier rows: ``"fail"``, ``"ignore"`` to skip these versions,
-        or ``"restart"``.
+    :param on_change: Policy for versions that change or delete earlier rows: ``"fail"``, ``"ignore"`` to skip these
+        versions, or ``"restart"``.
     :param storage_options: Options of the filesystem; by default those of the stage's checkpoint storage.
     :param delta_options: Options of deltalake for the same storage; by default derived from ``storage_options``.
     :raises InvalidConfigurationError: if an argument is invalid.

@@ -1,8 +1,8 @@
 """
 Split enumerator for sources that consist of items.
 
-Items are planned in the order of the ledger. A restarted attempt therefore plans the same increments that would have followed
-the finished ones.
+Items are planned in the order of the ledger. A restarted attempt therefore plans the same increments that would have
+followed the finished ones.
 """
 
 from __future__ import annotations

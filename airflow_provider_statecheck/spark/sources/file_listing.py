@@ -1,8 +1,8 @@
 """
 Listing of the files of a source: paths, wildcards and partition columns.
 
-The driver lists through fsspec, without Spark. Files that are empty, or hidden by Spark's rules, are skipped. The version of a file is its
-ETag or generation if the filesystem has one, otherwise its modification time.
+The driver lists through fsspec, without Spark. Files that are empty, or hidden by Spark's rules, are skipped. The
+version of a file is its ETag or generation if the filesystem has one, otherwise its modification time.
 """
 
 from __future__ import annotations

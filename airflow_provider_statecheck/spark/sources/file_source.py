@@ -1,8 +1,8 @@
 """
 Sources of files, including CSV and JSON.
 
-The driver lists the files; Spark reads each increment with an explicit schema. An inferred schema is stored in checkpoints, so
-all attempts of a run read the same columns.
+The driver lists the files; Spark reads each increment with an explicit schema. An inferred schema is stored in
+checkpoints, so all attempts of a run read the same columns.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class TextFileSource(FileSource):
 
     :param path: A directory, a file, a pattern, or several of them.
     :param schema: Columns and their types, as a ``StructType`` or DDL.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
-        256 MiB, or no limit if another limit is set.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if another limit is set.
     :param files_per_increment: Maximum number of files in one Spark job.
     :param columns: Columns to read; all by default.
     :param on_change: Policy for files that change during a run: ``"fail"``, ``"ignore"`` or ``"restart"``.

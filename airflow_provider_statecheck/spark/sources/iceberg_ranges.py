@@ -1,8 +1,8 @@
 """
 Planning of the files of an Iceberg table by snapshot ranges.
 
-A fresh start reads all files of one snapshot, or the files appended since a starting snapshot. A restarted run reads the same
-ranges again; a new run adds the range of snapshots since.
+A fresh start reads all files of one snapshot, or the files appended since a starting snapshot. A restarted run reads
+the same ranges again; a new run adds the range of snapshots since.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """
 An Iceberg table as a source.
 
-PyIceberg plans the files in the driver and reads them inside Spark tasks, so Spark needs neither a connector nor a catalog.
+PyIceberg plans the files in the driver and reads them inside Spark tasks, so Spark needs neither a connector nor a
+catalog.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ class IcebergSource:
     :param table: Name of the table with its namespace, such as ``sales.orders``.
     :param catalog: Name of the catalog; by default the one configured for PyIceberg.
     :param properties: PyIceberg properties of the catalog and of the storage; may contain credentials.
-    :param starting_snapshot: The first run reads only the rows appended after this snapshot; by default the whole table.
+    :param starting_snapshot: The first run reads only the rows appended after this snapshot; by default the whole
+        table.
     :param columns: Columns to read; all by default.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
-        256 MiB, or no limit if ``files_per_increment`` is set.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if ``files_per_increment`` is set.
     :param files_per_increment: Maximum number of files in one Spark job.
-    :param on_change: Policy for snapshots that change or delete rows: ``"fail"``, ``"ignore"`` to read only the appended rows,
-        or ``"restart"``.
+    :param on_change: Policy for snapshots that change or delete rows: ``"fail"``, ``"ignore"`` to read only the
+        appended rows, or ``"restart"``.
     :raises InvalidConfigurationError: if an argument is invalid.
     """
 

@@ -1,8 +1,8 @@
 """
 Parquet files as a source; large files are read in row groups.
 
-Spark's reader supports only whole files: it reads a file to its end even if a filter on ``_metadata.file_block_start`` or
-``_metadata.row_index`` excludes all its rows. PyArrow therefore reads row groups, inside Spark tasks.
+Spark's reader supports only whole files: it reads a file to its end even if a filter on ``_metadata.file_block_start``
+or ``_metadata.row_index`` excludes all its rows. PyArrow therefore reads row groups, inside Spark tasks.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class ParquetSource(FileSource):
     Parquet files; large files are divided among several increments.
 
     :param path: A directory, a file, a pattern, or several of them.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
-        256 MiB, or no limit if another limit is set. A file of more than twice this size is cut at its row groups.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if another limit is set. A file of more than twice this size is cut at its row
+        groups.
     :param files_per_increment: Maximum number of files in one Spark job.
     :param row_groups_per_increment: Maximum number of row groups in one Spark job.
     :param columns: Columns to read; all by default.

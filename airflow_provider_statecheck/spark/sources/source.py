@@ -1,8 +1,8 @@
 """
 Contract between a stage and its sources.
 
-A source lists bounded input and cuts it into splits. Its enumerator groups splits into increments, one per Spark job, and
-keeps track of finished splits in the state of the stage.
+A source lists bounded input and cuts it into splits. Its enumerator groups splits into increments, one per Spark job,
+and keeps track of finished splits in the state of the stage.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SplitEnumerator(Protocol):
 
 
 class Source(Protocol):
-    """Input of a stage; part of the pickled description of the stage, and therefore without sessions and connections."""
+    """Input of a stage; pickled with the stage, and therefore without sessions and connections."""
 
     def open(
         self,

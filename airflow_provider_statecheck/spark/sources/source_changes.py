@@ -84,8 +84,8 @@ def reconcile(ledger: Ledger, now: Sequence[Item], *, on_change: OnChange, new_r
     """
     Return the ledger for a source that was listed again.
 
-    A restarted run reads the files of its first listing; by default any difference is an error. A new run also reads files
-    that appeared since, and drops finished files that were deleted.
+    A restarted run reads the files of its first listing; by default any difference is an error. A new run also reads
+    files that appeared since, and drops finished files that were deleted.
 
     :param now: The current listing.
     :param new_run: ``True`` if a new run begins, ``False`` if a run is restarted.

@@ -1,7 +1,8 @@
 """
 Schemas and columns of a source, and the compatibility of Parquet types with Spark types.
 
-PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's reader.
+PyArrow reads single row groups of a file. :func:`reads_like_spark` decides whether its rows equal those of Spark's
+reader.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Items of a source and the ledger of finished items.
 
-An item is a file, a key range or a user-defined split. The ledger is stored in checkpoints in two parts: the packed listing,
-which stays the same during a run, and the progress, which changes with every increment.
+An item is a file, a key range or a user-defined split. The ledger is stored in checkpoints in two parts: the packed
+listing, which stays the same during a run, and the progress, which changes with every increment.
 """
 
 from __future__ import annotations

@@ -43,15 +43,17 @@ class SqlSource:
     :param table: Name of the table, with a schema prefix if needed.
     :param query: A statement, instead of a table.
     :param key: A sortable column of numbers, dates, times or texts, preferably with an index.
-    :param rows_per_increment: Approximate number of rows of one Spark job, by default 1,000,000; counted once at the start of
-        a run.
+    :param rows_per_increment: Approximate number of rows of one Spark job, by default 1,000,000; counted once at the
+        start of a run.
     :param ranges: Number of increments with equal key widths, instead of counting rows.
     :param readers: Number of tasks, each with its own connection, that read an increment.
     :param columns: Columns to read; all by default.
     :param schema: Columns and their types, as a ``StructType`` or DDL; required for a query.
-    :param version_column: A column whose value increases with every change of a row, to detect changes of rows that were read.
+    :param version_column: A column whose value increases with every change of a row, to detect changes of rows that
+        were read.
     :param on_change: Policy for such changes: ``"fail"``, ``"ignore"`` or ``"restart"``.
-    :raises InvalidConfigurationError: if an argument is invalid, or not exactly one of ``table`` and ``query`` is given.
+    :raises InvalidConfigurationError: if an argument is invalid, or not exactly one of ``table`` and ``query`` is
+        given.
     """
 
     def __init__(

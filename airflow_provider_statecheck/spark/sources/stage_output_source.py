@@ -1,8 +1,8 @@
 """
 The committed output of another stage as a source.
 
-An item is the output of one checkpoint of the upstream stage; it is read whole, and once. A commit that the upstream stage
-retracts by a restore from an earlier checkpoint is a change of the source.
+An item is the output of one checkpoint of the upstream stage; it is read whole, and once. A commit that the upstream
+stage retracts by a restore from an earlier checkpoint is a change of the source.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class StageOutputSource:
     A run reads the commits that are valid at its start; the next run reads later commits.
 
     :param path: Directory of one or several sinks.
-    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at least
-        256 MiB, or no limit if ``checkpoints_per_increment`` is set. The output of a checkpoint is never cut.
+    :param bytes_per_increment: Approximate input of one Spark job. The default ``"auto"`` is 1/64 of the input but at
+        least 256 MiB, or no limit if ``checkpoints_per_increment`` is set. The output of a checkpoint is never cut.
     :param checkpoints_per_increment: Maximum number of upstream checkpoints in one Spark job.
     :param columns: Columns to read; all by default.
     :param on_change: Policy for output that the upstream stage retracted after it was read: ``"fail"``, ``"ignore"`` or
@@ -269,8 +269,8 @@ def reconcile_commits(ledger: Ledger, now: Sequence[Item], *, on_change: OnChang
     """
     Return the ledger after a new listing of the commits.
 
-    A new run adds the commits that appeared since, and drops unread commits that were retracted. Within a run, any retracted
-    commit is a change.
+    A new run adds the commits that appeared since, and drops unread commits that were retracted. Within a run, any
+    retracted commit is a change.
 
     :param now: All valid commits.
     :raises SourceChangedError: if commits were retracted and the policy is ``FAIL``.

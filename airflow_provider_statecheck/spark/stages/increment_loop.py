@@ -1,8 +1,9 @@
 """
 The increment loop: read, run, snapshot, acknowledge, commit.
 
-The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only after all
-its tasks have reported, and its output is committed only after the checkpoint with its committables is complete.
+The order of these steps gives the exactly-once guarantee: an increment is finished in the state of the source only
+after all its tasks have reported, and its output is committed only after the checkpoint with its committables is
+complete.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class IncrementLoop:
     """
     Runs the increments of an attempt.
 
-    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. Checkpoints complete in
-    order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job of the
-    running increment.
+    A separate thread writes the metadata, acknowledges and commits, while the next increment runs. Checkpoints complete
+    in order, and their content does not depend on the success of earlier ones. If that thread fails, it cancels the job
+    of the running increment.
 
     :param tasks: Creates the tasks of each increment.
     :param jobs: Runs Spark jobs.
@@ -140,7 +141,8 @@ class IncrementLoop:
         try:
             return self._reports(frame, moment)
         except Exception as error:
-            # An error of the checkpoint thread is the cause: it has cancelled the job, and decides whether the stage is retried.
+            # An error of the checkpoint thread is the cause: it has cancelled the job, and decides whether the stage is
+            # retried.
             ended = None if self._completion is None else self._completion.exception()
             if ended is not None:
                 raise ended from error
@@ -272,8 +274,8 @@ class SinkCommits:
         """
         Assign the committables since the last checkpoint to a checkpoint.
 
-        The assignment is final. A checkpoint that seems to have failed may be completed later; it and the next checkpoint then
-        contain the same committables under the same checkpoint ID.
+        The assignment is final. A checkpoint that seems to have failed may be completed later; it and the next
+        checkpoint then contain the same committables under the same checkpoint ID.
         """
         if self._staged:
             self._open[checkpoint_id] = self._staged
@@ -303,7 +305,7 @@ class SinkCommits:
 
     def end(self) -> None:
         """
-        Confirm commits of earlier attempts that this attempt did not restore, because the sink has replaced their output.
+        Confirm commits of earlier attempts that this attempt did not restore; the sink has replaced their output.
 
         :raises StateCheckError: if the coordinator does not respond.
         """

@@ -1,8 +1,8 @@
 """
 Preparation of a stage on the driver.
 
-Makes user code available to Spark tasks, finds the types of the state of all functions, and checks them against a restored
-checkpoint before any data is read.
+Makes user code available to Spark tasks, finds the types of the state of all functions, and checks them against a
+restored checkpoint before any data is read.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def make_importable(spark: SparkSession, objects: Iterable[object]) -> None:
     """
     Make the modules of user code available to Spark tasks.
 
-    If Spark runs in this process, its tasks get the same search path, and modules that are not on it, such as a Dag file, are
-    pickled by value. Otherwise all loaded modules from the same directories as the user's modules are pickled by value, except
-    installed ones.
+    If Spark runs in this process, its tasks get the same search path, and modules that are not on it, such as a Dag
+    file, are pickled by value. Otherwise all loaded modules from the same directories as the user's modules are pickled
+    by value, except installed ones.
 
     :param objects: Functions and other user objects that tasks need.
     """

@@ -129,7 +129,8 @@ class Stage:
     :param uid: Name of the stage within the job of a script, by default ``stage``; in Airflow the task id is used.
     :param max_parallelism: Number of key groups, fixed for the lifetime of the state; by default derived from
         ``parallelism``.
-    :param parallelism: Number of subtasks of keyed functions; by default the number of tasks that Spark runs concurrently.
+    :param parallelism: Number of subtasks of keyed functions; by default the number of tasks that Spark runs
+        concurrently.
     :param state_backend: Backend of keyed state during processing: an object, ``arrow`` (default), ``hashmap``,
         ``filesystem``, or the dotted path of a factory.
     """
@@ -162,8 +163,8 @@ class Stage:
         """
         Apply a function to each element.
 
-        :param function: A callable, a ``MapFunction`` or a ``FlatMapFunction``. If it also is a ``CheckpointedFunction``, it has
-            operator state and, directly after ``key_by``, keyed state.
+        :param function: A callable, a ``MapFunction`` or a ``FlatMapFunction``. If it also is a
+            ``CheckpointedFunction``, it has operator state and, directly after ``key_by``, keyed state.
         :param uid: Name of its state within the stage; by default ``map``.
         :param output: Output columns: DDL, an Arrow or Spark schema, or a dataclass; by default the input columns.
         :raises InvalidConfigurationError: if the function has another type.
@@ -181,8 +182,8 @@ class Stage:
         Send all elements of a key to one subtask.
 
         :param columns: Columns of the key.
-        :param order_by: Columns by which the elements of a key are ordered within an increment; without any, the order is
-            undefined.
+        :param order_by: Columns by which the elements of a key are ordered within an increment; without any, the order
+            is undefined.
         :raises InvalidConfigurationError: if there is no column.
         """
         if not columns or not all(columns):
@@ -209,7 +210,8 @@ class Stage:
         Aggregate by key, on whole columns.
 
         :param uid: Name of its state within the stage; by default ``aggregate``.
-        :param emit: ``end`` emits all keys at the end of the input; ``changes`` emits changed keys after each increment.
+        :param emit: ``end`` emits all keys at the end of the input; ``changes`` emits changed keys after each
+            increment.
         :param aggregates: Aggregates by the names of their output columns.
         :raises InvalidConfigurationError: if there is no aggregate, or ``emit`` is invalid.
         """

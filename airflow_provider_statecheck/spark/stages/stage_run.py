@@ -1,8 +1,8 @@
 """
 One attempt of a stage: restore, plan, run increment by increment, finish.
 
-The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The sink is
-opened after that, and commits the committables of the restored checkpoint first.
+The restore is confirmed to the coordinator only after the restored state has been checked against the functions. The
+sink is opened after that, and commits the committables of the restored checkpoint first.
 """
 
 from __future__ import annotations
@@ -93,18 +93,21 @@ def run_stage(
 
     :param job: Name of the job.
     :param checkpoint_dir: Directory of checkpoints: a path or any fsspec URI.
-    :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; missing tables are created.
+    :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; missing tables are
+        created.
     :param run: Name of the run. A new run continues from the state of the last one. Names that are dates, such as
         ``2026-01-05``, are ordered, and a run before the last one is refused.
     :param on_clear: ``resume_unchanged`` (default), ``resume`` or ``restart``.
     :param num_retained: Number of retained completed checkpoints, at least 1.
-    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be repeated.
+    :param retained_runs: Number of earlier runs whose last checkpoint is retained, so that as many runs can be
+        repeated.
     :param settings: Settings of the stage.
     :param storage_options: Options of the filesystem of checkpoints.
     :param from_savepoint: Pointer of a savepoint or checkpoint that is restored if the job has no state.
-    :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the job).
-    :param from_checkpoint: For a run on a fork: the checkpoint of the job at which the fork starts, as an ID, ``run:<run>``,
-        ``before:<run>`` or a pointer.
+    :param claim_mode: Owner of the restored savepoint: ``no_claim`` (default, its previous owner) or ``claim`` (the
+        job).
+    :param from_checkpoint: For a run on a fork: the checkpoint of the job at which the fork starts, as an ID,
+        ``run:<run>``, ``before:<run>`` or a pointer.
     :param fork: Name of the fork, which is the job ``<job>@<fork>``; by default the name of the run.
     :param allowed_locations: Other locations of files in checkpoints and savepoints, as URIs such as ``s3://archive``.
     :raises InvalidConfigurationError: if an argument is invalid, or the steps of the stage do not fit together.
@@ -188,7 +191,8 @@ class StageRun:
             closing.enter_context(stage_settings_applied(self._spark))
             make_importable(self._spark, self._user_objects())
             if first is None:
-                # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken over.
+                # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
+                # over.
                 self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
                 self._open_sink(restored, None)
                 closing.push(self._close_sink)
@@ -348,7 +352,7 @@ class StageRun:
         )
 
     def _now_ms(self, restored: RestoredStageState) -> int:
-        """Return the time for the expiry of state; all attempts of a run use the same time, so that they see the same values."""
+        """Return the time for the expiry of state, which is the same in all attempts of a run."""
         date = self._settings.logical_date or logical_date_of(self._run_key())
         if date is None and restored.run == self._run_key() and restored.now_ms is not None:
             return restored.now_ms

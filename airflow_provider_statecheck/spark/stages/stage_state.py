@@ -48,7 +48,8 @@ class RestoredStageState:
     """
     The restored checkpoint of a stage; empty on a fresh start.
 
-    The checkpoint may be a savepoint of a stage with another uid; its functions are then matched by their uids within the stage.
+    The checkpoint may be a savepoint of a stage with another uid; its functions are then matched by their uids within
+    the stage.
 
     :param attempt: The registered attempt.
     :param restored: The restored checkpoint; ``None`` on a fresh start.
@@ -262,7 +263,7 @@ class StageStates:
         return dict(self._states[uid])
 
     def saved_with(self, uid: str) -> int | None:
-        """Return the last checkpoint that saved an operator: 0 for an increment without one, ``None`` if it was never saved."""
+        """Return the last checkpoint that saved an operator, 0 for an increment without one; ``None`` for never."""
         return self._saved_with.get(uid)
 
     def update(
@@ -290,7 +291,8 @@ class StageStates:
 
     def _operator_state(self, uid: str) -> OperatorState:
         if uid in self._unchanged:
-            # Restored list state in union mode is duplicated in all subtasks, so the original is saved until the operator runs.
+            # Restored list state in union mode is duplicated in all subtasks, so the original is saved until the
+            # operator runs.
             return replace(self._unchanged[uid], operator_id=operator_id_of(uid), uid=uid)
         return OperatorState(
             operator_id=operator_id_of(uid),

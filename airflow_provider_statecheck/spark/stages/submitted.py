@@ -66,7 +66,8 @@ def load_stage(stage: str | Stage, *, parallelism: int | None = None) -> Stage:
     """
     Load and validate a stage.
 
-    :param stage: The stage, or its location as ``module:attribute``; a callable at the location is called and returns it.
+    :param stage: The stage, or its location as ``module:attribute``; a callable at the location is called and returns
+        it.
     :param parallelism: Number of subtasks, instead of the stage's own.
     :raises InvalidConfigurationError: if there is no stage, or its steps do not fit together.
     """

@@ -1,8 +1,8 @@
 """
 Table or query of a SQL source: columns, types and key ranges.
 
-The ranges of a relation include their upper bound and exclude their lower bound. One extra range contains the rows without a
-key.
+The ranges of a relation include their upper bound and exclude their lower bound. One extra range contains the rows
+without a key.
 """
 
 from __future__ import annotations

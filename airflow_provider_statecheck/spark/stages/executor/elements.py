@@ -59,7 +59,7 @@ class Elements:
 
 
 def rows_of(table: Any) -> list[Any]:
-    """Return the rows of a table as named tuples; columns whose names are not identifiers are accessible by position."""
+    """Return the rows of a table as named tuples; columns whose names are not identifiers get positional names."""
     # Equivalent to _make, without a Python frame for each row.
     make = partial(tuple.__new__, row_type(tuple(table.column_names)))
     columns = [python_values(column) for column in table.columns]

@@ -1,8 +1,8 @@
 """
 One Spark task of a vertex: a chain of functions.
 
-A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or writes it
-to the sink. Its last message is its report for the driver.
+A task reads data and messages of the vertex before it, runs its functions, saves their state, and passes on data or
+writes it to the sink. Its last message is its report for the driver.
 """
 
 from __future__ import annotations
