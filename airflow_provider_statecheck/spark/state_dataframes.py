@@ -1,4 +1,4 @@
-"""State of checkpoints as Spark DataFrames, read and written by Spark's tasks."""
+"""Keyed state of checkpoints as Spark DataFrames, read and written by Spark's tasks."""
 
 from __future__ import annotations
 
@@ -30,91 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def spark_schema_of(schema: Any) -> Any:
-    """
-    Return the schema of Spark for rows of an Arrow schema.
-
-    :raises UnsupportedStateError: for a type that Spark does not have.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(taken_schema(schema))
-
-
-def taken_schema(schema: Any) -> Any:
-    """
-    Return the Arrow schema in which Spark takes the rows of another one; each of their values has a place in it.
-
-    :raises UnsupportedStateError: for a type that Spark does not have.
-    """
-    import pyarrow as pa
-
-    return pa.schema([(field.name, _taken(field.type, field.name)) for field in schema])
-
-
-def as_spark_takes_it(table: Any) -> Any:
-    """
-    Return rows in types that Spark takes.
-
-    :raises UnsupportedStateError: for a type that Spark does not have.
-    """
-    wanted = taken_schema(table.schema)
-    return table if wanted == table.schema else table.cast(wanted)
-
-
-def _taken(kind: Any, column: str) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _taken(field.type, column)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(_taken(kind.key_type, column), _taken(kind.item_type, column))
-    if types.is_list(kind):
-        return pa.list_(_taken(kind.value_type, column))
-    if types.is_timestamp(kind):
-        # Spark knows moments as those of UTC.
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    found = _widened().get(kind) or _of_its_kind(kind)
-    if found is None:
-        raise UnsupportedStateError(
-            f"Expected types of state that Spark has, found {kind} in the column {column!r}; read it with "
-            f"airflow_provider_statecheck.state.reading.state_reader, which gives Arrow."
-        )
-    return found
-
-
-def _widened() -> dict[Any, Any]:
-    import pyarrow as pa
-
-    return {
-        pa.uint8(): pa.int16(),
-        pa.uint16(): pa.int32(),
-        pa.uint32(): pa.int64(),
-        pa.uint64(): pa.decimal128(20, 0),
-        pa.float16(): pa.float32(),
-        pa.large_string(): pa.string(),
-        pa.large_binary(): pa.binary(),
-    }
-
-
-def _of_its_kind(kind: Any) -> Any:
-    import pyarrow as pa
-    from pyarrow import types
-
-    if types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if types.is_duration(kind):
-        return pa.duration("us")
-    if types.is_time(kind):
-        # Most sessions refuse Spark's own type of times of day.
-        return pa.string()
-    if types.is_decimal(kind) and kind.precision <= 38:
-        return pa.decimal128(kind.precision, kind.scale)
-    plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    return kind if plain or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) else None
-
-
 _BYTES_PER_TASK = 256 << 20
 _BATCH_ROWS = 1 << 16
 
@@ -133,25 +48,26 @@ def read_state(
     partitions: int | None = None,
 ) -> DataFrame:
     """
-    Return a keyed state of a checkpoint as a DataFrame; its tasks read the files, each those of some key groups.
+    Return a keyed state of a checkpoint as a DataFrame; each of its tasks reads the files of a range of key groups.
 
-    There is a column for each column of the key, and ``value``; of a map there is a row for each entry, with ``map_key`` and
+    The columns are those of the key, and ``value``. A map state has a row for each entry, with the columns ``map_key`` and
     ``map_value``.
 
     :param spark: The session.
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
-    :param name: Of the state.
-    :param uid: Of the function; needed where several have a state of that name.
-    :param storage_options: Options of the filesystem; they go to the tasks and are shown nowhere.
-    :param allowed_locations: Where else the checkpoint may name files, as URIs such as ``s3://archive``.
-    :param now: What has expired by then is left out; by default what had expired when the checkpoint was taken.
-    :param with_times: Whether state that expires gets a column ``last_access``.
-    :param namespaces: Whether to read rows of namespaces too, with a column ``namespace``.
-    :param partitions: How many tasks read; by default as many as the session works on at once, or more for large state.
-    :raises CheckpointNotFoundError: if nothing is there.
-    :raises UnknownStateError: if the checkpoint has no such state, naming those that it has.
-    :raises InvalidConfigurationError: if several functions have one, or for a number of partitions below 1.
-    :raises UnsupportedStateError: for types that this release or Spark does not know.
+    :param name: Name of the state.
+    :param uid: Uid of the function; required if several functions have a state of this name.
+    :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text.
+    :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
+        ``s3://archive``.
+    :param now: Time by which expired values are left out; by default, the time of the checkpoint.
+    :param with_times: Whether state with a time-to-live gets a column ``last_access``.
+    :param namespaces: Whether to include rows of namespaces, with a column ``namespace``.
+    :param partitions: Number of tasks; by default the parallelism of the session, or more for large state.
+    :raises CheckpointNotFoundError: if there is no checkpoint.
+    :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
+    :raises InvalidConfigurationError: if several functions have the state, or for a number of partitions below 1.
+    :raises UnsupportedStateError: for types that this release or Spark does not support.
     :raises StorageError: if the storage fails.
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
@@ -164,7 +80,7 @@ def read_state(
 
 @dataclass(frozen=True, slots=True)
 class StateReading:
-    """The work of the tasks; it goes to them by pickling and shows no credentials."""
+    """Function of the tasks that read state; picklable, and its text contains no credentials."""
 
     storage: TaskStorage
     content: StateContent
@@ -173,14 +89,14 @@ class StateReading:
 
     def spark_schema(self) -> Any:
         """
-        Return the columns as Spark has them.
+        Return the Spark schema of the rows.
 
-        :raises UnsupportedStateError: for a type that Spark does not have.
+        :raises UnsupportedStateError: for a type that Spark does not support.
         """
         return spark_schema_of(StateReader(self.storage.open(), self.content, self.view).schema)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Read the key groups of each number that comes in."""
+        """Yield the rows of the key groups of each task number."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from self._read(key_group_range_of(number, self.tasks, self.content.max_parallelism))
@@ -188,19 +104,21 @@ class StateReading:
     def _read(self, owned: KeyGroupRange) -> Iterator[Any]:
         reader = StateReader(self.storage.open(), self.content.within(owned), self.view)
         for table in reader.tables(owned):
-            yield from as_spark_takes_it(table).to_batches(max_chunksize=_BATCH_ROWS)
+            yield from to_spark_types(table).to_batches(max_chunksize=_BATCH_ROWS)
 
 
 def _number_of_tasks(spark: SparkSession, content: StateContent, partitions: int | None) -> int:
     if partitions is not None and partitions < 1:
-        raise InvalidConfigurationError(f"Expected at least 1 partition, found {partitions}.")
+        raise InvalidConfigurationError(
+            f"Expected at least 1 partition, found {partitions}; pass a positive number, or none for the default."
+        )
     size = sum(handle.state_size for handle in content.handles)
     wanted = partitions or max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK))
     return min(wanted, content.max_parallelism)
 
 
 def tasks_at_once(spark: SparkSession) -> int:
-    """Return how many tasks a session works on at once, as far as it can tell."""
+    """Return the default parallelism of a session."""
     from airflow_provider_statecheck.spark.driver.session import is_connect
 
     if is_connect(spark):
@@ -208,9 +126,9 @@ def tasks_at_once(spark: SparkSession) -> int:
     return int(spark.sparkContext.defaultParallelism)
 
 
-_WRITTEN = "subtask int, rows bigint, handle string, code string, problem string"
-_OF_DATA = {each.code: each for each in (InvalidConfigurationError, UnsupportedStateError)}
-"""Errors that no repetition of a task would cure."""
+_REPORT = "subtask int, rows bigint, handle string, code string, problem string"
+_DATA_ERRORS = {each.code: each for each in (InvalidConfigurationError, UnsupportedStateError)}
+"""Errors of the data, for which a retry of the task is useless; tasks report them as rows."""
 
 
 def write_savepoint(
@@ -231,21 +149,21 @@ def write_savepoint(
     clock: Clock | None = None,
 ) -> str:
     """
-    Write a savepoint with a keyed state that is given, and return its pointer; a stage begins at it by ``from_savepoint``.
+    Write a savepoint with a keyed state and return its pointer; a stage restores it by ``from_savepoint``.
 
-    It is as :func:`airflow_provider_statecheck.state.writing.write_savepoint.write_savepoint`, but each task writes the state
-    of one subtask, which it has in memory while it sorts it.
+    Works like :func:`airflow_provider_statecheck.state.writing.write_savepoint.write_savepoint`, but each Spark task sorts
+    and writes the state of one subtask, in memory.
 
-    :param data: A DataFrame with the columns that ``read_state`` gives.
-    :param parallelism: How many subtasks the state of a function is cut into that the base does not have; by default as
-        many as the session works on at once.
-    :raises InvalidConfigurationError: for arguments or columns that are missing or do not fit, and for a key that is there twice.
+    :param data: DataFrame with the columns of ``read_state``.
+    :param parallelism: Number of subtasks of a function that the base does not contain; by default the parallelism of the
+        session.
+    :raises InvalidConfigurationError: for missing or invalid arguments or columns, and for duplicate keys.
     :raises UnsupportedStateError: for values that do not fit the types.
-    :raises UnknownStateError: for a name alone that the base does not have.
-    :raises IncompatibleCheckpointError: if the base is another stage's.
-    :raises StateMigrationError: for another key than that of the base.
-    :raises CheckpointNotFoundError: if there is no base, or a file of it is missing.
-    :raises StorageError: if the storage fails; what was written is deleted.
+    :raises UnknownStateError: for a name without a type that the base does not contain.
+    :raises IncompatibleCheckpointError: if the base is of another stage.
+    :raises StateMigrationError: if the key differs from that of the base.
+    :raises CheckpointNotFoundError: if the base or a file of it is missing.
+    :raises StorageError: if the storage fails; written files are deleted.
     """
     given = GivenState(
         state=state,
@@ -261,13 +179,13 @@ def write_savepoint(
     now = (clock or SystemClock()).now().isoformat()
     edit = open_edit(place, source, target, storage_options, now)
     with edit.deleting_on_failure():
-        written, rows = _written(data, place, edit)
+        written, rows = _write_handles(data, place, edit)
         return edit.finish(written, audit_of(place, base, rows, by, now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskWriting:
-    """The work of the tasks; it goes to them by pickling, without any code of the user."""
+    """Function of the tasks that write state; picklable, without user code."""
 
     storage: TaskStorage
     directory: str
@@ -279,26 +197,26 @@ class SubtaskWriting:
     parallelism: int
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Write the rows of a partition and say where they are, or what is wrong with them."""
+        """Write the rows of a partition, and yield its handle or its error as a row."""
         import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         subtask = 0 if context is None else context.partitionId()
-        found: dict[str, Any] = {"subtask": subtask, "rows": 0, "handle": None, "code": None, "problem": None}
+        report: dict[str, Any] = {"subtask": subtask, "rows": 0, "handle": None, "code": None, "problem": None}
         tables = [pa.Table.from_batches([batch]).drop_columns([KEY_GROUP_COLUMN]) for batch in batches]
         try:
-            found |= self._write(subtask, pa.concat_tables(tables)) if tables else {}
-        except tuple(_OF_DATA.values()) as error:
-            found |= {"code": error.code, "problem": str(error)}
-        yield pa.RecordBatch.from_pylist([found], schema=_report_schema())
+            report |= self._write(subtask, pa.concat_tables(tables)) if tables else {}
+        except tuple(_DATA_ERRORS.values()) as error:
+            report |= {"code": error.code, "problem": str(error)}
+        yield pa.RecordBatch.from_pylist([report], schema=_report_schema())
 
     def _write(self, subtask: int, data: Any) -> dict[str, Any]:
         new = NewRows(registered(self.schema), self.keys, self.max_parallelism)
         rows = new.of(data)
         handles = NewHandles(self.storage.open(), self.directory, self.epoch, self.is_full)
         handle = handles.write(new, rows, self._owned(subtask))
-        encoded = None if handle is None else json.dumps(encode_keyed(handle, _same))
+        encoded = None if handle is None else json.dumps(encode_keyed(handle, _unchanged))
         return {"rows": rows.num_rows, "handle": encoded}
 
     def _owned(self, subtask: int) -> KeyGroupRange:
@@ -309,10 +227,12 @@ def _report_schema() -> Any:
     import pyarrow as pa
 
     kinds = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
-    return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _WRITTEN.split(", "))])
+    return pa.schema([(name, kinds[kind]) for name, kind in (each.split() for each in _REPORT.split(", "))])
 
 
-def _written(data: DataFrame, place: StateTarget, edit: SavepointEdit) -> tuple[Sequence[KeyedStateHandle | None], int]:
+def _write_handles(
+    data: DataFrame, place: StateTarget, edit: SavepointEdit
+) -> tuple[Sequence[KeyedStateHandle | None], int]:
     rows = place.rows
     task = SubtaskWriting(
         storage=TaskStorage.of(edit.handles.storage),
@@ -325,21 +245,106 @@ def _written(data: DataFrame, place: StateTarget, edit: SavepointEdit) -> tuple[
         parallelism=place.parallelism,
     )
     key = key_column_names([field.name for field in rows.keys.fields])
-    dealt = shuffled(data, key, rows.max_parallelism, place.parallelism)
-    found = dealt.mapInArrow(task, _WRITTEN).collect()
-    _require_written([(row.code, row.problem) for row in found])
+    by_subtask = shuffled(data, key, rows.max_parallelism, place.parallelism)
+    reports = by_subtask.mapInArrow(task, _REPORT).collect()
+    _raise_data_error([(report.code, report.problem) for report in reports])
     handles: list[KeyedStateHandle | None] = [None] * place.parallelism
-    for row in found:
-        handles[row.subtask] = None if row.handle is None else decode_keyed(json.loads(row.handle), _same)
-    return handles, sum(row.rows for row in found)
+    for report in reports:
+        handles[report.subtask] = None if report.handle is None else decode_keyed(json.loads(report.handle), _unchanged)
+    return handles, sum(report.rows for report in reports)
 
 
-def _require_written(problems: list[tuple[str | None, str | None]]) -> None:
+def _raise_data_error(problems: list[tuple[str | None, str | None]]) -> None:
     for code, problem in problems:
         if code is not None:
-            kind: type[StateCheckError] = _OF_DATA[code]
+            kind: type[StateCheckError] = _DATA_ERRORS[code]
             raise kind(problem or code)
 
 
-def _same(uri: str) -> str:
+def _unchanged(uri: str) -> str:
     return uri
+
+
+def spark_schema_of(schema: Any) -> Any:
+    """
+    Return the Spark schema for rows of an Arrow schema.
+
+    :raises UnsupportedStateError: for a type that Spark does not support.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(spark_arrow_schema(schema))
+
+
+def spark_arrow_schema(schema: Any) -> Any:
+    """
+    Return an Arrow schema with types that Spark supports and that can represent all values of a schema.
+
+    :raises UnsupportedStateError: for a type that Spark does not support.
+    """
+    import pyarrow as pa
+
+    return pa.schema([(field.name, _spark_arrow_type(field.type, field.name)) for field in schema])
+
+
+def to_spark_types(table: Any) -> Any:
+    """
+    Return a table with its columns cast to types that Spark supports.
+
+    :raises UnsupportedStateError: for a type that Spark does not support.
+    """
+    wanted = spark_arrow_schema(table.schema)
+    return table if wanted == table.schema else table.cast(wanted)
+
+
+def _spark_arrow_type(kind: Any, column: str) -> Any:
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _spark_arrow_type(field.type, column)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_spark_arrow_type(kind.key_type, column), _spark_arrow_type(kind.item_type, column))
+    if types.is_list(kind):
+        return pa.list_(_spark_arrow_type(kind.value_type, column))
+    if types.is_timestamp(kind):
+        # Timestamps with a time zone are in UTC in Spark.
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    found = _wider_types().get(kind) or _plain_type(kind)
+    if found is None:
+        raise UnsupportedStateError(
+            f"Expected types of state that Spark supports, found {kind} in the column {column!r}; read it with "
+            f"airflow_provider_statecheck.state.reading.state_reader, which returns Arrow tables."
+        )
+    return found
+
+
+def _wider_types() -> dict[Any, Any]:
+    import pyarrow as pa
+
+    return {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.decimal128(20, 0),
+        pa.float16(): pa.float32(),
+        pa.large_string(): pa.string(),
+        pa.large_binary(): pa.binary(),
+    }
+
+
+def _plain_type(kind: Any) -> Any:
+    import pyarrow as pa
+    from pyarrow import types
+
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_time(kind):
+        # Spark's type for times of day is disabled in most sessions.
+        return pa.string()
+    if types.is_decimal(kind) and kind.precision <= 38:
+        return pa.decimal128(kind.precision, kind.scale)
+    is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return kind if is_number or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) else None

@@ -78,7 +78,7 @@ class TableChanges:
         :raises StaleAttemptError: if a newer attempt has the table.
         """
         table = self.table.load()
-        with self.table.failures_told():
+        with self.table.redacted_failures():
             ledger = read_ledger(table, self.lineage) or self.new_ledger
         ledger.require_newest(self.epoch, self.table.name)
         return table, ledger
@@ -103,7 +103,7 @@ class TableChanges:
 
     def _make_once(self, decide: Decision) -> StateCheckError | None:
         table, ledger = self.read()
-        with self.table.failures_told():
+        with self.table.redacted_failures():
             change = decide(table, ledger)
         return None if change is None else self._try(table, change)
 
@@ -388,7 +388,7 @@ class IcebergSink:
     def _opened_by(self, context: SinkContext, table: OpenTable) -> IcebergCommitter:
         lineage = lineage_of(context.job_id, context.uid)
         loaded = table.load()
-        with table.failures_told():
+        with table.redacted_failures():
             require_writable_table(loaded, table.name)
             require_partitionable(loaded, table.name)
             require_fitting_columns(loaded, context.schema, table.name)
@@ -402,7 +402,7 @@ class IcebergSink:
         return committer
 
     def _aim(self, table: OpenTable, lineage: str) -> None:
-        with table.failures_told():
+        with table.redacted_failures():
             self._target = WriterTarget.of(table.latest, table.name, lineage, self._buffer_bytes)
 
     def _release(self) -> None:

@@ -111,7 +111,7 @@ class IcebergSource:
         table = OpenTable(self._address)
         try:
             loaded = table.load()
-            with table.failures_told():
+            with table.redacted_failures():
                 return self._enumerator(spark, IcebergRanges(loaded, table.name, self._on_change), restored, new_run)
         finally:
             table.close()

@@ -356,7 +356,7 @@ class DeltaTableAccess:
         :raises StorageError: if the storage fails, or the version cannot be read any more.
         """
         library = deltalake()
-        with self._failures_told("read"):
+        with self._redacted_failures("read"):
             try:
                 return DeltaSnapshot(library.DeltaTable(self.uri, version=version, storage_options=self._options()))
             except library.exceptions.TableNotFoundError:
@@ -420,7 +420,7 @@ class DeltaTableAccess:
 
     def _won(self, make: Callable[[], None], is_unchanged: Callable[[], bool]) -> bool:
         library = deltalake()
-        with self._failures_told("commit"):
+        with self._redacted_failures("commit"):
             try:
                 make()
             except library.exceptions.DeltaError:
@@ -479,7 +479,7 @@ class DeltaTableAccess:
         return self.options.reveal() or None
 
     @contextmanager
-    def _failures_told(self, what: str) -> Iterator[None]:
+    def _redacted_failures(self, what: str) -> Iterator[None]:
         try:
             yield
         except StateCheckError:

@@ -70,7 +70,7 @@ class OpenTable:
         :raises EnvironmentNotReadyError: if there is none, or pyiceberg is missing.
         :raises StorageError: if the catalog does not answer.
         """
-        with self.failures_told():
+        with self.redacted_failures():
             if self._catalog is None:
                 self._catalog = _load_catalog(self._address)
             self.latest = self._catalog.load_table(self._address.table)
@@ -88,7 +88,7 @@ class OpenTable:
         return StorageError(f"The Iceberg table {self.name} failed: {type(error).__name__}: {said}.")
 
     @contextmanager
-    def failures_told(self) -> Iterator[None]:
+    def redacted_failures(self) -> Iterator[None]:
         """
         Tell failures of a catalog or of its storage as errors of this package.
 

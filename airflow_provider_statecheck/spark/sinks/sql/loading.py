@@ -220,7 +220,7 @@ def _tables(files: TargetFiles, file: StagedFile) -> Iterator[Any]:
         raise CorruptStateError(
             f"Expected the staged file {name} in {files.target}, found none; {why_gone(files.is_local)}"
         )
-    with place.failures_told(name), place.open(name, file.size_bytes) as opened:
+    with place.redacted_failures(name), place.open(name, file.size_bytes) as opened:
         parquet = pq.ParquetFile(opened, page_checksum_verification=True)
         for batch in parquet.iter_batches(batch_size=_ROWS_AT_ONCE):
             yield pa.Table.from_batches([batch])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
-from airflow_provider_statecheck.spark.state_dataframes import as_spark_takes_it
+from airflow_provider_statecheck.spark.state_dataframes import to_spark_types
 from airflow_provider_statecheck.state.writing.new_rows import conformed
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -33,7 +33,7 @@ COLUMNS: list[Any] = [
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type))
 def test_what_spark_was_given_comes_back_in_its_own_type(column: Any) -> None:
-    taken = as_spark_takes_it(pa.table({"value": column})).column("value").combine_chunks()
+    taken = to_spark_types(pa.table({"value": column})).column("value").combine_chunks()
     back = conformed(taken, column.type, "value")
     assert back.type == column.type
     assert back.to_pylist() == column.to_pylist()
