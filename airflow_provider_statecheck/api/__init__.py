@@ -1,1 +1,1 @@
-"""The coordinator on Airflow's api-server."""
+"""HTTP API of the coordinator on Airflow's api-server."""

@@ -1,4 +1,8 @@
-"""Who may call what: the rules between a token and a route."""
+"""
+Authorization of calls.
+
+A route depends on the record of the caller's token and checks it with one of the functions ``require_*``.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.token_store import Caller, TokenRecord
 
-_bearer = HTTPBearer(auto_error=False, description="A token given by this API.")
+_bearer = HTTPBearer(auto_error=False, description="A token issued by this API.")
 
 
 def services_of(request: Request) -> Services:
-    """Return what the app was made with."""
+    """Return the services of the app."""
     services: Services = request.app.state.services
     return services
 
@@ -30,7 +34,7 @@ ServicesDep = Annotated[Services, Depends(services_of)]
 
 
 def takes_test_jobs(request: Request) -> bool:
-    """Tell whether the app serves a test run."""
+    """Return ``True`` if the app serves a test run."""
     return bool(request.app.state.takes_test_jobs)
 
 
@@ -39,18 +43,18 @@ TakesTestJobsDep = Annotated[bool, Depends(takes_test_jobs)]
 
 async def check_token(request: Request) -> None:
     """
-    Look up what the caller's token means, before anything of the caller's message is read.
+    Look up the caller's token before the message is read.
 
-    :raises AccessDeniedError: if there is none or it is not valid.
+    :raises AccessDeniedError: if the token is missing or invalid.
     """
     header = await _bearer(request)
     if header is None or not header.credentials:
-        raise AccessDeniedError("Expected a token in the header Authorization, found none; ask for one first.")
+        raise AccessDeniedError("Expected a token in the header Authorization, found none; request one first.")
     request.state.token = await run_in_threadpool(services_of(request).tokens.check, header.credentials)
 
 
 def checked_token(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> TokenRecord:
-    """Return what the caller's token means, as :func:`check_token` found it."""
+    """Return the record of the caller's token, which :func:`check_token` has looked up."""
     token: TokenRecord = request.state.token
     return token
 
@@ -60,46 +64,50 @@ TokenDep = Annotated[TokenRecord, Depends(checked_token)]
 
 def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:
     """
-    Refuse a call for any attempt but the token's own.
+    Require the token of an attempt.
 
-    :raises AccessDeniedError: otherwise.
+    :raises AccessDeniedError: if the token belongs to another attempt or to none.
     """
     if attempt is None or token.attempt != attempt:
-        raise AccessDeniedError("Expected the token of the attempt that is spoken for, found another's.")
+        raise AccessDeniedError(
+            "Expected the token of the attempt in the message, found another token; use the token that registered it."
+        )
 
 
 def require_job(token: TokenRecord, job_id: JobId) -> None:
     """
-    Refuse any job but the token's own; a task that has registered nothing may read all.
+    Require a token that may read a job: one bound to this job, or one not yet bound to any job.
 
-    :raises AccessDeniedError: otherwise.
+    :raises AccessDeniedError: if the token is bound to another job.
     """
     if token.job_id not in (None, job_id):
-        raise AccessDeniedError(f"Expected the token of job {job_id}, found that of job {token.job_id}.")
+        raise AccessDeniedError(
+            f"Expected a token of job {job_id}, found one of job {token.job_id}; request a new token."
+        )
 
 
 def require_task(token: TokenRecord) -> None:
     """
-    Refuse what only a task may do that has registered nothing with its token.
+    Require the token of a task that is not yet bound to a job.
 
-    :raises AccessDeniedError: otherwise.
+    :raises AccessDeniedError: if the token is bound to a job.
     """
     if token.is_read_only or token.job_id is not None:
-        raise AccessDeniedError("Expected the token of a task, found one that is bound to a job; ask for another.")
+        raise AccessDeniedError("Expected the token of a task, found one that is bound to a job; request a new token.")
 
 
 def require_maintenance(token: TokenRecord, services: Services) -> None:
     """
-    Refuse what only a task of a maintenance Dag may do.
+    Require the token of a task of a maintenance Dag.
 
-    :raises AccessDeniedError: for the token of any other task, or one that is bound to a job.
+    :raises AccessDeniedError: if the task belongs to another Dag, or if the token is bound to a job.
     """
     require_task(token)
     allowed = services.maintenance_dags()
     if token.caller.dag_id not in allowed:
         raise AccessDeniedError(
-            f"Expected a task of a Dag that [statecheck] maintenance_dags names ({', '.join(sorted(allowed)) or 'none'}), "
-            f"found one of {token.caller.dag_id!r}."
+            f"Expected a task of a Dag in [statecheck] maintenance_dags ({', '.join(sorted(allowed)) or 'none'}), "
+            f"found one of {token.caller.dag_id!r}; add the Dag to the option."
         )
 
 
@@ -107,49 +115,51 @@ def require_registration(
     token: TokenRecord, request: RegisterAttempt, tasks: TaskDirectory, *, takes_test_jobs: bool
 ) -> RegisterAttempt:
     """
-    Return a registration in the caller's own name.
+    Return the registration with the caller as its owner.
 
-    A token that is bound to an attempt may only repeat that attempt's registration.
+    A token that is bound to an attempt can only repeat the registration of this attempt.
 
-    :param takes_test_jobs: Whether it may be one of a test run.
-    :raises AccessDeniedError: for a job or task that is not the caller's.
+    :param takes_test_jobs: Accept jobs of test runs.
+    :raises AccessDeniedError: if the job or the task does not belong to the caller.
     """
     if is_test_job(request.job_name) and not takes_test_jobs:
         raise AccessDeniedError(
-            f"Expected a job whose name does not begin with {TEST_NAMESPACE!r}, found {request.job_name!r}; a test run does "
-            f"not register here, and a real job needs another name."
+            f"Expected a job whose name does not start with {TEST_NAMESPACE!r}, found {request.job_name!r}; rename the job, "
+            f"since test runs do not register at this server."
         )
     if token.attempt is None:
         require_task(token)
-        _refuse_foreign_job(token.caller, request.job_name, tasks)
+        _reject_job_of_other_dag(token.caller, request.job_name, tasks)
     elif (token.attempt_key, token.job_id) != (request.attempt_key, job_id_of(request.job_name)):
         raise AccessDeniedError(
-            "Expected the registration that this token is bound to, found another; ask for a token."
+            "Expected the registration that this token is bound to, found another one; request a new token."
         )
     return replace(request, owner=owner_of(token.caller, request.owner))
 
 
 def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
     """
-    Return an owner whose Airflow coordinates are those of the caller, whatever it says.
+    Return the claimed owner with the Airflow coordinates of the caller.
 
-    :raises AccessDeniedError: if it names another task.
+    :raises AccessDeniedError: if the claimed owner is another task.
     """
     task = f"{caller.dag_id}/{caller.task_id}"
     if claimed.logical_task != task and not claimed.logical_task.startswith(f"{task}["):
-        raise AccessDeniedError(f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}.")
+        raise AccessDeniedError(
+            f"Expected a registration of task {task!r}, found one of {claimed.logical_task!r}; use the token of that task."
+        )
     return replace(claimed, run_id=caller.run_id, airflow=caller.coordinates)
 
 
 def dags_of(view: JobView) -> set[str]:
     """
-    Return the Dags whose tasks work on a job; who may read all of them may see it.
+    Return the Dags whose tasks work on a job; a user who may read all of them may view the job.
 
-    The attempts of a script or of a recovered job name no task. An operator that has no others may be any Dag's: it
-    counts as that of the Dag after which the job is named, if this Dag works on the job itself, for the coordinator lets
-    no other one in then. The name alone proves nothing.
+    Attempts of scripts and of recovered jobs have no Dag. An operator with only such attempts counts as one of the Dag
+    after which the job is named, provided that this Dag has attempts in the job: the coordinator then rejects
+    registrations from other Dags. The name alone is no proof.
 
-    :raises AccessDeniedError: if it cannot be told whose an operator is.
+    :raises AccessDeniedError: if the Dag of an operator is unknown.
     """
     known = [(attempt.operator_id, dict(attempt.owner.airflow).get("dag_id", "")) for attempt in view.attempts]
     dags = {dag_id for _, dag_id in known if dag_id}
@@ -157,18 +167,17 @@ def dags_of(view: JobView) -> set[str]:
     unknown = {operator.operator_id for operator in view.operators} - {each for each, dag_id in known if dag_id}
     if not dags or (unknown and not is_named_after_one):
         raise AccessDeniedError(
-            f"Expected tasks of Airflow to work on every operator of job {view.job.job_id}, found one of which no Dag is "
-            f"known, as after a recovery; 'airflow statecheck checkpoints' shows the job, and so does this page once its "
-            f"tasks have run again."
+            f"Expected a known Dag for every operator of job {view.job.job_id}, found an operator without one, as after a "
+            f"recovery; use 'airflow statecheck checkpoints', or view this page after the tasks have run again."
         )
     return dags
 
 
-def _refuse_foreign_job(caller: Caller, job_name: str, tasks: TaskDirectory) -> None:
-    # A job that lives with a run is named after its Dag; a Dag must not open another's.
+def _reject_job_of_other_dag(caller: Caller, job_name: str, tasks: TaskDirectory) -> None:
+    # A job that ends with its run is named after its Dag; a Dag must not open the job of another one.
     first, slash, _ = job_name.partition("/")
     if slash and first != caller.dag_id and tasks.is_dag(first):
         raise AccessDeniedError(
-            f"Expected a job of Dag {caller.dag_id!r}, found {job_name!r}, which by its name belongs to Dag {first!r}; "
-            f"name the job otherwise."
+            f"Expected a job of Dag {caller.dag_id!r}, found {job_name!r}, whose name starts with the id of Dag {first!r}; "
+            f"rename the job."
         )

@@ -1,4 +1,4 @@
-"""The API as Airflow's api-server mounts it, with login for Airflow users."""
+"""The API as mounted by Airflow's api-server, with tokens and pages for Airflow users."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 def login(
     task: Annotated[Caller, Body(openapi_examples=examples.LOGIN)], services: ServicesDep, user: GetUserDep
 ) -> IssuedToken:
-    """Give a task's token to a user of Airflow who may edit instances of that task."""
+    """Issue the token of a task to an Airflow user who may edit task instances of its Dag."""
     dag = DagDetails(id=task.dag_id, team_name=DagModel.get_team_name(task.dag_id))
     may_edit = get_auth_manager().is_authorized_dag(
         method="PUT", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
     )
     if not may_edit:
-        raise AccessDeniedError(f"Expected a user who may edit task instances of Dag {task.dag_id!r}, found another.")
+        raise AccessDeniedError(
+            f"Expected a user who may edit task instances of Dag {task.dag_id!r}, found one without this permission; "
+            f"grant it or use another user."
+        )
     return services.tokens.issue(task)
 
 
 def create_airflow_app() -> FastAPI:
-    """Make the app; Airflow's database is opened by the first request."""
+    """Create the app; the first request opens Airflow's database."""
     app = create_app(airflow_services())
     app.include_router(router, prefix=VERSION_PATH)
     app.include_router(pages.router)

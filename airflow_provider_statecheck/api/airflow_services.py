@@ -1,8 +1,8 @@
 """
-The API's services on Airflow's own database: tasks, liveness and ends of Dag runs.
+Services of the API on Airflow's database: authentication of tasks, liveness of tasks, and ends of Dag runs.
 
-A task writes the hash of a secret into its own task state store, which Airflow lets nobody else write, and then shows
-the secret. So no worker has to be given a password, whatever executor runs it.
+A task authenticates with a secret: it writes the hash into its own task state store, to which only the task itself can
+write, and then sends the secret. Workers therefore need no password, with any executor.
 """
 
 from __future__ import annotations
@@ -32,147 +32,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-class AirflowTasks:
-    """Task instances in Airflow's database; only where the ORM is open."""
-
-    def prove(self, ti_id: str, secret: str) -> Caller:
-        """
-        Return the running task instance that holds a secret, which is of no use any more afterwards.
-
-        :raises AccessDeniedError: if there is none, it does not run, or the secret is not its own.
-        :raises CoordinatorUnavailableError: if the database does not answer.
-        """
-        from airflow.utils.session import create_session
-
-        # A session of its own: the first statement of the transaction is the lock.
-        with executing(), create_session(scoped=False) as session:
-            _lock_if_sqlite(session)
-            ti = _running_task(session, ti_id)
-            _use_up(session, ti, secret)
-            return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
-
-    def is_waiting(self, caller: Caller) -> bool:
-        """Tell whether a task instance runs or is deferred."""
-        return task_state(caller) in ("running", "deferred")
-
-    def is_dag(self, dag_id: str) -> bool:
-        """Tell whether there is a Dag of this id."""
-        from airflow.models.dag import DagModel
-        from airflow.utils.session import create_session
-
-        with executing(), create_session() as session:
-            return session.get(DagModel, dag_id) is not None
-
-
-def task_state(task: Caller) -> str | None:
-    """Return the state of a task instance, ``None`` if there is no such one."""
-    from airflow.models.taskinstance import TaskInstance
-    from airflow.utils.session import create_session
-    from sqlalchemy import select
-
-    query = select(TaskInstance.state).where(
-        TaskInstance.dag_id == task.dag_id,
-        TaskInstance.run_id == task.run_id,
-        TaskInstance.task_id == task.task_id,
-        TaskInstance.map_index == task.map_index,
-    )
-    with executing(), create_session() as session:
-        return session.scalar(query)
-
-
-def _lock_if_sqlite(session: Session) -> None:
-    # SQLite has no row locks: two exchanges would both read the secret before either deletes it.
-    from sqlalchemy import text
-
-    if session.get_bind().dialect.name == "sqlite":
-        session.execute(text("BEGIN IMMEDIATE"))
-
-
-def _running_task(session: Session, ti_id: str) -> TaskInstance:
-    from airflow.models.taskinstance import TaskInstance
-
-    # The lock makes two exchanges of one secret wait for each other, so that only the first finds it.
-    ti = session.get(TaskInstance, _uuid(ti_id), with_for_update={"of": TaskInstance})
-    if ti is None or ti.state != "running":
-        raise AccessDeniedError(
-            f"Expected a running task instance {ti_id}, found {'none' if ti is None else ti.state}; only a task that "
-            f"runs gets a token."
-        )
-    return ti
-
-
-def _use_up(session: Session, ti: TaskInstance, secret: str) -> None:
-    from airflow.state import TaskScope, get_state_backend
-
-    backend = get_state_backend()
-    scope = TaskScope(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
-    written = backend.get(scope, CHALLENGE_KEY, session=session)
-    if written is None or not _is_equal(_text(written), challenge_of(secret)):
-        raise AccessDeniedError(
-            f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that was "
-            f"used before."
-        )
-    backend.delete(scope, CHALLENGE_KEY, session=session)
-
-
-def _is_equal(one: str, other: str) -> bool:
-    # Of texts, the comparison takes ASCII alone, and anything may be in the store.
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
-
-
-def _text(stored: str) -> str:
-    # The task's side stores any JSON value; the server keeps it as JSON text.
-    try:
-        return str(json.loads(stored))
-    except ValueError:
-        return stored
-
-
-def _uuid(ti_id: str) -> UUID:
-    try:
-        return UUID(ti_id)
-    except ValueError:
-        raise AccessDeniedError("Expected the id of a task instance, found something else.") from None
-
-
-class AirflowTaskLiveness:
-    """Looks at the task instance's row; only where the ORM is open."""
-
-    def is_running(self, owner: AttemptOwner) -> bool:
-        """Tell whether the owner's task instance is in the state ``running``."""
-        coordinates = dict(owner.airflow)
-        if not coordinates:
-            return False
-        task = Caller(
-            dag_id=coordinates["dag_id"],
-            run_id=coordinates["run_id"],
-            task_id=coordinates["task_id"],
-            map_index=int(coordinates["map_index"]),
-        )
-        return task_state(task) == "running"
-
-
-_ENDED = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
-"""A run that somebody marked as failed looks like one that failed; so it counts as the end after which more is kept."""
-
-
-class AirflowRuns:
-    """Looks at the run's row; only where the ORM is open."""
-
-    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Say how the run of an attempt ended, ``None`` as long as it has not; one that is gone was cancelled."""
-        from airflow.models.dagrun import DagRun
-        from airflow.utils.session import create_session
-        from sqlalchemy import select
-
-        run = dict(owner.airflow)
-        query = select(DagRun.state).where(DagRun.dag_id == run["dag_id"], DagRun.run_id == run["run_id"])
-        with executing(), create_session() as session:
-            return _ENDED.get(session.scalar(query))
-
-
 def airflow_services() -> Services:
-    """Return them; the database is opened by the first request."""
+    """Return the services on Airflow's database, which the first request opens."""
     return Services(
         _engine,
         AirflowTasks(),
@@ -197,35 +58,16 @@ def _engine() -> Engine:
     return engine
 
 
-class EndedRun:
-    """
-    A ``RunDirectory`` that knows one run.
-
-    :param dag_id: Its Dag.
-    :param run_id: Its id.
-    :param status: How it ended.
-    """
-
-    def __init__(self, dag_id: str, run_id: str, status: JobStatus) -> None:
-        self._run = (dag_id, run_id)
-        self._status = status
-
-    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
-        """Say how the run of an attempt ended, ``None`` for any other run."""
-        airflow = dict(owner.airflow)
-        return self._status if (airflow.get("dag_id"), airflow.get("run_id")) == self._run else None
-
-
 def settle_ended_run(dag_run: Any, status: JobStatus) -> tuple[int, ...]:
     """
-    Take away from restore what does not stay after this end of a run, in the transaction that ends the run.
+    End the checkpoints that the retention of a job does not retain after the end of its run.
 
-    Rolled back with it, so that no run goes on whose checkpoints are given up. Only rows change; bytes go with the next
-    garbage collection, which also does this where nobody was told of the end.
+    Runs in the transaction that ends the run. If that is rolled back, the run continues with all its checkpoints. Only
+    rows change; the next garbage collection deletes the files, and also settles runs whose end was not reported.
 
     :param dag_run: Airflow's row of the run.
-    :param status: How it ended.
-    :return: The checkpoints that go.
+    :param status: How the run ended.
+    :return: The ids of the ended checkpoints.
     """
     from sqlalchemy.orm import object_session
 
@@ -233,7 +75,7 @@ def settle_ended_run(dag_run: Any, status: JobStatus) -> tuple[int, ...]:
     if session is None:
         return ()
     connection = session.connection()
-    # Whatever fails in here must leave the transaction of the scheduler usable.
+    # After a failure here, the scheduler must still be able to commit its transaction.
     with connection.begin_nested():
         return _settle(connection, dag_run, status)
 
@@ -242,7 +84,7 @@ def _settle(connection: Connection, dag_run: Any, status: JobStatus) -> tuple[in
     from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore
     from airflow_provider_statecheck.metadata.token_store import SqlTokenStore
 
-    # A session on a connection that is within a savepoint commits no more than a savepoint of its own.
+    # A session on a connection inside a savepoint commits only its own nested savepoint.
     engine = cast("Engine", connection)
     ended = EndedRun(dag_run.dag_id, dag_run.run_id, status)
     maintenance = JobMaintenance(JoinedSqlJobStore(connection), ended, SqlTokenStore(engine), SystemClock())
@@ -250,5 +92,168 @@ def _settle(connection: Connection, dag_run: Any, status: JobStatus) -> tuple[in
     try:
         return maintenance.settle_run(job_id_of(f"{dag_run.dag_id}/{run_key}"))
     except CheckpointNotFoundError:
-        # Most runs take no checkpoints.
-        return ()
+        return ()  # most runs have no checkpoints
+
+
+class EndedRun:
+    """
+    A ``RunDirectory`` with a single ended run.
+
+    :param dag_id: Id of the Dag.
+    :param run_id: Id of the run.
+    :param status: How the run ended.
+    """
+
+    def __init__(self, dag_id: str, run_id: str, status: JobStatus) -> None:
+        self._run = (dag_id, run_id)
+        self._status = status
+
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Return how the run of an attempt ended, or ``None`` for any other run."""
+        airflow = dict(owner.airflow)
+        return self._status if (airflow.get("dag_id"), airflow.get("run_id")) == self._run else None
+
+
+class AirflowTasks:
+    """Task instances in Airflow's database; needs access to the ORM."""
+
+    def prove(self, ti_id: str, secret: str) -> Caller:
+        """
+        Return the running task instance that announced a secret; the secret is valid once.
+
+        :raises AccessDeniedError: if the task instance does not exist or does not run, or if the secret is wrong.
+        :raises CoordinatorUnavailableError: if the database does not respond.
+        """
+        from airflow.utils.session import create_session
+
+        # In a new session, the lock is the first statement of the transaction.
+        with executing(), create_session(scoped=False) as session:
+            _lock_if_sqlite(session)
+            ti = _running_task(session, ti_id)
+            _consume_secret(session, ti, secret)
+            return Caller(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
+
+    def is_waiting(self, caller: Caller) -> bool:
+        """Return ``True`` if a task instance runs or is deferred."""
+        return task_state(caller) in ("running", "deferred")
+
+    def is_dag(self, dag_id: str) -> bool:
+        """Return ``True`` if a Dag with this id exists."""
+        from airflow.models.dag import DagModel
+        from airflow.utils.session import create_session
+
+        with executing(), create_session() as session:
+            return session.get(DagModel, dag_id) is not None
+
+
+class AirflowTaskLiveness:
+    """Liveness of tasks by the rows of their task instances; needs access to the ORM."""
+
+    def is_running(self, owner: AttemptOwner) -> bool:
+        """Return ``True`` if the owner's task instance is in the state ``running``."""
+        coordinates = dict(owner.airflow)
+        if not coordinates:
+            return False
+        task = Caller(
+            dag_id=coordinates["dag_id"],
+            run_id=coordinates["run_id"],
+            task_id=coordinates["task_id"],
+            map_index=int(coordinates["map_index"]),
+        )
+        return task_state(task) == "running"
+
+
+_ENDED = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
+"""
+Job status by the state of a run's row; a deleted run counts as cancelled.
+
+The row does not show whether a user marked the run as failed, so such a run counts as failed, which retains more.
+"""
+
+
+class AirflowRuns:
+    """Ends of Dag runs by the rows of the runs; needs access to the ORM."""
+
+    def ended_as(self, owner: AttemptOwner) -> JobStatus | None:
+        """Return how the run of an attempt ended, or ``None`` if it has not ended."""
+        from airflow.models.dagrun import DagRun
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        run = dict(owner.airflow)
+        query = select(DagRun.state).where(DagRun.dag_id == run["dag_id"], DagRun.run_id == run["run_id"])
+        with executing(), create_session() as session:
+            return _ENDED.get(session.scalar(query))
+
+
+def task_state(task: Caller) -> str | None:
+    """Return the state of a task instance, or ``None`` if it does not exist."""
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    query = select(TaskInstance.state).where(
+        TaskInstance.dag_id == task.dag_id,
+        TaskInstance.run_id == task.run_id,
+        TaskInstance.task_id == task.task_id,
+        TaskInstance.map_index == task.map_index,
+    )
+    with executing(), create_session() as session:
+        return session.scalar(query)
+
+
+def _lock_if_sqlite(session: Session) -> None:
+    # SQLite has no row locks: two concurrent exchanges could both read the secret before one of them deletes it.
+    from sqlalchemy import text
+
+    if session.get_bind().dialect.name == "sqlite":
+        session.execute(text("BEGIN IMMEDIATE"))
+
+
+def _running_task(session: Session, ti_id: str) -> TaskInstance:
+    from airflow.models.taskinstance import TaskInstance
+
+    # The lock serialises exchanges of one secret: only the first one finds it.
+    ti = session.get(TaskInstance, _uuid(ti_id), with_for_update={"of": TaskInstance})
+    if ti is None or ti.state != "running":
+        raise AccessDeniedError(
+            f"Expected a running task instance {ti_id}, found {'none' if ti is None else ti.state}; only a running task "
+            f"can get a token."
+        )
+    return ti
+
+
+def _consume_secret(session: Session, ti: TaskInstance, secret: str) -> None:
+    from airflow.state import TaskScope, get_state_backend
+
+    backend = get_state_backend()
+    scope = TaskScope(dag_id=ti.dag_id, run_id=ti.run_id, task_id=ti.task_id, map_index=ti.map_index)
+    written = backend.get(scope, CHALLENGE_KEY, session=session)
+    if written is None or not _is_equal(_text(written), challenge_of(secret)):
+        raise AccessDeniedError(
+            f"Expected the secret that task instance {ti.id} announced in its state store, found another or one that was "
+            f"used before; announce a new secret."
+        )
+    backend.delete(scope, CHALLENGE_KEY, session=session)
+
+
+def _is_equal(one: str, other: str) -> bool:
+    # compare_digest() accepts only ASCII strings, and the store may contain any text.
+    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
+
+
+def _text(stored: str) -> str:
+    # The task stores a JSON value; the server returns it as JSON text.
+    try:
+        return str(json.loads(stored))
+    except ValueError:
+        return stored
+
+
+def _uuid(ti_id: str) -> UUID:
+    try:
+        return UUID(ti_id)
+    except ValueError:
+        raise AccessDeniedError(
+            "Expected the id of a task instance, which is a UUID, found another text; send the id of the running task."
+        ) from None

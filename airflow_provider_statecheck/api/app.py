@@ -1,4 +1,4 @@
-"""The app itself, which knows no Airflow: who runs the tasks is told to it."""
+"""FastAPI app of the coordinator, independent of Airflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_statecheck.api.requests import (
     BodyLimit,
     SecurityHeaders,
     install_error_replies,
-    refuse_unstorable,
+    reject_unstorable_parameters,
 )
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
@@ -23,7 +23,7 @@ _DISTRIBUTION = "airflow-provider-statecheck"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """That the API answers, and that its tables are there."""
+    """State of the API."""
 
     status: str
     version: str
@@ -34,24 +34,24 @@ health_router = APIRouter(tags=["health"])
 
 @health_router.get("/health")
 def health(services: ServicesDep) -> Health:
-    """Tell whether the coordinator works; answers 503 where its tables are missing."""
+    """Check the API and its database; the reply is 503 if tables are missing or the database does not respond."""
     services.tokens.require_tables()
     return Health(status="ok", version=version(_DISTRIBUTION))
 
 
 def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
     """
-    Make the app.
+    Create the app.
 
-    :param services: What the routes work with.
-    :param takes_test_jobs: Whether it serves a test run, so that the jobs of such may be registered.
+    :param services: Services that the routes use.
+    :param takes_test_jobs: Accept registrations of jobs of test runs.
     """
     app = FastAPI(
         title="statecheck",
-        summary="The checkpoint coordinator of Airflow's Spark tasks.",
+        summary="Checkpoint coordinator for Spark tasks of Airflow.",
         version=version(_DISTRIBUTION),
-        dependencies=[Depends(refuse_unstorable)],
-        # Airflow's users get the description from a page route; the pages that show it load scripts from elsewhere.
+        dependencies=[Depends(reject_unstorable_parameters)],
+        # A page route serves the description to logged-in users. FastAPI's own pages load scripts from other hosts.
         openapi_url=None,
     )
     app.add_middleware(BodyLimit)
@@ -73,9 +73,9 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
 
 def create_server_app(services: Services) -> FastAPI:
     """
-    Make the app for the server of a test run, under the path that it has on Airflow's api-server.
+    Create the app for the server of a test run, with the same path as on Airflow's api-server.
 
-    :param services: What the routes work with.
+    :param services: Services that the routes use.
     """
     root = FastAPI(openapi_url=None)
     root.mount(MOUNT_PATH, create_app(services, takes_test_jobs=True))

@@ -1,4 +1,4 @@
-"""Examples of messages, shown in the API's description."""
+"""Example messages for the OpenAPI description."""
 
 from __future__ import annotations
 

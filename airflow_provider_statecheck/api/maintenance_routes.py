@@ -1,4 +1,4 @@
-"""Routes for the tasks of a maintenance Dag: maintenance and savepoints."""
+"""Routes for tasks of a maintenance Dag: garbage collection, pruning and savepoints."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def confirm_discards(
     services: ServicesDep,
     token: TokenDep,
 ) -> None:
-    """Record that the bytes of ended checkpoints are gone; any other checkpoint is left as it is."""
+    """Record that the files of ended checkpoints were deleted; ids of other checkpoints are ignored."""
     require_maintenance(token, services)
     services.maintenance.confirm_discards(message)
 
@@ -54,7 +54,7 @@ def close_abandoned(
     services: ServicesDep,
     token: TokenDep,
 ) -> tuple[AttemptRef, ...]:
-    """End the attempts whose drivers died without a word and say which they were."""
+    """End the attempts whose drivers were lost, and return them."""
     require_maintenance(token, services)
     return services.maintenance.close_abandoned(message.job_id)
 
@@ -63,7 +63,7 @@ def close_abandoned(
 def settle_run(
     message: Annotated[SettleRun, Body(openapi_examples=examples.SETTLE_RUN)], services: ServicesDep, token: TokenDep
 ) -> tuple[int, ...]:
-    """End the checkpoints that do not stay after the end of their run and say which they were."""
+    """End the checkpoints that are not retained after the end of their run, and return their ids."""
     require_maintenance(token, services)
     return services.maintenance.settle_run(message.job_id)
 
@@ -72,45 +72,45 @@ def settle_run(
 def forget(
     message: Annotated[ForgetRows, Body(openapi_examples=examples.FORGET)], services: ServicesDep, token: TokenDep
 ) -> ForgettableRows:
-    """Remove the rows of what ended so long ago and say which they were."""
+    """Remove the rows of checkpoints and attempts that ended before the given age, and return their ids."""
     require_maintenance(token, services)
     return services.maintenance.forget(message)
 
 
 @router.post("/refusal")
 def refusal(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
-    """Say whether a job would be retired, and change nothing."""
+    """Return whether a job can be retired, without changing anything."""
     require_maintenance(token, services)
-    return services.maintenance.refusal(_unnamed(message))
+    return services.maintenance.refusal(_reject_named(message))
 
 
 @router.post("/retire")
 def retire(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
-    """End every checkpoint of a test run's job, or of one that is named after a run which is over."""
+    """End all checkpoints of a job of a test run, or of a job whose Dag run is over."""
     require_maintenance(token, services)
-    return services.maintenance.retire(_unnamed(message))
+    return services.maintenance.retire(_reject_named(message))
 
 
 @router.post("/remove")
 def remove(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
-    """Remove the rows of such a job when it is retired and its bytes are gone."""
+    """Remove the rows of a retired job whose files were deleted."""
     require_maintenance(token, services)
-    return services.maintenance.remove(_unnamed(message))
+    return services.maintenance.remove(_reject_named(message))
 
 
 @router.post("/drop-tokens")
 def drop_tokens(
     message: Annotated[DropTokens, Body(openapi_examples=examples.DROP_TOKENS)], services: ServicesDep, token: TokenDep
 ) -> int:
-    """Remove the tokens that have been of no use for so long and say how many there were."""
+    """Remove the tokens that expired, or whose attempt ended, before the given age, and return their number."""
     require_maintenance(token, services)
     return services.maintenance.drop_tokens(message)
 
 
-def _unnamed(message: RetireJob) -> RetireJob:
+def _reject_named(message: RetireJob) -> RetireJob:
     if message.is_named:
         raise AccessDeniedError(
-            "Expected a job that goes because of its age, found one that is named; 'airflow statecheck prune JOB' removes it."
+            "Expected a job to remove because of its age, found one to remove by name; use 'airflow statecheck prune JOB'."
         )
     return message
 
@@ -124,7 +124,7 @@ def request_savepoint(
     services: ServicesDep,
     token: TokenDep,
 ) -> SnapshotRequest:
-    """Ask for a savepoint of an operator, whether a stage runs or not."""
+    """Request a savepoint of an operator, running or not."""
     require_maintenance(token, services)
     target = None if message.target is None else normalise_pointer(message.target)
     return services.savepoints.request(replace(message, target=target))
@@ -136,7 +136,7 @@ def begin_savepoint(
     services: ServicesDep,
     token: TokenDep,
 ) -> CheckpointRecord:
-    """Draw the id of a savepoint that is copied from the newest checkpoint of an operator that does not run."""
+    """Allocate the id of a savepoint that is copied from the newest checkpoint of an idle operator."""
     require_maintenance(token, services)
     return services.savepoints.begin(replace(message, savepoint_dir=normalise_pointer(message.savepoint_dir)))
 
@@ -147,7 +147,7 @@ def end_savepoint(
     services: ServicesDep,
     token: TokenDep,
 ) -> CheckpointRecord:
-    """Say that such a savepoint is written, or why it cannot be."""
+    """Complete a copied savepoint, or report the reason of its failure."""
     require_maintenance(token, services)
     return services.savepoints.end(message)
 
@@ -158,6 +158,6 @@ def dispose_savepoint(
     services: ServicesDep,
     token: TokenDep,
 ) -> DisposedSavepoint:
-    """Give a savepoint up; its bytes may go."""
+    """Dispose of a savepoint; the caller may then delete its files."""
     require_maintenance(token, services)
     return services.savepoints.dispose(message)

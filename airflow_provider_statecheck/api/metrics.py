@@ -1,19 +1,19 @@
 """
-The coordinator's metrics, sent where its transitions are committed and nowhere else, so that none is counted twice.
+Metrics of the coordinator, sent by the process that commits a transition, so each is counted once.
 
 ::
 
     statecheck.checkpoint.triggered       counter
     statecheck.checkpoint.completed       counter
-    statecheck.checkpoint.failed          counter; every checkpoint that was aborted, unless because its attempt ended
-    statecheck.checkpoint.expired         counter; those of them whose time was over
-    statecheck.checkpoint.duration        timing, milliseconds that a completed one took, without the increment before it
-    statecheck.checkpoint.size_bytes      gauge, what a restore from it may read
+    statecheck.checkpoint.failed          counter; aborted checkpoints, except those whose attempt ended
+    statecheck.checkpoint.expired         counter; aborted checkpoints that exceeded their timeout
+    statecheck.checkpoint.duration        timing; milliseconds from trigger to completion, without the increment
+    statecheck.checkpoint.size_bytes      gauge; bytes that a restore reads
     statecheck.restore.count              counter; attempts that start from a checkpoint
-    statecheck.restore.fresh              counter; attempts that start from nothing
+    statecheck.restore.fresh              counter; attempts that start from the beginning
     statecheck.restore.failed             counter; checkpoints that a restore could not use
     statecheck.attempt.fenced             counter; attempts that a newer one replaced while they ran
-    statecheck.job.last_completed_age     gauge, seconds since the last completed checkpoint when the next one begins
+    statecheck.job.last_completed_age     gauge; seconds since the last completed checkpoint, at the next trigger
 
 Tags are ``dag_id`` and ``task_id``.
 """
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 class AirflowMetrics:
     """
-    Sends metrics by Airflow's own means.
+    Observer that sends metrics through Airflow's ``Stats``.
 
     :param stats: Airflow's ``Stats`` interface of this process: ``incr``, ``gauge`` and ``timing``.
     """
@@ -47,14 +47,14 @@ class AirflowMetrics:
         self._stats = stats
 
     def changed(self, job: JobRecord, change: Change) -> None:
-        """Send what a change is worth."""
+        """Send the metrics of a committed change."""
         try:
             if isinstance(change, AttemptChange):
                 self._attempt(change)
             else:
                 self._checkpoint(change)
         except Exception as error:
-            # A metrics backend that is down must not fail a checkpoint that is already committed.
+            # The change is already committed; an unavailable metrics backend must not fail the call.
             log.warning("Metrics of job %s could not be sent: %s", job.name, error)
 
     def _attempt(self, change: AttemptChange) -> None:
@@ -97,7 +97,7 @@ class AirflowMetrics:
 
 
 def airflow_metrics() -> AirflowMetrics:
-    """Return the metrics of a process that may use Airflow's database."""
+    """Return the observer with the ``Stats`` of this process."""
     from airflow.observability import stats
 
     return AirflowMetrics(stats)

@@ -1,4 +1,4 @@
-"""HTML pages for users."""
+"""HTML pages for Airflow users."""
 
 from __future__ import annotations
 
@@ -29,19 +29,38 @@ from airflow_provider_statecheck.checkpoint.store import RECENT, JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
 
+router = APIRouter(tags=["pages"])
+
+
+@router.get(f"{JOB_PAGES}/{{job_id}}", response_class=HTMLResponse)
+def job_page(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> HTMLResponse:
+    """Return the page of a job to a user who may read the task instances of every Dag that works on it."""
+    view = services.coordinator.describe(JobId(job_id))
+    for dag_id in sorted(dags_of(view)):
+        _require_readable(dag_id, user)
+    page = render_job(view)
+    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(page)})
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def openapi(request: Request, user: GetUserDep) -> JSONResponse:
+    """Return the OpenAPI description to an Airflow user."""
+    app: FastAPI = request.app
+    return JSONResponse(app.openapi())
+
 
 def render_job(view: JobView) -> str:
     """
-    Return the page.
+    Return the page of a job.
 
-    Names, reasons and messages are the users' own; all of them are escaped.
+    The template escapes all values, because names, reasons and messages come from users.
     """
-    return _template().render(job=view.job, operators=[_shown(view, each) for each in view.operators])
+    return _template().render(job=view.job, operators=[_operator_section(view, each) for each in view.operators])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ShownOperator:
-    """An operator as the page shows it, everything newest first."""
+class _OperatorSection:
+    """Section of an operator on the page; attempts and checkpoints are in descending order."""
 
     uid: str
     statistics: CheckpointStatsSnapshot
@@ -49,10 +68,10 @@ class _ShownOperator:
     checkpoints: tuple[tuple[CheckpointRecord, Custody], ...]
 
 
-def _shown(view: JobView, operator: OperatorRecord) -> _ShownOperator:
+def _operator_section(view: JobView, operator: OperatorRecord) -> _OperatorSection:
     attempts = [a for a in view.attempts if a.operator_id == operator.operator_id]
     checkpoints = view.of_operator(operator.operator_id)
-    return _ShownOperator(
+    return _OperatorSection(
         uid=operator.uid,
         statistics=snapshot_of(view, operator),
         attempts=tuple(reversed(attempts[-RECENT:])),
@@ -78,30 +97,13 @@ def _readable_seconds(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s"
 
 
-router = APIRouter(tags=["pages"])
-
-
-@router.get(f"{JOB_PAGES}/{{job_id}}", response_class=HTMLResponse)
-def job_page(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> HTMLResponse:
-    """Show a job to a user who may read the task instances of every Dag that works on it."""
-    view = services.coordinator.describe(JobId(job_id))
-    for dag_id in sorted(dags_of(view)):
-        _require_readable(dag_id, user)
-    page = render_job(view)
-    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(page)})
-
-
-@router.get("/openapi.json", include_in_schema=False)
-def openapi(request: Request, user: GetUserDep) -> JSONResponse:
-    """Return the description of every call to a user of Airflow."""
-    app: FastAPI = request.app
-    return JSONResponse(app.openapi())
-
-
 def _require_readable(dag_id: str, user: GetUserDep) -> None:
     dag = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     may_read = get_auth_manager().is_authorized_dag(
         method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=user
     )
     if not may_read:
-        raise AccessDeniedError(f"Expected a user who may read task instances of Dag {dag_id!r}, found another.")
+        raise AccessDeniedError(
+            f"Expected a user who may read task instances of Dag {dag_id!r}, found one without this permission; grant it "
+            f"or use another user."
+        )

@@ -1,4 +1,4 @@
-"""Routes for tasks: tokens, attempts and the jobs that they read."""
+"""Routes for tasks and drivers: tokens, attempts and jobs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,62 @@ from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, C
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
+token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """A running task instance and the secret whose hash is in its task state store."""
+
+    ti_id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Challenge({self.ti_id}, ***)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """The job that a read token is requested for."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """Expiry of a renewed token."""
+
+    expires_at: datetime
+
+
+@token_router.post("")
+def exchange(
+    challenge: Annotated[Challenge, Body(openapi_examples=examples.CHALLENGE)], services: ServicesDep
+) -> IssuedToken:
+    """Issue a token to a running task that knows its secret; each secret is valid once."""
+    return services.tokens.issue(services.tasks.prove(challenge.ti_id, challenge.secret))
+
+
+@token_router.post("/read")
+def reader(
+    request: Annotated[ReadRequest, Body(openapi_examples=examples.READ)], services: ServicesDep, token: TokenDep
+) -> IssuedToken:
+    """Issue a token that can only read one job, for code that cannot request tokens itself."""
+    require_task(token)
+    return services.tokens.issue_reader(token.caller, JobId(request.job_id))
+
+
+@token_router.post("/renew")
+def renew(services: ServicesDep, token: TokenDep) -> Renewal:
+    """Extend a read token while its task runs or is deferred."""
+    if not services.tasks.is_waiting(token.caller):
+        raise AccessDeniedError(
+            "Expected a task that runs or is deferred, found that the task of this token has ended; a token of an ended "
+            "task cannot be renewed."
+        )
+    return Renewal(expires_at=services.tokens.renew_reader(token))
+
+
 attempt_router = APIRouter(prefix="/attempts", tags=["attempts"], route_class=MessageRoute)
 
 
@@ -52,7 +108,7 @@ def register(
     token: TokenDep,
     takes_test_jobs: TakesTestJobsDep,
 ) -> AttemptGrant:
-    """Fence all earlier attempts of the operator and say what to restore; the token becomes that of the attempt."""
+    """Register an attempt, bind the token to it, fence all earlier attempts, and return the candidates for a restore."""
     request = require_registration(token, message, services.tasks, takes_test_jobs=takes_test_jobs)
     services.tokens.claim(token, request.attempt_key)
     grant = services.coordinator.register(request)
@@ -64,7 +120,7 @@ def register(
 def adopt(
     message: Annotated[AdoptAttempt, Body(openapi_examples=examples.ADOPT)], services: ServicesDep, token: TokenDep
 ) -> None:
-    """Speak for an attempt that still runs; its driver keeps the token it has."""
+    """Bind the token of a later try to an attempt that still runs; its driver keeps its own token."""
     if token.attempt != message.attempt:
         require_task(token)
     services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.caller, message.owner)))
@@ -77,7 +133,7 @@ def confirm_restore(
     services: ServicesDep,
     token: TokenDep,
 ) -> None:
-    """Record what was restored and which candidates could not be."""
+    """Record the restored checkpoint and the candidates that could not be restored."""
     require_attempt(token, message.attempt)
     services.coordinator.confirm_restore(message)
 
@@ -88,7 +144,7 @@ def trigger(
     services: ServicesDep,
     token: TokenDep,
 ) -> PendingCheckpoint:
-    """Draw the id of a new checkpoint."""
+    """Allocate the id of a new checkpoint."""
     require_attempt(token, message.attempt)
     directory = message.savepoint_dir
     normalised = None if directory is None else normalise_pointer(directory)
@@ -101,7 +157,7 @@ def acknowledge(
     services: ServicesDep,
     token: TokenDep,
 ) -> AcknowledgeReply:
-    """Complete a checkpoint whose bytes are all on storage."""
+    """Complete a checkpoint whose files are all on storage."""
     require_attempt(token, message.attempt)
     return services.coordinator.acknowledge(message)
 
@@ -112,7 +168,7 @@ def decline(
     services: ServicesDep,
     token: TokenDep,
 ) -> OpenEffects:
-    """Abort a checkpoint that will not be completed."""
+    """Abort a pending checkpoint."""
     require_attempt(token, message.attempt)
     return services.coordinator.decline(message)
 
@@ -123,7 +179,7 @@ def confirm_discards(
     services: ServicesDep,
     token: TokenDep,
 ) -> None:
-    """Record that bytes are gone."""
+    """Record that the files of ended checkpoints were deleted."""
     require_attempt(token, message.attempt)
     require_job(token, message.job_id)
     services.coordinator.confirm_discards(message)
@@ -135,7 +191,7 @@ def confirm_commits(
     services: ServicesDep,
     token: TokenDep,
 ) -> OpenEffects:
-    """Record that a sink committed what checkpoints hold, those before them too."""
+    """Record that a sink committed the output of checkpoints and of all earlier ones."""
     require_attempt(token, message.attempt)
     return services.coordinator.confirm_commits(message)
 
@@ -144,7 +200,7 @@ def confirm_commits(
 def finish(
     message: Annotated[FinishAttempt, Body(openapi_examples=examples.FINISH)], services: ServicesDep, token: TokenDep
 ) -> OpenEffects:
-    """Close the attempt; its pins end."""
+    """Close the attempt and release its pins."""
     require_attempt(token, message.attempt)
     return services.coordinator.finish(message)
 
@@ -158,14 +214,14 @@ OperatorPath = Annotated[str, Path(openapi_examples=examples.OPERATOR_ID)]
 
 @job_router.get("")
 def jobs(services: ServicesDep, token: TokenDep) -> tuple[JobRecord, ...]:
-    """Return all jobs, the most recently active first."""
+    """Return all jobs, most recently active first."""
     require_task(token)
     return services.coordinator.jobs()
 
 
 @job_router.get("/{job_id}")
 def describe(job_id: JobPath, services: ServicesDep, token: TokenDep) -> JobView:
-    """Return a job as it stands: its newest checkpoints, and of the others those whose bytes may exist."""
+    """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
     require_job(token, JobId(job_id))
     return services.coordinator.describe(JobId(job_id))
 
@@ -175,12 +231,12 @@ def checkpoints(
     job_id: JobPath,
     services: ServicesDep,
     token: TokenDep,
-    before: Annotated[int | None, Query(description="Only those with a lower id")] = None,
-    limit: Annotated[int, Query(description=f"How many at most, up to {LARGEST_PAGE}")] = RECENT,
-    operator_id: Annotated[str | None, Query(description="Only those of this operator")] = None,
-    status: Annotated[CheckpointStatus | None, Query(description="Only those of this status")] = None,
+    before: Annotated[int | None, Query(description="Only checkpoints with a lower id")] = None,
+    limit: Annotated[int, Query(description=f"Maximum number of checkpoints, up to {LARGEST_PAGE}")] = RECENT,
+    operator_id: Annotated[str | None, Query(description="Only checkpoints of this operator")] = None,
+    status: Annotated[CheckpointStatus | None, Query(description="Only checkpoints with this status")] = None,
 ) -> tuple[CheckpointRecord, ...]:
-    """Return a page of the checkpoints of a job, newest first; the last id of a page leads to the next one."""
+    """Return a page of the checkpoints of a job, newest first; pass its last id as ``before`` to get the next page."""
     require_job(token, JobId(job_id))
     operator = None if operator_id is None else OperatorId(operator_id)
     page = CheckpointPage(before=before, limit=limit, operator_id=operator, status=status)
@@ -191,7 +247,7 @@ def checkpoints(
 def checkpoint(
     job_id: JobPath, checkpoint_id: CheckpointPath, services: ServicesDep, token: TokenDep
 ) -> CheckpointRecord | None:
-    """Return a checkpoint of a job, null if it has no row."""
+    """Return a checkpoint of a job, or null if it has no row."""
     require_job(token, JobId(job_id))
     return services.coordinator.checkpoint(JobId(job_id), checkpoint_id)
 
@@ -200,61 +256,6 @@ def checkpoint(
 def latest(
     job_id: JobPath, operator_id: OperatorPath, services: ServicesDep, token: TokenDep
 ) -> CheckpointRecord | None:
-    """Return the newest completed checkpoint of an operator."""
+    """Return the newest completed checkpoint of an operator, or null if there is none."""
     require_job(token, JobId(job_id))
     return services.coordinator.latest(JobId(job_id), OperatorId(operator_id))
-
-
-token_router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Challenge:
-    """A running task instance and the secret whose hash it wrote into its own task state store."""
-
-    ti_id: str
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"Challenge({self.ti_id}, ***)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRequest:
-    """What a token is to read."""
-
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
-    """Until when a renewed token is good."""
-
-    expires_at: datetime
-
-
-@token_router.post("")
-def exchange(
-    challenge: Annotated[Challenge, Body(openapi_examples=examples.CHALLENGE)], services: ServicesDep
-) -> IssuedToken:
-    """Give a token to the task that proves to be the running one; the secret cannot be used again."""
-    return services.tokens.issue(services.tasks.prove(challenge.ti_id, challenge.secret))
-
-
-@token_router.post("/read")
-def reader(
-    request: Annotated[ReadRequest, Body(openapi_examples=examples.READ)], services: ServicesDep, token: TokenDep
-) -> IssuedToken:
-    """Give a token that can read one job and nothing else, for code that cannot ask for tokens itself."""
-    require_task(token)
-    return services.tokens.issue_reader(token.caller, JobId(request.job_id))
-
-
-@token_router.post("/renew")
-def renew(services: ServicesDep, token: TokenDep) -> Renewal:
-    """Let a token for reading live on while the task that it was given to runs or is deferred."""
-    if not services.tasks.is_waiting(token.caller):
-        raise AccessDeniedError(
-            "Expected a task that runs or is deferred to have its token renewed, found one that does neither."
-        )
-    return Renewal(expires_at=services.tokens.renew_reader(token))

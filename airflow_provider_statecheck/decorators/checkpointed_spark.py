@@ -1,4 +1,4 @@
-"""``@task.checkpointed_spark``."""
+"""The decorator ``@task.checkpointed_spark``."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def checkpointed_spark_task(
     python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
 ) -> TaskDecorator:
     """
-    Make a PySpark function a checkpointed task.
+    Turn a PySpark function into a checkpointed task.
 
-    :param python_callable: The function; it takes ``spark`` and ``checkpoint``.
-    :param multiple_outputs: Whether a returned mapping is pushed to XCom by its keys.
+    :param python_callable: Function with the parameters ``spark`` and ``checkpoint``.
+    :param multiple_outputs: Push a returned mapping to XCom with one entry for each key.
     :param kwargs: Arguments of
         :class:`~airflow_provider_statecheck.operators.pyspark.CheckpointedPySparkOperator`.
     """

@@ -1,1 +1,1 @@
-"""The ways from a stage to its coordinator."""
+"""Gateways from a stage to its coordinator: over HTTP or in the same process."""

@@ -1,4 +1,4 @@
-"""The coordinator over HTTP, for tasks, drivers and triggers."""
+"""Gateways over HTTP: one for tasks and drivers, and an asynchronous reader for triggers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from airflow_provider_statecheck.gateway.http_client import (
     Credentials,
     HttpClient,
     content_of,
-    failures_of,
     headers_for,
+    mapping_failures,
     url_of,
 )
 from airflow_provider_statecheck.gateway.protocol import page_path
@@ -50,12 +50,12 @@ class HttpGateway:
     """
     A ``CheckpointCoordinatorGateway`` over HTTP.
 
-    Each attempt has a token of its own. One that expired while its attempt runs is replaced, where the credentials give
-    a new one.
+    Each attempt has its own token. If the token of an attempt that was registered or adopted here expires, the gateway
+    obtains a new one and adopts the attempt with it.
 
-    :param client: The server.
-    :param credentials: Where tokens come from.
-    :param tokens: Tokens of attempts that were registered elsewhere.
+    :param client: Client of the server.
+    :param credentials: Source of new tokens.
+    :param tokens: Tokens of attempts that were registered by another process.
     """
 
     def __init__(
@@ -69,19 +69,20 @@ class HttpGateway:
 
     def token_of(self, attempt: AttemptRef) -> str:
         """
-        Return the token of an attempt, to be handed to its driver and to nobody else.
+        Return the token of an attempt; pass it to the driver of the attempt only.
 
         :raises StaleAttemptError: if the attempt was neither registered nor adopted here.
         """
         if attempt not in self._tokens:
             raise StaleAttemptError(
-                f"Attempt {attempt.epoch} of job {attempt.job_id} is not registered by this client; register it first.",
+                f"Expected an attempt registered by this client, found attempt {attempt.epoch} of job {attempt.job_id}; "
+                f"register it first.",
                 epoch=attempt.epoch,
             )
         return self._tokens[attempt]
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """Fence all earlier attempts of the operator and say what to restore."""
+        """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
         token = self._credentials.obtain()
         grant = read_reply(AttemptGrant, self._client.post("attempts/register", encode(request), token))
         self._tokens[grant.attempt] = token
@@ -89,59 +90,59 @@ class HttpGateway:
         return grant
 
     def adopt(self, request: AdoptAttempt) -> None:
-        """Let a later try of the same task speak for an attempt that still runs."""
+        """Take over an attempt that still runs, in a later try of the same task."""
         token = self._credentials.obtain()
         self._client.post("attempts/adopt", encode(request), token)
         self._tokens[request.attempt] = token
         self._owners[request.attempt] = request.owner
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record what was restored and which candidates could not be."""
-        self._speak("confirm-restore", request.attempt, request)
+        """Record the restored checkpoint and the candidates that could not be restored."""
+        self._call("confirm-restore", request.attempt, request)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Draw the id of a new checkpoint."""
-        return read_reply(PendingCheckpoint, self._speak("trigger", request.attempt, request))
+        """Allocate the id of a new checkpoint."""
+        return read_reply(PendingCheckpoint, self._call("trigger", request.attempt, request))
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint whose bytes are all on storage."""
-        return read_reply(AcknowledgeReply, self._speak("acknowledge", request.attempt, request))
+        """Complete a checkpoint whose files are all on storage."""
+        return read_reply(AcknowledgeReply, self._call("acknowledge", request.attempt, request))
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a checkpoint that will not be completed."""
-        return read_reply(OpenEffects, self._speak("decline", request.attempt, request))
+        """Abort a pending checkpoint."""
+        return read_reply(OpenEffects, self._call("decline", request.attempt, request))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
         """
-        Record that bytes are gone.
+        Record that the files of ended checkpoints were deleted.
 
-        :raises AccessDeniedError: for maintenance, which acts for no attempt and works where the database is open.
+        :raises AccessDeniedError: if the request has no attempt; maintenance uses other routes.
         """
         if request.attempt is None:
             raise AccessDeniedError(
-                "Expected an attempt to confirm its discards, found none; maintenance runs where Airflow's database is "
-                "open, for instance as a command."
+                "Expected the attempt that deleted the files, found none; maintenance needs direct access to Airflow's "
+                "database, for example as a command."
             )
-        self._speak("confirm-discards", request.attempt, request)
+        self._call("confirm-discards", request.attempt, request)
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed what checkpoints hold, those before them too."""
-        return read_reply(OpenEffects, self._speak("confirm-commits", request.attempt, request))
+        """Record that a sink committed the output of checkpoints and of all earlier ones."""
+        return read_reply(OpenEffects, self._call("confirm-commits", request.attempt, request))
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt; its pins end."""
-        return read_reply(OpenEffects, self._speak("finish", request.attempt, request))
+        """Close the attempt and release its pins."""
+        return read_reply(OpenEffects, self._call("finish", request.attempt, request))
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
+        """Return all jobs, most recently active first."""
         return read_reply(tuple[JobRecord, ...], self._read("jobs"))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
+        """Return a job with its newest checkpoints."""
         return read_reply(JobView, self._read(f"jobs/{job_id}"))
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
         data = self._read(f"jobs/{job_id}/checkpoints/{checkpoint_id}")
         return None if data is None else read_reply(CheckpointRecord, data)
 
@@ -150,15 +151,15 @@ class HttpGateway:
         return read_reply(tuple[CheckpointRecord, ...], self._read(page_path(job_id, page)))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator."""
+        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
         data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
         return None if data is None else read_reply(CheckpointRecord, data)
 
     def reading_token(self, job_id: JobId) -> str:
-        """Return a token that can read one job and nothing else, for code that cannot obtain tokens, such as a trigger."""
-        return read_reply(_Issued, self._client.post("token/read", {"job_id": job_id}, self._reader())).token
+        """Return a token that can only read one job, for code that cannot obtain tokens, such as a trigger."""
+        return read_reply(_Issued, self._client.post("token/read", {"job_id": job_id}, self._task_token())).token
 
-    def _speak(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
+    def _call(self, verb: str, attempt: AttemptRef, request: Any) -> Any:
         try:
             return self._client.post(f"attempts/{verb}", encode(request), self.token_of(attempt))
         except TokenExpiredError:
@@ -169,12 +170,12 @@ class HttpGateway:
 
     def _read(self, path: str) -> Any:
         try:
-            return self._client.get(path, self._reader())
+            return self._client.get(path, self._task_token())
         except TokenExpiredError:
             self._reading = None
-            return self._client.get(path, self._reader())
+            return self._client.get(path, self._task_token())
 
-    def _reader(self) -> str:
+    def _task_token(self) -> str:
         if self._reading is None:
             self._reading = self._credentials.obtain()
         return self._reading
@@ -182,11 +183,11 @@ class HttpGateway:
 
 class AsyncJobReader:
     """
-    Reads with a token that somebody else obtained, and lets it live on.
+    Reader of one job with a read token, which it can renew.
 
-    :param base_url: Root of Airflow's api-server.
-    :param token: A token for reading one job.
-    :param client: The client to use.
+    :param base_url: Root URL of Airflow's api-server.
+    :param token: Read token of the job.
+    :param client: Client for the requests.
     """
 
     def __init__(self, base_url: str, token: str, client: httpx.AsyncClient) -> None:
@@ -196,28 +197,28 @@ class AsyncJobReader:
 
     async def describe(self, job_id: JobId) -> JobView:
         """
-        Return a job as it stands.
+        Return a job with its newest checkpoints.
 
-        :raises StateCheckError: what the coordinator raised, or what it means that it did not answer.
+        :raises StateCheckError: the error of the coordinator, or of the connection.
         """
         url = url_of(self._base_url, f"jobs/{job_id}")
         response = await self._send("GET", url)
-        # A job may have many attempts; decoding them here would hold up the event loop.
+        # Decoding a job with many attempts would block the event loop.
         return await asyncio.to_thread(_view_of, response, url)
 
     async def renew(self) -> None:
         """
-        Let the token live for another quarter of an hour.
+        Extend the token by 15 minutes.
 
-        :raises TokenExpiredError: if it is too late.
-        :raises AccessDeniedError: if the task that it was given to does not wait any more.
+        :raises TokenExpiredError: if the token has expired.
+        :raises AccessDeniedError: if its task neither runs nor is deferred.
         :raises StateCheckError: as for :meth:`describe`.
         """
         url = url_of(self._base_url, "token/renew")
         content_of(await self._send("POST", url), url)
 
     async def _send(self, method: str, url: str) -> httpx.Response:
-        with failures_of(self._base_url, url):
+        with mapping_failures(self._base_url, url):
             return await self._client.request(method, url, headers=headers_for(self._token))
 
 

@@ -23,10 +23,10 @@ _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 class HttpClient:
     """
-    Speaks to one server.
+    Client of one api-server.
 
-    :param base_url: Root of Airflow's api-server, with the path of ``[api] base_url`` if that has one.
-    :param client: The client to use; by default one that trusts the machine's certificates.
+    :param base_url: Root URL of Airflow's api-server, including the path of ``[api] base_url``.
+    :param client: Client for the requests. The default trusts the certificates of the machine.
     """
 
     def __init__(self, base_url: str, client: httpx.Client | None = None) -> None:
@@ -35,17 +35,17 @@ class HttpClient:
 
     def post(self, path: str, body: Any, token: str | None = None) -> Any:
         """
-        Send a message and return what was answered.
+        Send a message and return the reply.
 
-        :raises StateCheckError: what the coordinator raised.
-        :raises CoordinatorUnavailableError: if the message did not get there.
-        :raises CommitStateUnknownError: if its reply was lost.
+        :raises StateCheckError: the error of the coordinator.
+        :raises CoordinatorUnavailableError: if the message did not reach the server.
+        :raises CommitStateUnknownError: if the reply was lost.
         """
         return self._send("POST", path, token, body)
 
     def get(self, path: str, token: str | None = None) -> Any:
         """
-        Ask for something.
+        Return the reply to a query.
 
         :raises StateCheckError: as for :meth:`post`.
         """
@@ -53,31 +53,31 @@ class HttpClient:
 
     def log_in(self, login: str, password: str) -> str:
         """
-        Return the token of a user of Airflow.
+        Return the token of an Airflow user.
 
-        :raises AccessDeniedError: if Airflow does not know the user.
-        :raises CoordinatorUnavailableError: if it does not answer.
+        :raises AccessDeniedError: if Airflow rejects the login.
+        :raises CoordinatorUnavailableError: if Airflow does not respond.
         """
         url = f"{self.base_url}/auth/token"
         response = self._request("POST", url, {"username": login, "password": password}, {})
         data = _json(response)
-        if _is_passing(response):
+        if _is_transient(response):
             raise CoordinatorUnavailableError(
-                f"Expected Airflow at {self.base_url} to log the user of the connection in, found status "
-                f"{response.status_code}; nothing was changed."
+                f"Expected Airflow at {self.base_url} to log in the user of the connection, found status "
+                f"{response.status_code}; nothing was changed, try again."
             )
         if not response.is_success or not isinstance(data, dict) or "access_token" not in data:
             raise AccessDeniedError(
-                f"Expected Airflow at {self.base_url} to know the user {login!r} of the connection, found status "
+                f"Expected Airflow at {self.base_url} to accept the user {login!r} of the connection, found status "
                 f"{response.status_code}; correct the login or the password."
             )
         return str(data["access_token"])
 
     def airflow_version(self) -> str | None:
         """
-        Return the version of the Airflow that the server is, ``None`` for another server.
+        Return the version of Airflow, or ``None`` if the server is not Airflow.
 
-        :raises CoordinatorUnavailableError: if it does not answer.
+        :raises CoordinatorUnavailableError: if the server does not respond.
         """
         data = _json(self._request("GET", f"{self.base_url}/api/v2/version", None, {}))
         return str(data["version"]) if isinstance(data, dict) and "version" in data else None
@@ -87,47 +87,48 @@ class HttpClient:
         return content_of(self._request(method, url, body, headers_for(token)), url)
 
     def _request(self, method: str, url: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-        with failures_of(self.base_url, url):
+        with mapping_failures(self.base_url, url):
             return self._client.request(method, url, json=body, headers=headers)
 
 
 def url_of(base_url: str, path: str) -> str:
-    """Return the address of something that the API has."""
+    """Return the URL of a path of the API."""
     return f"{base_url}{MOUNT_PATH}{VERSION_PATH}/{path}"
 
 
 def headers_for(token: str | None) -> dict[str, str]:
-    """Return the headers that show a token."""
+    """Return the headers with a token."""
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 @contextmanager
-def failures_of(base_url: str, url: str) -> Iterator[None]:
+def mapping_failures(base_url: str, url: str) -> Iterator[None]:
     """
-    Say what it means that a request got no reply.
+    Map the failure of a request without a reply to an error of this package.
 
-    :param base_url: Root of the server.
-    :param url: What was asked for.
-    :raises CoordinatorUnavailableError: if the request did not get there.
-    :raises CommitStateUnknownError: if its reply was lost.
-    :raises InvalidConfigurationError: for an address that is none.
-    :raises AccessDeniedError: for a token that no request can carry.
+    :param base_url: Root URL of the server.
+    :param url: URL of the request.
+    :raises CoordinatorUnavailableError: if the request did not reach the server.
+    :raises CommitStateUnknownError: if the reply was lost.
+    :raises InvalidConfigurationError: if the URL is invalid.
+    :raises AccessDeniedError: if the token is not a valid header value.
     """
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise CoordinatorUnavailableError(
-            f"Expected the coordinator's API at {base_url}, found no server there ({error}); nothing was changed."
+            f"Expected the coordinator's API at {base_url}, found no server ({error}); nothing was changed."
         ) from error
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise InvalidConfigurationError(
-            f"Expected an address such as http://localhost:8080, found {base_url!r} ({error}); correct "
-            f"[statecheck] api_url or the connection."
+            f"Expected a URL such as http://localhost:8080, found {base_url!r} ({error}); correct [statecheck] api_url or "
+            f"the connection."
         ) from error
     except httpx.LocalProtocolError:
-        # The error's own text quotes the header, and with it the token.
+        # The text of the error quotes the header, which contains the token.
         raise AccessDeniedError(
-            "Expected a token that can stand in a header, found one with other characters, such as a line's end."
+            "Expected a token that is a valid header value, found one with other characters, such as a line break; correct "
+            "the token."
         ) from None
     except httpx.TransportError as error:
         raise CommitStateUnknownError(
@@ -138,9 +139,9 @@ def failures_of(base_url: str, url: str) -> Iterator[None]:
 
 def content_of(response: httpx.Response, url: str) -> Any:
     """
-    Return what a reply says.
+    Return the content of a reply.
 
-    :raises StateCheckError: what the coordinator raised, or what another server's reply means.
+    :raises StateCheckError: the error of the coordinator, or one derived from the reply of another server.
     """
     data = _json(response)
     if response.is_success and data is not _NO_JSON:
@@ -152,20 +153,21 @@ def content_of(response: httpx.Response, url: str) -> Any:
 
 def _unexpected(response: httpx.Response, url: str) -> StateCheckError:
     found = f"found status {response.status_code}: {response.text[:200]!r}"
-    if _is_passing(response):
-        # A proxy or a server that is coming up answers so too; whether the call took effect cannot be told.
-        return CommitStateUnknownError(f"Expected an answer of the coordinator at {url}, {found}; repeat the call.")
+    if _is_transient(response):
+        # A proxy may send such a reply after it forwarded the call, so the call may have taken effect.
+        return CommitStateUnknownError(f"Expected a reply of the coordinator at {url}, {found}; repeat the call.")
     if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return AccessDeniedError(
-            f"Expected an answer of the coordinator at {url}, {found}; Airflow or a proxy before it refused the caller."
+            f"Expected a reply of the coordinator at {url}, {found}; allow the caller in Airflow or in the proxy in front "
+            f"of it."
         )
     return CoordinatorError(
-        f"Expected an answer of the coordinator at {url}, {found}; check that the api-server has this provider installed "
-        f"and that [statecheck] api_url names it."
+        f"Expected a reply of the coordinator at {url}, {found}; check that this provider is installed on the api-server "
+        f"and that [statecheck] api_url is the URL of that server."
     )
 
 
-def _is_passing(response: httpx.Response) -> bool:
+def _is_transient(response: httpx.Response) -> bool:
     status = response.status_code
     return status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS
 
@@ -181,21 +183,21 @@ def _json(response: httpx.Response) -> Any:
 
 
 class Credentials(Protocol):
-    """Gets tokens for one task."""
+    """Source of tokens for one task."""
 
     def obtain(self) -> str:
         """
-        Return a token that may register an attempt and read.
+        Return a new token that can register an attempt and read jobs.
 
-        :raises AccessDeniedError: if the coordinator gives none.
-        :raises CoordinatorUnavailableError: if it does not answer.
+        :raises AccessDeniedError: if the coordinator issues no token.
+        :raises CoordinatorUnavailableError: if the coordinator does not respond.
         """
         ...
 
 
 class GivenToken:
     """
-    A token that somebody else obtained; it cannot be renewed.
+    Credentials with a single token from another process.
 
     :param token: The token.
     """

@@ -1,8 +1,7 @@
 """
-The coordinator in the caller's own process.
+Gateway to a coordinator in the caller's process.
 
-The stores are named by dotted path and loaded when they are asked for, so that a Spark cluster, which reaches its
-coordinator in another way, needs no SQLAlchemy.
+The stores are imported at the first use, so drivers that use the HTTP gateway do not need SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ _ENGINES = "airflow_provider_statecheck.metadata.database"
 
 def open_gateway(metadata: str) -> RetryingGateway:
     """
-    Reach a coordinator whose rows are in a database of one's own; its tables are made where missing.
+    Open a coordinator on a separate database, and create missing tables.
 
-    :param metadata: A SQLAlchemy URL such as ``sqlite:///state.db``.
+    :param metadata: SQLAlchemy URL such as ``sqlite:///state.db``.
     """
     return gateway_on_engine(importlib.import_module(_ENGINES).open_engine(metadata))
 
@@ -33,11 +32,11 @@ def gateway_on_engine(
     engine: Any, liveness: TaskLiveness | None = None, observer: CoordinatorObserver | None = None
 ) -> RetryingGateway:
     """
-    Reach a coordinator whose rows are in a database that already has the tables.
+    Return a coordinator on a database that already has the tables.
 
-    :param engine: A SQLAlchemy engine.
-    :param liveness: Who knows whether another task still runs.
-    :param observer: Who is told of every change.
+    :param engine: SQLAlchemy engine.
+    :param liveness: Liveness of the tasks of other attempts; unknown by default.
+    :param observer: Observer of all committed changes.
     """
     store = cast("JobStore", importlib.import_module(_STORES).SqlJobStore(engine))
     observed = store if observer is None else ObservedJobStore(store, observer)

@@ -1,4 +1,4 @@
-"""Repetition of calls that failed or that must wait for a running attempt."""
+"""Retries of calls: after transient failures, and of registrations while another attempt runs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ DEFAULT_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 
 class RetryingGateway:
     """
-    A gateway that repeats calls which failed in a retryable way.
+    A gateway that retries calls after retryable errors.
 
-    :param gateway: The gateway that does the work.
-    :param pauses_seconds: How long to wait before each repetition; their number is the number of repetitions.
-    :param sleep: How to wait.
+    :param gateway: The wrapped gateway.
+    :param pauses_seconds: Pause before each retry, in seconds; their number is the number of retries.
+    :param sleep: Function that sleeps for a number of seconds.
     """
 
     def __init__(
@@ -55,62 +55,62 @@ class RetryingGateway:
         self._sleep = sleep
 
     def register(self, request: RegisterAttempt) -> AttemptGrant:
-        """Fence all earlier attempts of the operator and say what to restore."""
-        return self._repeat(lambda: self._gateway.register(request))
+        """Register an attempt, fence all earlier attempts of the operator, and return the candidates for a restore."""
+        return self._retry(lambda: self._gateway.register(request))
 
     def adopt(self, request: AdoptAttempt) -> None:
-        """Let a later try of the same task speak for an attempt that still runs."""
-        self._repeat(lambda: self._gateway.adopt(request))
+        """Take over an attempt that still runs, in a later try of the same task."""
+        self._retry(lambda: self._gateway.adopt(request))
 
     def confirm_restore(self, request: ConfirmRestore) -> None:
-        """Record what was restored."""
-        self._repeat(lambda: self._gateway.confirm_restore(request))
+        """Record the restored checkpoint and the candidates that could not be restored."""
+        self._retry(lambda: self._gateway.confirm_restore(request))
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
-        """Draw the id of a new checkpoint."""
-        return self._repeat(lambda: self._gateway.trigger(request))
+        """Allocate the id of a new checkpoint."""
+        return self._retry(lambda: self._gateway.trigger(request))
 
     def acknowledge(self, request: AcknowledgeCheckpoint) -> AcknowledgeReply:
-        """Complete a checkpoint."""
-        return self._repeat(lambda: self._gateway.acknowledge(request))
+        """Complete a checkpoint whose files are all on storage."""
+        return self._retry(lambda: self._gateway.acknowledge(request))
 
     def decline(self, request: DeclineCheckpoint) -> OpenEffects:
-        """Abort a checkpoint."""
-        return self._repeat(lambda: self._gateway.decline(request))
+        """Abort a pending checkpoint."""
+        return self._retry(lambda: self._gateway.decline(request))
 
     def confirm_discards(self, request: ConfirmDiscards) -> None:
-        """Record that bytes are gone."""
-        self._repeat(lambda: self._gateway.confirm_discards(request))
+        """Record that the files of ended checkpoints were deleted."""
+        self._retry(lambda: self._gateway.confirm_discards(request))
 
     def confirm_commits(self, request: ConfirmCommits) -> OpenEffects:
-        """Record that a sink committed what checkpoints hold."""
-        return self._repeat(lambda: self._gateway.confirm_commits(request))
+        """Record that a sink committed the output of checkpoints and of all earlier ones."""
+        return self._retry(lambda: self._gateway.confirm_commits(request))
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
-        """Close the attempt."""
-        return self._repeat(lambda: self._gateway.finish(request))
+        """Close the attempt and release its pins."""
+        return self._retry(lambda: self._gateway.finish(request))
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs."""
-        return self._repeat(self._gateway.jobs)
+        """Return all jobs, most recently active first."""
+        return self._retry(self._gateway.jobs)
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
-        return self._repeat(lambda: self._gateway.describe(job_id))
+        """Return a job with its newest checkpoints."""
+        return self._retry(lambda: self._gateway.describe(job_id))
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of a job, ``None`` if it has no row."""
-        return self._repeat(lambda: self._gateway.checkpoint(job_id, checkpoint_id))
+        """Return a checkpoint of a job, or ``None`` if it has no row."""
+        return self._retry(lambda: self._gateway.checkpoint(job_id, checkpoint_id))
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
         """Return a page of the checkpoints of a job, newest first."""
-        return self._repeat(lambda: self._gateway.checkpoints(job_id, page))
+        return self._retry(lambda: self._gateway.checkpoints(job_id, page))
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the newest completed checkpoint of an operator."""
-        return self._repeat(lambda: self._gateway.latest(job_id, operator_id))
+        """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
+        return self._retry(lambda: self._gateway.latest(job_id, operator_id))
 
-    def _repeat(self, call: Callable[[], Reply]) -> Reply:
+    def _retry(self, call: Callable[[], Reply]) -> Reply:
         return repeat(call, self._pauses, self._sleep)
 
 
@@ -118,11 +118,11 @@ def repeat(
     call: Callable[[], Reply], pauses_seconds: tuple[float, ...], sleep: Callable[[float], None] = time.sleep
 ) -> Reply:
     """
-    Make a call, and again after each pause if it fails in a retryable way.
+    Call a function, and call it again after a pause while it raises a retryable error.
 
-    :param call: What may be repeated.
-    :param pauses_seconds: How long to wait before each repetition.
-    :param sleep: How to wait.
+    :param call: Idempotent function.
+    :param pauses_seconds: Pause before each retry, in seconds.
+    :param sleep: Function that sleeps for a number of seconds.
     """
     for pause in pauses_seconds:
         try:
@@ -130,7 +130,7 @@ def repeat(
         except CoordinatorError as error:
             if not error.retryable:
                 raise
-            log.warning("The coordinator's call is repeated in %s s: %s", pause, error)
+            log.warning("Retrying the call of the coordinator in %s s: %s", pause, error)
             sleep(pause)
     return call()
 
@@ -142,21 +142,23 @@ _PAUSE_SECONDS = 10.0
 
 def registering(register: Register, on_overlap: OnOverlap) -> Register:
     """
-    Return how to register an attempt.
+    Return a function that registers an attempt according to ``on_overlap``.
 
-    :param register: Registers it, or refuses.
-    :param on_overlap: What to do while another one runs.
+    :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
+    :param on_overlap: Behaviour while another attempt of the operator runs.
     """
     return TakingTurns(register) if on_overlap is OnOverlap.WAIT else register
 
 
 class TakingTurns:
     """
-    Waits for the end of the attempt that has the operator, however long it takes; the caller's own time limit ends that.
+    Registration that waits for the end of a running attempt of the operator.
 
-    :param register: Registers an attempt, or refuses.
-    :param pause_seconds: How long to wait before it is tried again.
-    :param sleep: How to wait.
+    It waits without a limit; the timeout of the task limits it.
+
+    :param register: Function that registers an attempt or raises ``ConcurrentAttemptError``.
+    :param pause_seconds: Pause between two tries, in seconds.
+    :param sleep: Function that sleeps for a number of seconds.
     """
 
     def __init__(
@@ -167,13 +169,13 @@ class TakingTurns:
         self._sleep = sleep
 
     def __call__(self, request: RegisterAttempt) -> AttemptGrant:
-        """Register an attempt as soon as no other one has the operator."""
-        told = ""
+        """Register an attempt as soon as no other attempt of the operator runs."""
+        logged = ""
         while True:
             try:
                 return self._register(request)
             except ConcurrentAttemptError as busy:
-                if busy.holder != told:
+                if busy.holder != logged:
                     log.info("Operator %r of job %r: waiting for %s", request.uid, request.job_name, busy.holder)
-                told = busy.holder
+                logged = busy.holder
             self._sleep(self._pause_seconds)

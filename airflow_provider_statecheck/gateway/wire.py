@@ -1,8 +1,8 @@
 """
-Messages as JSON, and replies as messages.
+JSON codec of messages.
 
-A Spark cluster that has no Airflow needs no more than this to speak to its coordinator. What a newer server adds to a
-message is ignored; what is missing takes its default.
+It needs neither Airflow nor FastAPI, so drivers on a Spark cluster can use it. The decoder ignores unknown fields, which
+a newer server may send, and sets missing fields to their defaults.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _NAMES: dict[Any, str] = {
 
 def encode(value: Any) -> Any:
     """
-    Turn a message into values that ``json.dumps`` takes.
+    Encode a message as values for ``json.dumps``.
 
-    :param value: A dataclass of numbers, texts, enums, aware times, tuples, mappings by text and other such dataclasses.
+    :param value: A dataclass whose fields are numbers, texts, enums, aware times, tuples, mappings with text keys, or
+        dataclasses of these.
     """
     if is_dataclass(value):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
@@ -49,12 +50,12 @@ def encode(value: Any) -> Any:
 
 class MalformedMessageError(ValueError):
     """
-    Data do not have the form of the message that they should be.
+    Data that do not match the form of a message.
 
-    The text never shows the data, in which there may be a secret in the wrong place.
+    The text does not quote the data, which may contain a secret in the wrong field.
 
-    :param expected: What should have been there.
-    :param path: Where in the message, from the outermost field inwards.
+    :param expected: Description of the expected value.
+    :param path: Path of the value in the message, outermost field first.
     """
 
     def __init__(self, expected: str, path: tuple[str | int, ...] = ()) -> None:
@@ -63,21 +64,21 @@ class MalformedMessageError(ValueError):
         self.path = path
 
     def below(self, place: str | int) -> MalformedMessageError:
-        """Return the same error as it looks from one level further out."""
+        """Return the error with a path that is relative to the enclosing value."""
         return MalformedMessageError(self.expected, (place, *self.path))
 
 
 def field_path(path: tuple[str | int, ...]) -> str:
-    """Return the name of a field for a person, such as ``attempt.epoch``."""
+    """Return the dotted name of a field, such as ``attempt.epoch``."""
     return ".".join(map(str, path)) or "the message"
 
 
 def decode(kind: type[Message], data: Any) -> Message:
     """
-    Turn what ``json.loads`` gave into a message.
+    Decode a message from a value of ``json.loads``.
 
-    :param kind: The message's class, or any type that its fields have.
-    :raises MalformedMessageError: if the data do not have the form of the message; it names the field.
+    :param kind: Class of the message, or any type that a field can have.
+    :raises MalformedMessageError: if the data do not match; the error names the field.
     """
     return _decode(kind, data)  # type: ignore[no-any-return]
 
@@ -85,7 +86,7 @@ def decode(kind: type[Message], data: Any) -> Message:
 def _decode(kind: Any, data: Any) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return None if data is None else _decode(_the_other(kind), data)
+        return None if data is None else _decode(_non_optional(kind), data)
     if origin is tuple:
         return _tuple(get_args(kind), data)
     if origin is dict:
@@ -109,7 +110,7 @@ def _mapping(kind: Any, data: Any) -> dict[str, Any]:
 
 
 def _tuple(kinds: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
-    # A text can be iterated too: it would pass for a list.
+    # A text is iterable too and must not be decoded as a list.
     items = _of_form(list | tuple, data, "a list")
     if len(kinds) == 2 and kinds[1] is Ellipsis:
         return tuple(_below(place, kinds[0], each) for place, each in enumerate(items))
@@ -158,7 +159,7 @@ def _form_of(kind: Any) -> str:
     return _NAMES.get(kind, f"a valid {kind.__name__}")
 
 
-def _the_other(kind: Any) -> Any:
+def _non_optional(kind: Any) -> Any:
     return next(each for each in get_args(kind) if each is not types.NoneType)
 
 
@@ -172,14 +173,14 @@ Reply = TypeVar("Reply")
 
 def read_reply(kind: type[Reply], data: Any) -> Reply:
     """
-    Turn what a server answered into a message.
+    Decode the reply of a server.
 
-    :raises CoordinatorError: if the server is of another version, which says something else.
+    :raises CoordinatorError: if the reply does not match, because the server has another version.
     """
     try:
         return decode(kind, data)
     except ValueError as error:
         raise CoordinatorError(
-            f"Expected a reply of this version of the API, found another ({error}); install one version of the provider on "
-            f"the api-server and on the workers."
+            f"Expected a reply of this version of the API, found another one ({error}); install the same version of the "
+            f"provider on the api-server and on the workers."
         ) from error

@@ -1,1 +1,1 @@
-"""What this provider adds to Airflow's own processes."""
+"""Airflow plugin and listeners."""

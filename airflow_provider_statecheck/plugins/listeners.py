@@ -1,4 +1,4 @@
-"""Listeners for the end of Dag runs and for failed tries."""
+"""Listeners for ended Dag runs and failed task instances."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from airflow_provider_statecheck.checkpoint.properties import JobStatus
 
 log = logging.getLogger(__name__)
 
-_BY_A_PERSON = "manually set"
-"""What Airflow says of a run whose state somebody changed."""
+_MANUALLY_SET = "manually set"
+"""Part of Airflow's message if a user changed the state of the run."""
 
 
 @hookimpl
 def on_dag_run_success(dag_run: Any, msg: str) -> None:
-    """End what does not stay after a success."""
+    """End the checkpoints that are not retained after a success."""
     _settle(dag_run, JobStatus.FINISHED)
 
 
 @hookimpl
 def on_dag_run_failed(dag_run: Any, msg: str) -> None:
-    """End what does not stay after a failure, or after somebody marked the run as failed."""
-    _settle(dag_run, JobStatus.CANCELED if _BY_A_PERSON in (msg or "") else JobStatus.FAILED)
+    """End the checkpoints that are not retained after a failure, or after a user marked the run as failed."""
+    _settle(dag_run, JobStatus.CANCELED if _MANUALLY_SET in (msg or "") else JobStatus.FAILED)
 
 
 def _settle(dag_run: Any, status: JobStatus) -> None:
@@ -34,12 +34,12 @@ def _settle(dag_run: Any, status: JobStatus) -> None:
 
             settle_ended_run(dag_run, status)
     except Exception:
-        # The scheduler has more to do than this, and garbage collection makes up for it.
-        log.warning("Checkpoints of an ended run stay until garbage collection", exc_info=True)
+        # An error must not stop the scheduler; the next garbage collection settles the run.
+        log.warning("Checkpoints of an ended run are retained until the next garbage collection", exc_info=True)
 
 
 def _is_test(dag_run: Any) -> bool:
-    # A test of a Dag may bear the date of a real run, whose job it must not touch.
+    # A test of a Dag may have the date of a real run and must not end the checkpoints of its job.
     from airflow.utils.types import DagRunTriggeredByType
 
     return bool(dag_run.triggered_by == DagRunTriggeredByType.TEST)
@@ -47,7 +47,7 @@ def _is_test(dag_run: Any) -> bool:
 
 @hookimpl
 def on_task_instance_failed(task_instance: Any) -> None:
-    """Repeat what the stage said when it was closed."""
-    kept = getattr(getattr(task_instance, "task", None), "kept", None)
-    if isinstance(kept, str):
-        log.error("%s", kept)
+    """Log the summary of the stage again, as the last line of the failed try."""
+    summary = getattr(getattr(task_instance, "task", None), "kept", None)
+    if isinstance(summary, str):
+        log.error("%s", summary)

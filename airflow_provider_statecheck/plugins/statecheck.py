@@ -1,4 +1,4 @@
-"""The plugin, which Airflow loads through its entry point."""
+"""Airflow plugin of this provider."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH
 
 
 class StatecheckPlugin(AirflowPlugin):
-    """Adds the coordinator's API, the last line of a failed try, and what the end of a run means for its checkpoints."""
+    """Adds the coordinator's API to the api-server, and listeners for ended runs and failed task instances."""
 
     name = "statecheck"
 
-    # Every Airflow process loads the plugin; what one of them needs alone is imported when it asks for it.
+    # Every Airflow process loads the plugin, so the properties import the modules that only some processes need.
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Return the API."""
+        """Return the app of the API."""
         from airflow_provider_statecheck.api.airflow_app import create_airflow_app
 
         return [{"app": create_airflow_app(), "url_prefix": MOUNT_PATH, "name": "statecheck"}]
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """Return the module with the listeners of failed tasks and ended runs."""
+        """Return the module with the listeners."""
         from airflow_provider_statecheck.plugins import listeners
 
         return [listeners]

@@ -1,4 +1,4 @@
-"""Waiting for a checkpoint of a job."""
+"""Sensor that waits for a checkpoint of a job."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class CheckpointSensor(BaseSensorOperator):
     """
     Wait until a job, or one operator of it, has a completed checkpoint.
 
-    A job that has not begun is waited for like one without a checkpoint. What is found is returned: ``job``, ``uid``,
-    ``checkpoint_id``, ``pointer`` (the directory that a restore starts from) and ``completed_at``. Where Airflow's
-    database is open, as in ``dag.test``, it waits for the job of the test runs, as the operators write to that one.
+    The job need not exist yet. The sensor returns the keys ``job``, ``uid``, ``checkpoint_id``, ``pointer`` (the
+    directory of the checkpoint) and ``completed_at``. In a process with access to Airflow's database, as in
+    ``dag.test``, it waits for the job of test runs, because the operators use that job there.
 
     :param job: Name of the job. The job of a Dag run is named ``dag_id/<logical date or run id>``. (templated)
     :param uid: Name of the operator within the job. The default is any operator. (templated)
@@ -49,7 +49,7 @@ class CheckpointSensor(BaseSensorOperator):
     ui_color = "#d9e8f5"
 
     _warning: str | None = None
-    """What the log has said already, so that it does not say it at each poke."""
+    """The last warning, which is not logged again at each poke."""
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class CheckpointSensor(BaseSensorOperator):
 
     @cached_property
     def hook(self) -> StatecheckHook:
-        """Return the way to the coordinator."""
+        """Return the hook of the coordinator."""
         return StatecheckHook(self.statecheck_conn_id)
 
     @override
     def execute(self, context: Context) -> Any:
         """
-        Look, and then wait in the worker or in the triggerer.
+        Check for the checkpoint, and then wait in the worker or in the triggerer.
 
-        :raises AirflowFailException: for trouble that waiting cannot mend.
+        :raises AirflowFailException: if an argument or the environment is invalid.
         """
         if not self.deferrable:
             return super().execute(context)
@@ -91,9 +91,9 @@ class CheckpointSensor(BaseSensorOperator):
     @override
     def poke(self, context: Context) -> PokeReturnValue:
         """
-        Look whether the checkpoint is there.
+        Check for the checkpoint once.
 
-        :raises AirflowFailException: for trouble that waiting cannot mend.
+        :raises AirflowFailException: if an argument or the environment is invalid.
         """
         try:
             found = self._find()
@@ -103,9 +103,9 @@ class CheckpointSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """
-        Return what the trigger found, or wait on where it may not look any more.
+        Return the checkpoint that the trigger found, or defer again with a new token if the token expired.
 
-        :raises AirflowException: if it could not go on waiting; a retry may.
+        :raises AirflowException: if the trigger failed.
         """
         if event["status"] == "expired":
             return self._find_or_defer(context, event["deadline"])
@@ -116,35 +116,35 @@ class CheckpointSensor(BaseSensorOperator):
         return found
 
     def _find(self) -> dict[str, Any] | None:
-        awaited = self._awaited()
-        self.log.info("Looking for %s.", awaited)
+        condition = self._condition()
+        self.log.info("Checking for %s.", condition)
         try:
-            view = self.hook.get_conn().describe(awaited.job_id)
+            view = self.hook.get_conn().describe(condition.job_id)
         except CheckpointNotFoundError:
-            return None  # a job is there from its first attempt on
-        self._warn_of(awaited.unknown_operator(view))
-        return awaited.find(view)
+            return None  # the job has no attempt yet
+        self._warn_once(condition.unknown_operator(view))
+        return condition.find(view)
 
-    def _warn_of(self, unknown: str | None) -> None:
-        if unknown is not None and unknown != self._warning:
-            self.log.warning("%s", unknown)
-        self._warning = unknown
+    def _warn_once(self, warning: str | None) -> None:
+        if warning is not None and warning != self._warning:
+            self.log.warning("%s", warning)
+        self._warning = warning
 
     def _find_or_defer(self, context: Context, deadline: float) -> Any:
-        answer = self.poke(context)
-        return answer.xcom_value if answer else self._defer(deadline)
+        result = self.poke(context)
+        return result.xcom_value if result else self._defer(deadline)
 
     def _defer(self, deadline: float) -> NoReturn:
-        awaited = self._awaited()
-        access = reading_access(awaited.job_id, self.statecheck_conn_id)
+        condition = self._condition()
+        access = reading_access(condition.job_id, self.statecheck_conn_id)
         self.defer(
-            trigger=_trigger(awaited, self.poke_interval, access, deadline),
+            trigger=_trigger(condition, self.poke_interval, access, deadline),
             method_name="execute_complete",
             timeout=timedelta(seconds=max(deadline - time.time(), 0.0)),
         )
 
-    def _awaited(self) -> CheckpointCondition:
-        job_id_of(self.job)  # an empty name must not become that of the namespace alone
+    def _condition(self) -> CheckpointCondition:
+        job_id_of(self.job)  # rejects an empty name before the prefix of test runs is added
         return CheckpointCondition(
             job=job_name(self.job, is_test=is_orm_open()),
             uid=_full_uid(self.uid, self.map_key),
@@ -154,19 +154,19 @@ class CheckpointSensor(BaseSensorOperator):
 
 
 def _trigger(
-    awaited: CheckpointCondition, poke_interval: float, access: ReadingAccess | None, deadline: float
+    condition: CheckpointCondition, poke_interval: float, access: ReadingAccess | None, deadline: float
 ) -> CheckpointTrigger:
-    way: dict[str, Any] = {}
+    connection: dict[str, Any] = {}
     if access is not None:
-        way = {"url": access.url, "token": access.token, "request_timeout_seconds": access.timeout_seconds}
+        connection = {"url": access.url, "token": access.token, "request_timeout_seconds": access.timeout_seconds}
     return CheckpointTrigger(
-        job=awaited.job,
-        uid=awaited.uid,
-        at_least=awaited.at_least,
-        max_age_seconds=None if awaited.max_age is None else awaited.max_age.total_seconds(),
+        job=condition.job,
+        uid=condition.uid,
+        at_least=condition.at_least,
+        max_age_seconds=None if condition.max_age is None else condition.max_age.total_seconds(),
         poke_interval=poke_interval,
         deadline=deadline,
-        **way,
+        **connection,
     )
 
 
@@ -175,8 +175,7 @@ def _full_uid(uid: str | None, map_key: str | None) -> str | None:
         return uid
     if not uid or not map_key:
         raise InvalidConfigurationError(
-            f"Expected map_key to be a text beside the uid of a mapped task, found uid={uid!r} and map_key={map_key!r}; "
-            f"give both."
+            f"Expected both uid and map_key for a mapped task, found uid={uid!r} and map_key={map_key!r}; give both."
         )
     return uid_with_key(uid, map_key)
 
@@ -185,4 +184,6 @@ def _checkpoint_id(given: int | str | None) -> int | None:
     try:
         return None if given is None else int(given)
     except ValueError as error:
-        raise InvalidConfigurationError(f"Expected at_least to be a checkpoint id, found {given!r}.") from error
+        raise InvalidConfigurationError(
+            f"Expected at_least to be a checkpoint id, found {given!r}; give a whole number."
+        ) from error

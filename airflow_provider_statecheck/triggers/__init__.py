@@ -1,1 +1,1 @@
-"""What waits in the triggerer while a task is deferred."""
+"""Triggers of deferred tasks."""

@@ -1,4 +1,4 @@
-"""Trigger that waits for a checkpoint, and the condition it waits for."""
+"""Trigger that waits for a checkpoint, and its condition."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.hooks.transport import JobReader
 
 
-_MOST_UIDS = 20
+_MAX_SHOWN_UIDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCondition:
     """
-    A completed checkpoint of a job that somebody waits for.
+    Condition that a completed checkpoint of a job must meet.
 
-    :raises InvalidConfigurationError: for a name or a bound out of its range.
+    :raises InvalidConfigurationError: if a name or a bound is invalid.
     """
 
     job: str
-    """The name under which the job is kept."""
+    """Name of the job, with the prefix of test runs if it is one of a test run."""
     uid: str | None = None
-    """The operator; ``None`` for any of the job."""
+    """Uid of the operator, or ``None`` for any operator."""
     at_least: int | None = None
-    """The lowest id that will do."""
+    """Lowest checkpoint id to accept."""
     max_age: timedelta | None = None
-    """How long ago it may have been completed."""
+    """Maximum time since the checkpoint was completed."""
 
     def __post_init__(self) -> None:
         job_id_of(self.job)
         if self.uid is not None:
             operator_id_of(self.uid)
         require("at_least", self.at_least, lambda n: n is None or n >= 1, "a checkpoint id, 1 or more")
-        require("max_age", self.max_age, lambda age: age is None or age > timedelta(0), "longer than nothing")
+        require("max_age", self.max_age, lambda age: age is None or age > timedelta(0), "a positive duration")
 
     @property
     def job_id(self) -> JobId:
@@ -64,20 +64,20 @@ class CheckpointCondition:
 
     def find(self, view: JobView) -> dict[str, Any] | None:
         """
-        Return the newest checkpoint that will do, as plain values, ``None`` if there is none yet.
+        Return the checkpoint with the highest id that meets the condition, as plain values, or ``None``.
 
-        :param view: What is kept of the job.
+        :param view: The job.
         """
-        # Two operators complete their checkpoints in any order, so the one with the highest id need not be the youngest.
-        fitting = [c for c in view.checkpoints if self._is_met_by(c, view.read_at)]
-        return _plain(view, fitting[-1]) if fitting else None
+        # Operators complete their checkpoints in any order: the highest id need not be the latest completion.
+        matching = [c for c in view.checkpoints if self._is_met_by(c, view.read_at)]
+        return _plain(view, matching[-1]) if matching else None
 
     def unknown_operator(self, view: JobView) -> str | None:
-        """Return which operators the job has if the awaited one is none of them, ``None`` if it is."""
+        """Return a warning with the operators of the job if ``uid`` is not one of them, otherwise ``None``."""
         uids = sorted(operator.uid for operator in view.operators)
         if self.uid is None or self.uid in uids:
             return None
-        shown = ", ".join(map(repr, uids[:_MOST_UIDS])) + (", ..." if len(uids) > _MOST_UIDS else "")
+        shown = ", ".join(map(repr, uids[:_MAX_SHOWN_UIDS])) + (", ..." if len(uids) > _MAX_SHOWN_UIDS else "")
         return f"Job {self.job!r} has no operator {self.uid!r} so far; it has {shown or 'none'}."
 
     def __str__(self) -> str:
@@ -92,12 +92,12 @@ class CheckpointCondition:
             and checkpoint.unusable_reason is None
             and (self.uid is None or checkpoint.operator_id == operator_id_of(self.uid))
             and (self.at_least is None or checkpoint.checkpoint_id >= self.at_least)
-            and self._is_young_enough(checkpoint, now)
+            and self._is_recent(checkpoint, now)
         )
 
-    def _is_young_enough(self, checkpoint: CheckpointRecord, now: datetime) -> bool:
-        # Both times are the coordinator's. The job's last transition would not do for "now": a job that has stopped
-        # would stay young for ever; nor would this machine's clock, which may differ from the one that dated the row.
+    def _is_recent(self, checkpoint: CheckpointRecord, now: datetime) -> bool:
+        # Both times are from the coordinator, because the clock of this machine may differ. The time of the last
+        # transition of the job does not serve as "now": the checkpoints of a stopped job would never age.
         completed_at = checkpoint.completed_at
         return self.max_age is None or (completed_at is not None and now - completed_at <= self.max_age)
 
@@ -129,26 +129,25 @@ _ARGUMENTS = (
 
 class CheckpointTrigger(BaseTrigger):
     """
-    Fire when a job has the checkpoint that is waited for, or when nobody may look any more.
+    Fires when a job has a checkpoint that meets the condition.
 
     The event is ``{"status": "success", "checkpoint": {...}}``, ``{"status": "error", "message": ...}``, or ``{"status":
-    "expired", "deadline": ...}`` after an outage during which the token could not be renewed; the task then gets another
-    one and waits on. Without a URL and a token the coordinator is asked in this process, which works where Airflow's
-    database is open.
+    "expired", "deadline": ...}`` if the token expired during an outage; the task must then defer again with a new token.
+    Without ``url`` and ``token``, the trigger reads Airflow's database directly.
 
-    :param job: The name under which the job is kept.
-    :param uid: The operator within the job; by default any.
-    :param at_least: The lowest checkpoint id that will do.
-    :param max_age_seconds: How long ago the checkpoint may have been completed.
-    :param poke_interval: Seconds between two looks.
-    :param url: Root of the api-server.
-    :param token: A token that can read the job.
-    :param request_timeout_seconds: How long to wait for an answer.
-    :param deadline: When the task's time is over, as a POSIX time; it is only handed back to the task.
+    :param job: Name of the job.
+    :param uid: Uid of the operator within the job. The default is any operator.
+    :param at_least: Lowest checkpoint id to accept.
+    :param max_age_seconds: Maximum time since the checkpoint was completed, in seconds.
+    :param poke_interval: Seconds between two checks.
+    :param url: Root URL of the api-server.
+    :param token: Read token of the job.
+    :param request_timeout_seconds: Timeout of a request, in seconds.
+    :param deadline: Timeout of the task as a POSIX time, which the trigger returns unchanged in the event.
     """
 
     _renewed_at: float
-    """When the token was renewed, by the clock of this process."""
+    """Monotonic time of the last renewal of the token."""
 
     def __init__(
         self,
@@ -177,12 +176,12 @@ class CheckpointTrigger(BaseTrigger):
 
     @override
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return what makes this trigger again; it holds the token, which Airflow keeps in its database and shows to nobody."""
+        """Return the class path and the arguments, including the token, which Airflow stores encrypted."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in _ARGUMENTS}
 
     @override
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until the checkpoint is there; Airflow itself ends this when the task's time is over."""
+        """Check until the checkpoint exists; Airflow cancels the trigger at the timeout of the task."""
         yield TriggerEvent(await self._outcome())
 
     @override
@@ -195,47 +194,47 @@ class CheckpointTrigger(BaseTrigger):
             async with job_reader(self._access()) as reader:
                 return {"status": "success", "checkpoint": await self._wait(reader)}
         except TokenExpiredError as error:
-            self.log.warning("The task has to ask for another token: %s", error)
+            self.log.warning("The task needs a new token: %s", error)
             return {"status": "expired", "deadline": self.deadline}
         except StateCheckError as error:
             return {"status": "error", "message": f"Cannot wait for a checkpoint of job {self.job!r}: {error}"}
 
     async def _wait(self, reader: JobReader) -> dict[str, Any]:
-        awaited, self._renewed_at = self._awaited(), monotonic()
-        self.log.info("Waiting for %s.", awaited)
+        condition, self._renewed_at = self._condition(), monotonic()
+        self.log.info("Waiting for %s.", condition)
         while True:
-            found = await self._look(reader, awaited)
+            found = await self._check(reader, condition)
             if found is not None:
                 return found
             await self._pause(reader)
 
-    async def _look(self, reader: JobReader, awaited: CheckpointCondition) -> dict[str, Any] | None:
+    async def _check(self, reader: JobReader, condition: CheckpointCondition) -> dict[str, Any] | None:
         try:
-            view = await reader.describe(awaited.job_id)
+            view = await reader.describe(condition.job_id)
         except CheckpointNotFoundError:
-            return None  # a job is there from its first attempt on
+            return None  # the job has no attempt yet
         except (CoordinatorError, EnvironmentNotReadyError) as error:
-            if not _passes(error):
+            if not _is_transient(error):
                 raise
-            self.log.warning("The coordinator is asked again in %s s: %s", self.poke_interval, error)
+            self.log.warning("Retrying in %s s: %s", self.poke_interval, error)
             return None
-        self._warn_of(awaited.unknown_operator(view))
-        return awaited.find(view)
+        self._warn_once(condition.unknown_operator(view))
+        return condition.find(view)
 
-    def _warn_of(self, unknown: str | None) -> None:
-        if unknown is not None and unknown != self._warning:
-            self.log.warning("%s", unknown)
-        self._warning = unknown
+    def _warn_once(self, warning: str | None) -> None:
+        if warning is not None and warning != self._warning:
+            self.log.warning("%s", warning)
+        self._warning = warning
 
     async def _pause(self, reader: JobReader) -> None:
-        # The token ends during a pause that is longer than its life.
-        left = self.poke_interval
+        # The token must be renewed during a pause that is longer than its validity.
+        remaining = self.poke_interval
         while True:
-            await sleep(min(left, RENEWAL_SECONDS))
-            left -= RENEWAL_SECONDS
+            await sleep(min(remaining, RENEWAL_SECONDS))
+            remaining -= RENEWAL_SECONDS
             if monotonic() - self._renewed_at >= RENEWAL_SECONDS:
                 await self._renew(reader)
-            if left <= 0:
+            if remaining <= 0:
                 return
 
     async def _renew(self, reader: JobReader) -> None:
@@ -243,11 +242,11 @@ class CheckpointTrigger(BaseTrigger):
             await reader.renew()
             self._renewed_at = monotonic()
         except (CoordinatorError, EnvironmentNotReadyError) as error:
-            if not _passes(error):
+            if not _is_transient(error):
                 raise
-            self.log.warning("The token for reading is renewed later: %s", error)
+            self.log.warning("Retrying the renewal of the read token later: %s", error)
 
-    def _awaited(self) -> CheckpointCondition:
+    def _condition(self) -> CheckpointCondition:
         max_age = None if self.max_age_seconds is None else timedelta(seconds=self.max_age_seconds)
         return CheckpointCondition(job=self.job, uid=self.uid, at_least=self.at_least, max_age=max_age)
 
@@ -257,6 +256,6 @@ class CheckpointTrigger(BaseTrigger):
         return ReadingAccess(url=self.url, token=self.token, timeout_seconds=self.request_timeout_seconds)
 
 
-def _passes(error: StateCheckError) -> bool:
-    # An api-server that is upgraded answers that its tables are not ready until they are migrated.
+def _is_transient(error: StateCheckError) -> bool:
+    # During an upgrade, the api-server reports missing tables until they are migrated.
     return error.retryable or isinstance(error, EnvironmentNotReadyError)

@@ -23,7 +23,7 @@ from tests.airflow.conftest import LIMIT_SECONDS, Airflow
 pytestmark = pytest.mark.airflow
 
 UID = "part[north]"
-LOOKING, WAITING = "Looking for", "Waiting for"
+LOOKING, WAITING = "Checking for", "Waiting for"
 
 
 @contextmanager

@@ -157,4 +157,4 @@ def test_nothing_is_raised_into_the_scheduler(
     monkeypatch.setattr("airflow_provider_statecheck.api.airflow_services.settle_ended_run", fail)
     listeners.on_dag_run_success(SimpleNamespace(triggered_by="timetable"), "")
     listeners.on_dag_run_failed(object(), "")
-    assert caplog.text.count("stay until garbage collection") == 2
+    assert caplog.text.count("are retained until the next garbage collection") == 2

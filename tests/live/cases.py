@@ -119,7 +119,7 @@ def api_server_down(run: StageRun) -> None:
     begun(run)
     run.deployment.api_server.stop()
     run.release()
-    run.wait_for_log("call is repeated", times=3)
+    run.wait_for_log("Retrying the call", times=3)
     run.deployment.ensure_running()
 
 
@@ -127,7 +127,7 @@ def api_server_killed(run: StageRun) -> None:
     begun(run)
     run.deployment.api_server.sweep()
     run.release()
-    run.wait_for_log("call is repeated", times=1)
+    run.wait_for_log("Retrying the call", times=1)
     run.deployment.ensure_running()
 
 
@@ -144,7 +144,7 @@ def _restart_postgres(run: StageRun, mode: str) -> None:
     deployment = run.deployment
     deployment.postgres.stop(mode)
     run.release()
-    run.wait_for_log("call is repeated", times=1)
+    run.wait_for_log("Retrying the call", times=1)
     deployment.postgres.start()
     deployment.ensure_running()
 

@@ -96,7 +96,7 @@ def test_killed_api_server_comes_back_and_the_task_goes_on(stack: RunningStack) 
     stack.wait_for_another("api-server", pid)
     assert run.wait_for_end() == "success", run.log()
     check_report(report)
-    assert "call is repeated" in run.log()
+    assert "Retrying the call" in run.log()
     assert [a.status for a in run.view().attempts] == [AttemptStatus.FINISHED]
 
 

@@ -173,7 +173,9 @@ def test_an_unknown_id_is_refused(engine: Engine) -> None:
 def test_what_is_no_id_is_refused_without_being_shown(engine: Engine, ti_id: str) -> None:
     with pytest.raises(AccessDeniedError) as caught:
         AirflowTasks().prove(ti_id, SECRET)
-    assert str(caught.value) == "Expected the id of a task instance, found something else."
+    assert str(caught.value) == (
+        "Expected the id of a task instance, which is a UUID, found another text; send the id of the running task."
+    )
 
 
 def test_two_exchanges_of_one_secret_at_once_prove_it_once(task: RunningTask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def test_every_field_of_a_message_has_the_limit_of_its_column() -> None:
     fields = {name: kind for each in _message_classes() for name, kind in _plain_fields(each)}
     kept = {name for name, kind in fields.items() if kind in (str, int, float, tuple)} - OF_NO_COLUMN
     assert {"job_id", "request_key", "epoch", "metadata_size", "checkpoint_ids"} <= kept
-    assert kept <= set(requests._columns()), "name the column in _KEPT_AS"
+    assert kept <= set(requests._columns()), "name the column in _COLUMN_TYPES"
 
 
 def _message_classes() -> set[type[Any]]:

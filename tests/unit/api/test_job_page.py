@@ -80,8 +80,8 @@ def test_an_overview_tells_counts_and_the_latest_failure_with_its_cause_and_poin
     assert "Checkpoints 4 0 3 1 0" in text
     assert "Savepoints 0 0 0 0 0" in text
     assert f"io_exception: {HOSTILE} memory://base/{attempt.job_id}/chk-4" in text
-    assert "All failures: io_exception 1" in text
-    assert "still to be deleted: 2" in text
+    assert "Failures by reason: io_exception 1" in text
+    assert "awaiting deletion: 2" in text
     assert "Duration 0.0 s" in text
     assert "script" not in page.seen
 

@@ -71,5 +71,5 @@ def test_every_dag_that_works_on_a_job_counts(view: JobView, dags: set[str]) -> 
     ],
 )
 def test_what_may_be_anybodys_is_shown_to_nobody(view: JobView) -> None:
-    with pytest.raises(AccessDeniedError, match="no Dag is known"):
+    with pytest.raises(AccessDeniedError, match="found an operator without one"):
         dags_of(view)

@@ -147,7 +147,7 @@ class TestAReplyOfSomethingElse:
     def test_another_apps_404_names_the_provider_and_is_not_repeated(self, content: dict[str, Any]) -> None:
         failure = _failure(_replying(404, **content))
         assert type(failure) is CoordinatorError
-        assert "provider installed" in str(failure)
+        assert "provider is installed" in str(failure)
         assert not failure.retryable
 
     @pytest.mark.parametrize("status", [401, 403])
@@ -172,9 +172,9 @@ class TestAReplyOfSomethingElse:
 
     def test_json_of_another_form_is_named_as_another_version(self) -> None:
         gateway = HttpGateway(_replying(200, json={"unexpected": 1}), GivenToken(TOKEN))
-        with pytest.raises(CoordinatorError, match="one version of the provider"):
+        with pytest.raises(CoordinatorError, match="the same version of the provider"):
             gateway.jobs()
-        with pytest.raises(CoordinatorError, match="one version of the provider"):
+        with pytest.raises(CoordinatorError, match="the same version of the provider"):
             gateway.reading_token("0" * 32)  # type: ignore[arg-type]
 
     def test_an_error_of_the_coordinator_is_raised_again(self) -> None:

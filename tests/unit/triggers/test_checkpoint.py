@@ -127,14 +127,14 @@ def test_a_lost_reply_is_a_warning_and_asked_for_again(served: ServedJobs, event
     trigger = _trigger(served)
     served.lose_replies()
     assert _found(event_after(trigger, lambda: None, spare=A_SERVER_ENDS)) == FOUND
-    assert "asked again in 7.0 s" in capfd.readouterr().out
+    assert "Retrying in 7.0 s" in capfd.readouterr().out
 
 
 def test_no_server_is_a_warning_and_asked_again(served: ServedJobs, event_after, capfd) -> None:
     trigger = _trigger(served, url="http://127.0.0.1:9")
     with pytest.raises(AssertionError, match="found by now"):
         event_after(trigger, lambda: None)
-    assert capfd.readouterr().out.count("found no server there") == 2
+    assert capfd.readouterr().out.count("found no server") == 2
 
 
 def test_missing_tables_are_waited_for(served: ServedJobs, event_after, capfd) -> None:
@@ -206,14 +206,14 @@ def test_a_server_that_is_away_when_the_token_is_renewed_is_asked_again(
     async def away_at_first(self: AsyncJobReader) -> None:
         renewals.append(sum(waiting.seconds))
         if len(renewals) == 1:
-            raise CoordinatorUnavailableError("Expected the coordinator's API, found no server there.")
+            raise CoordinatorUnavailableError("Expected the coordinator's API, found no server.")
         await renew(self)
 
     renew = AsyncJobReader.renew
     monkeypatch.setattr(AsyncJobReader, "renew", away_at_first)
     assert _found(asyncio.run(_events(trigger))[0].payload) == FOUND
     assert renewals[1] - renewals[0] == trigger.poke_interval
-    assert "renewed later" in capfd.readouterr().out
+    assert "Retrying the renewal" in capfd.readouterr().out
 
 
 def test_the_wait_ends_when_its_task_does(served: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_the_token_is_in_the_arguments_and_nowhere_else(served: ServedJobs, even
     access = transport.ReadingAccess(url="u", token=token)
     for shown in (trigger, str(trigger), access, payload, caplog.text, logged.out, logged.err):
         assert token not in repr(shown)
-    assert "asked again" in logged.out
+    assert "Retrying in" in logged.out
     assert "token=***" in repr(trigger)
 
 
