@@ -285,7 +285,7 @@ def _rows_within(rows: StateRows, groups: Any, batch: Any, owned: KeyGroupRange)
         yield StateRows(rows.schema, rows.arrow_schema, blocks)
 
 
-_BYTES_AT_ONCE = 256 << 20
+_DEFAULT_BYTES_AT_ONCE = 256 << 20
 
 
 class RunsRescaling:
@@ -306,7 +306,7 @@ class RunsRescaling:
         *,
         new: int,
         checkpoint_id: int,
-        bytes_at_once: int = _BYTES_AT_ONCE,
+        bytes_at_once: int = _DEFAULT_BYTES_AT_ONCE,
     ) -> None:
         self._storage = storage
         self._streams = streams
@@ -340,28 +340,28 @@ class RunsRescaling:
         sources: Iterator[tuple[IncrementalKeyedStateHandle, SnapshotMeta]],
         written: list[_SubtaskRuns],
     ) -> None:
-        found = [
+        files_of_state = [
             (files, handle.key_group_range)
             for handle, meta in sources
             for files in meta.states
             if files.state.name == name
         ]
-        state = _require_single_schema(name, [files for files, _ in found])
-        waiting, size = [], 0
-        for files, owned in found:
+        state = _require_single_schema(name, [files for files, _ in files_of_state])
+        pending, size = [], 0
+        for files, owned in files_of_state:
             for table in self._rows(files, owned):
-                waiting.append(self._regrouped(table))
+                pending.append(self._regrouped(table))
                 size += table.nbytes
                 if size >= self._bytes_at_once:
-                    self._write_rows(state, waiting, written)
-                    waiting, size = [], 0
-        self._write_rows(state, waiting, written)
+                    self._write_rows(state, pending, written)
+                    pending, size = [], 0
+        self._write_rows(state, pending, written)
 
     def _read_meta(self, handle: IncrementalKeyedStateHandle) -> SnapshotMeta:
         if handle.backend_id != BACKEND_ID:
             raise IncompatibleCheckpointError(
-                f"Expected state written by the state backend {BACKEND_ID}, found state of {handle.backend_id}; rescale it "
-                f"with that backend."
+                f"Expected state written by the state backend {BACKEND_ID}, found state of {handle.backend_id}; restore it "
+                f"with that backend instead."
             )
         source = f"checkpoint {handle.checkpoint_id}"
         if handle.meta is None:
@@ -373,13 +373,13 @@ class RunsRescaling:
         if not runs:
             return
         layout = _layout_of(runs[0][0].schema)
-        content = PartBytes(self._storage)
+        part_bytes = PartBytes(self._storage)
         try:
             form = _WrittenForm(layout)
-            opened = [FileRun(parts, content, BlockCache(0), form) for parts in runs]
-            yield from merge_runs(layout, opened, keep_deletions=False)
+            file_runs = [FileRun(parts, part_bytes, BlockCache(0), form) for parts in runs]
+            yield from merge_runs(layout, file_runs, keep_deletions=False)
         finally:
-            content.close()
+            part_bytes.close()
 
     def _regrouped(self, table: Any) -> Any:
         import pyarrow as pa

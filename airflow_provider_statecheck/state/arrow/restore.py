@@ -65,8 +65,8 @@ def restored_files(
         _require_fitting(meta, keys, number_of_key_groups)
         for files in meta.states:
             readable = owned.intersection(handle.key_group_range)
-            states.setdefault(files.state.name, []).append(_within(files, readable))
-    return {name: _joined(found) for name, found in states.items()}
+            states.setdefault(files.state.name, []).append(_files_within(files, readable))
+    return {name: _merge_subtasks(found) for name, found in states.items()}
 
 
 def _read_meta(handle: KeyedStateHandle, storage: CheckpointStorage) -> SnapshotMeta:
@@ -96,12 +96,12 @@ def _require_fitting(meta: SnapshotMeta, keys: KeySerializer, number_of_key_grou
         )
 
 
-def _within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
+def _files_within(files: StateFiles, owned: KeyGroupRange) -> StateFiles:
     runs = (tuple(filter(None, (part.within(owned) for part in parts))) for parts in files.runs)
     return StateFiles(files.state, tuple(parts for parts in runs if parts))
 
 
-def _joined(found: Sequence[StateFiles]) -> StateFiles:
+def _merge_subtasks(found: Sequence[StateFiles]) -> StateFiles:
     """Merge the files of several subtasks, whose key groups are disjoint, into as few runs as possible."""
     levels = zip_longest(*(reversed(files.runs) for files in found), fillvalue=())
     runs = [_by_key_group(part for parts in level for part in parts) for level in levels]

@@ -150,12 +150,12 @@ class FullSnapshot:
         blocks = [state.by_key_group() for state in states]
         for key_group in self._key_group_range:
             self._require_running()
-            found = [[(index, batch) for batch in state.get(key_group, ())] for index, state in enumerate(blocks)]
-            if not any(found):
+            section = [[(index, batch) for batch in state.get(key_group, ())] for index, state in enumerate(blocks)]
+            if not any(section):
                 yield EMPTY_KEY_GROUP
                 continue
             yield stream.get_pos()
-            stream.write(encode_section(chain.from_iterable(found)))
+            stream.write(encode_section(chain.from_iterable(section)))
 
     def _finish(self, handle: StreamStateHandle | None) -> None:
         if self._is_cancelled:

@@ -199,14 +199,14 @@ class CapturedState:
     def _columns(self, version: Version, schema: Any) -> tuple[Any, Any]:
         import pyarrow as pa
 
-        parts = sorted((key_group, name) for name, groups in version.items() for key_group in groups)
-        found = [self._table.rows_of(version[name][key_group]) for key_group, name in parts]
-        keys, user_keys, cells = ([row for part in found for row in part[i] or ()] for i in range(3))
-        counts = [len(part[0]) for part in found]
-        names = repeated([name for _, name in parts], counts, pa.string())
-        columns = [*self._key_columns(keys), names, *self._user_key_columns(user_keys)]
+        groups = sorted((key_group, namespace) for namespace, found in version.items() for key_group in found)
+        rows_by_group = [self._table.rows_of(version[namespace][key_group]) for key_group, namespace in groups]
+        keys, user_keys, cells = ([row for rows in rows_by_group for row in rows[i] or ()] for i in range(3))
+        counts = [len(rows[0]) for rows in rows_by_group]
+        namespaces = repeated([namespace for _, namespace in groups], counts, pa.string())
+        columns = [*self._key_columns(keys), namespaces, *self._user_key_columns(user_keys)]
         columns.append(self._state.cells.write(cells))
-        key_groups = repeated([key_group for key_group, _ in parts], counts, pa.int32())
+        key_groups = repeated([key_group for key_group, _ in groups], counts, pa.int32())
         return self._without_expired(key_groups, pa.RecordBatch.from_arrays(columns, schema=schema))
 
     def _key_columns(self, keys: list[Any]) -> list[Any]:

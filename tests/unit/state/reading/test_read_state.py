@@ -140,7 +140,7 @@ def test_reading_is_lazy_and_a_deleted_file_is_named(job: StatefulJob, tmp_path:
             part.unlink()
     reader = read_state(pointer, "value")
     assert reader.schema.names == ["account", "value"]
-    with pytest.raises(CheckpointNotFoundError, match="it was deleted"):
+    with pytest.raises(CheckpointNotFoundError, match="restore from another checkpoint"):
         reader.read_all()
 
 
