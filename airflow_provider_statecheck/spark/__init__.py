@@ -1,1 +1,1 @@
-"""Stages on Spark. The only place that knows pyspark; it imports it when a stage runs, never before."""
+"""Stages on Spark. Only this package imports pyspark, and only when a stage runs."""

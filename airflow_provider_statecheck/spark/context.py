@@ -128,14 +128,16 @@ class StageContext:
 
         :param job: Name of the job, the unit of recovery.
         :param checkpoint_dir: Directory of checkpoints, a path or an fsspec URI.
-        :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; its tables are created.
+        :param metadata: SQLAlchemy URL of the metadata database, such as ``sqlite:///state.db``; its tables are
+            created.
         :param uid: Name of this stage within the job.
         :param run: Name of the run; a new run keeps ``state`` and finished items, but recomputes all snapshots.
-        :param on_clear: ``resume_unchanged`` (default), ``resume`` (also restores steps with changed code) or ``restart``.
+        :param on_clear: ``resume_unchanged`` (default), ``resume`` (also restores steps with changed code) or
+            ``restart``.
         :param num_retained: Number of completed checkpoints to retain, at least 1.
         :param checkpoint_timeout_seconds: Time limit of a checkpoint, from its trigger to its acknowledgement.
-        :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage, ``-1`` for
-            no limit.
+        :param tolerable_failed_checkpoints: Number of consecutive failed checkpoints that do not fail the stage, ``-1``
+            for no limit.
         :param overhead_budget: Largest part of the time for checkpointing, such as 0.05; ``None`` sets no limit.
         :param checkpoint_interval: Least time between two checkpoints of a loop, such as ``5 min``; a bare number is
             milliseconds, ``auto`` computes it.
@@ -143,13 +145,14 @@ class StageContext:
         :param storage_options: Options of the fsspec filesystem.
         :param savepoint_dir: Directory of savepoints whose request names none.
         :param from_savepoint: Pointer to a savepoint or checkpoint to restore if the job has no checkpoint of its own.
-        :param claim_mode: Owner of that savepoint: ``no_claim`` (default, stays with its owner) or ``claim`` (this job).
-        :param renamed_uids: Former uid to current uid of a renamed stage. It takes over the operator of the former uid and
-            restores its savepoints. Keep it for the lifetime of the job.
-        :param allow_non_restored_state: Whether to start without state if the savepoint is of another stage, or if the job
-            only has checkpoints under other uids.
-        :param allowed_locations: Further locations of files that checkpoints and savepoints may reference, as URIs such as
-            ``s3://archive``.
+        :param claim_mode: Owner of that savepoint: ``no_claim`` (default, stays with its owner) or ``claim`` (this
+            job).
+        :param renamed_uids: Former uid to current uid of a renamed stage. It takes over the operator of the former uid
+            and restores its savepoints. Keep it for the lifetime of the job.
+        :param allow_non_restored_state: Whether to start without state if the savepoint is of another stage, or if the
+            job only has checkpoints under other uids.
+        :param allowed_locations: Further locations of files that checkpoints and savepoints may reference, as URIs such
+            as ``s3://archive``.
         :raises InvalidConfigurationError: for an argument out of range.
         :raises NoRestorableCheckpointError: if there are checkpoints but none is readable.
         :raises IncompatibleCheckpointError: if the savepoint is of another stage, or the uid is new in a job that has
@@ -212,13 +215,13 @@ class StageContext:
         """
         Return the DataFrame of a step: from its snapshot if there is one, else computed, written and read.
 
-        The result equals the DataFrame, except for nullability and the order of rows. A step is recomputed if its code has
-        changed, or that of a step it depends on.
+        The result equals the DataFrame, except for nullability and the order of rows. A step is recomputed if its code
+        has changed, or that of a step it depends on.
 
         :param name: Name of the step, unique in its scope.
         :param build: The DataFrame, or a callable that returns it and is not called if the step is restored.
-        :param when: ``True`` (default) writes the step; ``False`` computes it in each try and never writes it; ``"auto"``
-            computes it into Spark's cache and writes it only if recomputing it would take longer.
+        :param when: ``True`` (default) writes the step; ``False`` computes it in each try and never writes it;
+            ``"auto"`` computes it into Spark's cache and writes it only if recomputing it would take longer.
         :param version: Change it if the result changes for a reason outside the code.
         :raises InvalidConfigurationError: for any other ``when``.
         :raises DuplicateNameError: if the name is used twice in one scope.
@@ -254,18 +257,19 @@ class StageContext:
 
         ``ranks = checkpoint.iterate("ranks", start, 20, every=5, step=lambda ranks, number: spread(ranks, links))``.
 
-        After ``every`` steps the DataFrame is written, which keeps plans short, and a checkpoint is taken; a retry resumes
-        from it. Steps in between are lazy. Only the newest snapshot is kept: a DataFrame that was passed to ``step`` or
-        ``until`` is readable until the snapshot after the next one is written.
+        After ``every`` steps the DataFrame is written, which keeps plans short, and a checkpoint is taken; a retry
+        resumes from it. Steps in between are lazy. Only the newest snapshot is kept: a DataFrame that was passed to
+        ``step`` or ``until`` is readable until the snapshot after the next one is written.
 
-        A larger number of steps resumes from the last checkpoint. The loop restarts if the number is smaller, if ``step``,
-        ``initial`` or ``until`` changed, or if ``every`` changed and there is an ``until``.
+        A larger number of steps resumes from the last checkpoint. The loop restarts if the number is smaller, if
+        ``step``, ``initial`` or ``until`` changed, or if ``every`` changed and there is an ``until``.
 
         :param name: Name of the loop, unique in its scope. Each call of ``step`` has its own scope of names.
         :param initial: DataFrame before the first step, or a callable that returns it and is not called on a restore.
         :param steps: Largest number of steps.
         :param every: Number of steps after which the DataFrame is written; it is also written after the last step.
-        :param step: Function of the DataFrame and the number of the step, counted from 1, that returns the next DataFrame.
+        :param step: Function of the DataFrame and the number of the step, counted from 1, that returns the next
+            DataFrame.
         :param until: Function of the DataFrame and the one ``every`` steps before that returns whether the loop has
             converged.
         :param version: Change it if the result changes for a reason outside the code.
@@ -289,14 +293,14 @@ class StageContext:
         """
         Yield the items that are not finished yet.
 
-        An item is finished when the loop requests the next one, and durable with the next checkpoint. Side effects of the
-        body are therefore at least once. Each item has its own scope of step names. Use it directly in a ``for``
+        An item is finished when the loop requests the next one, and durable with the next checkpoint. Side effects of
+        the body are therefore at least once. Each item has its own scope of step names. Use it directly in a ``for``
         statement: an iterator in a variable that is left by ``break`` keeps the scope of its item open.
 
         :param name: Name of the loop, unique in its scope.
         :param items: Items of this try; they may differ from those of the last try.
-        :param key: Function that returns the identity of an item; by default, text, whole numbers, dates and UUIDs identify
-            themselves.
+        :param key: Function that returns the identity of an item; by default, text, whole numbers, dates and UUIDs
+            identify themselves.
         :param every: Number of finished items after which a checkpoint is taken.
         :param every_seconds: Age of the loop's last checkpoint after which one is taken too.
         :raises InvalidConfigurationError: for an item without a key or ``every`` below 1.
@@ -321,7 +325,7 @@ class StageContext:
         return self.restored is not None
 
     def finish(self) -> None:
-        """Take a last checkpoint if there are changes, without steps that this try did not use, and close the attempt."""
+        """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
         self._saving.snapshots.drop_unless_used()
         if not self._saving.is_saved():
             self.checkpoint()

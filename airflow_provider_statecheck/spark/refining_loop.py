@@ -71,7 +71,8 @@ class Refinement:
         """
         Return the result of ``until`` after a multiple of ``every`` steps, else ``False``.
 
-        :raises InvalidConfigurationError: if the result is not a bool; a DataFrame or column would always count as true.
+        :raises InvalidConfigurationError: if the result is not a bool; a DataFrame or column would always count as
+            true.
         """
         if self.until is None or number % self.every != 0:
             return False

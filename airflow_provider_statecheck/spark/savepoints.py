@@ -78,7 +78,7 @@ class StageSavepoints:
         except StaleAttemptError:
             raise
         except StateCheckError as error:
-            # The request was cancelled, or the coordinator is unavailable; it returns open requests with its next reply.
+            # The request was cancelled, or the coordinator is unavailable and will return an open request again.
             log.warning("A requested savepoint could not be triggered: %s", error)
             return None
         try:

@@ -50,8 +50,8 @@ def read_state(
     """
     Return a keyed state of a checkpoint as a DataFrame; each of its tasks reads the files of a range of key groups.
 
-    The columns are those of the key, and ``value``. A map state has a row for each entry, with the columns ``map_key`` and
-    ``map_value``.
+    The columns are those of the key, and ``value``. A map state has a row for each entry, with the columns ``map_key``
+    and ``map_value``.
 
     :param spark: The session.
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
@@ -151,12 +151,12 @@ def write_savepoint(
     """
     Write a savepoint with a keyed state and return its pointer; a stage restores it by ``from_savepoint``.
 
-    Works like :func:`airflow_provider_statecheck.state.writing.write_savepoint.write_savepoint`, but each Spark task sorts
-    and writes the state of one subtask, in memory.
+    Works like :func:`airflow_provider_statecheck.state.writing.write_savepoint.write_savepoint`, but each Spark task
+    sorts and writes the state of one subtask, in memory.
 
     :param data: DataFrame with the columns of ``read_state``.
-    :param parallelism: Number of subtasks of a function that the base does not contain; by default the parallelism of the
-        session.
+    :param parallelism: Number of subtasks of a function that the base does not contain; by default the parallelism of
+        the session.
     :raises InvalidConfigurationError: for missing or invalid arguments or columns, and for duplicate keys.
     :raises UnsupportedStateError: for values that do not fit the types.
     :raises UnknownStateError: for a name without a type that the base does not contain.

@@ -236,7 +236,9 @@ class StageSteps:
     @contextmanager
     def within(self, fingerprint: str) -> Iterator[None]:
         """
-        Include the fingerprint of a loop in those of the steps inside it, whose plans may not show a changed loop.
+        Include the fingerprint of a loop in the fingerprints of the steps inside it.
+
+        The plan of such a step does not always depend on the code of the loop.
 
         :param fingerprint: Fingerprint of the loop.
         """

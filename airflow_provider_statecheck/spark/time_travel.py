@@ -147,8 +147,8 @@ def find_fork_source(
     """
     Find the checkpoint that a fork starts from.
 
-    A deleted checkpoint is reported as a problem of the source: it fails only a fork without checkpoints, because retries
-    of a fork restore the fork's own checkpoints.
+    A deleted checkpoint is reported as a problem of the source: it fails only a fork without checkpoints, because
+    retries of a fork restore the fork's own checkpoints.
 
     :param gateway: Gateway to the coordinator.
     :param storage: Storage of the checkpoints.

@@ -102,8 +102,8 @@ MIB = 1024 * 1024
 ASSUMED_BYTES_PER_SECOND = 64 * MIB
 """Assumed write rate before a large write was measured."""
 _MEASURED_WRITES = 16
-# The time of a smaller write is mostly the start of a Spark job and the commit. A rate from it would be too low: no large
-# step would be written, and the rate never corrected.
+# The time of a smaller write is mostly the start of a Spark job and the commit. A rate from it would be too low: no
+# large step would be written, and the rate never corrected.
 _LARGE_WRITE_BYTES = 64 * MIB
 
 
@@ -111,7 +111,8 @@ class WriteTimes:
     """
     Estimates the time of writes from the last writes of a stage that were timed without a computation.
 
-    The estimate is a fixed cost, that of the shortest small write, plus the bytes at the average rate of the large writes.
+    The estimate is a fixed cost, that of the shortest small write, plus the bytes at the average rate of the large
+    writes.
 
     :param encoded: Return value of :meth:`encode`.
     """

@@ -27,14 +27,14 @@ def step_fingerprint(
     Return a digest that changes with the code and the inputs of a step.
 
     The fingerprint of a callable covers its code with constants and literal defaults, the code of user functions,
-    methods and UDFs that it reaches, and the plans of captured DataFrames. That of a DataFrame covers its analyzed plan,
-    its schema, the code of its Python UDFs and the paths that it reads. A snapshot is represented by its fingerprint, not
-    by its location: a recomputed snapshot with the same fingerprint changes nothing.
+    methods and UDFs that it reaches, and the plans of captured DataFrames. That of a DataFrame covers its analyzed
+    plan, its schema, the code of its Python UDFs and the paths that it reads. A snapshot is represented by its
+    fingerprint, not by its location: a recomputed snapshot with the same fingerprint changes nothing.
 
-    Not covered are comments, blank lines, docstrings, line numbers and file names; installed packages; the rows of sources
-    and of local data; the plan before Spark's own ``localCheckpoint`` or ``checkpoint``; and plain values that a callable
-    captures by a closure, global or attribute, because a run id or a date would change the fingerprint in each try. Use
-    ``version`` for such values if they matter, and for changed packages.
+    Not covered are comments, blank lines, docstrings, line numbers and file names; installed packages; the rows of
+    sources and of local data; the plan before Spark's own ``localCheckpoint`` or ``checkpoint``; and plain values that
+    a callable captures by a closure, global or attribute, because a run id or a date would change the fingerprint in
+    each try. Use ``version`` for such values if they matter, and for changed packages.
 
     Equal code has equal fingerprints in all processes with the same minor version of Python and version of Spark.
 

@@ -53,7 +53,8 @@ class ExecutorFiles:
         """
         Copy a finished local file into the directory.
 
-        The file is uploaded as a whole: on some filesystems, a stream that is closed by an error publishes a partial file.
+        The file is uploaded as a whole: on some filesystems, a stream that is closed by an error publishes a partial
+        file.
         """
         with self.redacted_failures(name):
             filesystem = self._filesystem()
