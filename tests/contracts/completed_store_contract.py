@@ -480,7 +480,7 @@ class CompletedCheckpointStoreContract:
 
     def test_a_checkpoint_under_the_name_of_another_fails_the_recovery(self) -> None:
         self.handles().add_and_lock(handle_name(2), self.written(1))
-        with pytest.raises(CorruptStateError, match="under that name"):
+        with pytest.raises(CorruptStateError, match="refer to its checkpoint"):
             self.opened()
 
     def test_recovering_finishes_a_removal_that_began(self) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints that are aligned over several operators of a job."""
+"""Checkpoints aligned across several operators of a job."""

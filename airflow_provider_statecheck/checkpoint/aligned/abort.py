@@ -96,7 +96,7 @@ class CheckpointAborter:
 
     def _states(self, acknowledgements: Iterable[AcknowledgementRecord]) -> tuple[StreamStateHandle, ...]:
         # The coordinator's manifest refers to state that other checkpoints own.
-        of_tasks = [part for part in acknowledgements if part.operator_id != ALIGNED_OPERATOR_ID]
+        of_tasks = [a for a in acknowledgements if a.operator_id != ALIGNED_OPERATOR_ID]
         try:
             return tuple(private_states(merged(contents(self._components.storage, of_tasks)).operator_states))
         except StateCheckError as error:

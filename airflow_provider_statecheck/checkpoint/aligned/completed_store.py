@@ -275,7 +275,7 @@ class DefaultCompletedCheckpointStore:
 
     def _subsume(self, cleaner: CheckpointsCleaner, post_cleanup: Callable[[], None]) -> CompletedCheckpoint | None:
         surplus = subsumable(self.get_all_checkpoints(), self._num_retained)
-        dropped = [checkpoint for checkpoint in surplus if self._is_dropped(checkpoint)]
+        dropped = [checkpoint for checkpoint in surplus if self._try_drop(checkpoint)]
         for checkpoint in dropped:
             cleaner.add_subsumed(checkpoint)
         try:
@@ -284,7 +284,7 @@ class DefaultCompletedCheckpointStore:
             log.exception("Subsumed checkpoints could not be cleaned; the next checkpoint retries")
         return dropped[-1] if dropped else None
 
-    def _is_dropped(self, checkpoint: CompletedCheckpoint) -> bool:
+    def _try_drop(self, checkpoint: CompletedCheckpoint) -> bool:
         """Remove the handle of a checkpoint and return whether it was removed; the next checkpoint retries."""
         try:
             is_removed = self._handles.release_and_try_remove(handle_name(checkpoint.checkpoint_id))
@@ -351,7 +351,9 @@ def _at_least_one(num_retained: int) -> int:
 
 def _require_name(checkpoint: CompletedCheckpoint, name: str) -> None:
     if handle_name(checkpoint.checkpoint_id) != name:
-        raise CorruptStateError(f"Expected the checkpoint {name} under that name, found {checkpoint.checkpoint_id}.")
+        raise CorruptStateError(
+            f"Expected state handle {name} to refer to its checkpoint, found checkpoint {checkpoint.checkpoint_id}."
+        )
 
 
 def _is_same(one: CompletedCheckpoint, other: CompletedCheckpoint) -> bool:
@@ -366,4 +368,4 @@ def _raise_first(errors: list[Exception]) -> None:
 
 
 def _not_in_use(why: str) -> CoordinatorError:
-    return CoordinatorError(f"Expected a store of completed checkpoints that is in use, but {why}.")
+    return CoordinatorError(f"Expected a completed checkpoint store that is in use, found that {why}.")

@@ -168,7 +168,7 @@ class AcknowledgementHandler:
         )
 
     def _delete_surplus(self, manifest: StoredFile, acknowledgements: Iterable[AcknowledgementRecord]) -> None:
-        if manifest.uri in {part.manifest_uri for part in acknowledgements}:
+        if manifest.uri in {a.manifest_uri for a in acknowledgements}:
             return
         try:
             self._components.storage.delete_manifest(manifest.uri)
@@ -189,9 +189,9 @@ class AcknowledgementHandler:
 
     def _named_states(self, assessment: Assessment) -> tuple[OperatorState, ...]:
         found: list[SnapshotContent] = []
-        for part in assessment.acknowledgements:
+        for acknowledgement in assessment.acknowledgements:
             try:
-                found += contents(self._components.storage, [part])
+                found += contents(self._components.storage, [acknowledgement])
             except CheckpointNotFoundError:
                 # The manifests of an aborted checkpoint are deleted with it; a missing one refers to no state.
                 if assessment.checkpoint is None or assessment.checkpoint.status is not CheckpointStatus.ABORTED:
@@ -260,7 +260,9 @@ class CheckpointFinalizer:
                 self._abort_failed(record, error, keeps_bytes=is_in_doubt)
                 return
             log.warning(
-                "Checkpoint %s is in the completed store; finalizing it reported: %s", record.checkpoint_id, error
+                "Checkpoint %s is in the completed store, although an error was reported: %s",
+                record.checkpoint_id,
+                error,
             )
             outcome = added
         aborted = self._complete(outcome)
@@ -289,7 +291,7 @@ class CheckpointFinalizer:
 
     def _added(self, record: CheckpointRecord) -> _Outcome | None:
         """
-        Return the checkpoint if the completed store contains it, although adding it reported an error.
+        Return the outcome of a checkpoint that the completed store already contains, ``None`` if it does not.
 
         :raises StateCheckError: if the store cannot be read; the checkpoint keeps its status for the next finalizer.
         """
@@ -359,30 +361,30 @@ class CheckpointFinalizer:
     def _notify(self, checkpoint: CompletedCheckpoint, subsumed: CompletedCheckpoint | None) -> None:
         is_discarded = subsumed is not None and subsumed.properties.discard_on_subsumed
         last_subsumed_id = subsumed.checkpoint_id if subsumed is not None and is_discarded else -1
-        number, timestamp = checkpoint.checkpoint_id, checkpoint.triggered_at
-        self._components.notifier.notify_complete(running(self._components), number, timestamp, last_subsumed_id)
+        checkpoint_id, timestamp = checkpoint.checkpoint_id, checkpoint.triggered_at
+        self._components.notifier.notify_complete(running(self._components), checkpoint_id, timestamp, last_subsumed_id)
         try:
-            self._components.operator_coordinators.notify_checkpoint_complete(number)
+            self._components.operator_coordinators.notify_checkpoint_complete(checkpoint_id)
         except StateCheckError:
-            log.exception("An operator coordinator failed on the completion of checkpoint %s", number)
+            log.exception("An operator coordinator failed on the completion of checkpoint %s", checkpoint_id)
 
 
 def _filled(record: CheckpointRecord, acknowledged: list[AcknowledgementRecord]) -> CheckpointRecord:
     """Return the completed row, derived from rows only: every finalizer writes the same one."""
-    times = [part.acknowledged_at for part in acknowledged if part.acknowledged_at is not None]
+    times = [a.acknowledged_at for a in acknowledged if a.acknowledged_at is not None]
     return replace(
         record,
         status=CheckpointStatus.COMPLETED,
         finalizer=None,
         lease_until=None,
         completed_at=max(times, default=record.triggered_at),
-        state_size_bytes=sum(part.state_size_bytes for part in acknowledged),
-        counts={"operators": sum(_has_state(part) for part in acknowledged)},
+        state_size_bytes=sum(a.state_size_bytes for a in acknowledged),
+        counts={"operators": sum(_has_state(a) for a in acknowledged)},
     )
 
 
-def _has_state(part: AcknowledgementRecord) -> bool:
-    return part.manifest_uri is not None and part.operator_id != ALIGNED_OPERATOR_ID
+def _has_state(acknowledgement: AcknowledgementRecord) -> bool:
+    return acknowledgement.manifest_uri is not None and acknowledgement.operator_id != ALIGNED_OPERATOR_ID
 
 
 def _is_unknown(error: BaseException) -> bool:
@@ -412,16 +414,16 @@ def require_whole_union_states(
 
     :raises CheckpointException: ``CHECKPOINT_DECLINED_TASK_CLOSING`` if union state of an ended subtask is missing.
     """
-    for part in acknowledgements:
-        state = states.get(part.operator_id)
-        if state is not None and part.metrics.get(ENDED_WITHOUT_STATE, 0):
-            require_whole_union_state(state, _ended(state, part))
+    for acknowledgement in acknowledgements:
+        state = states.get(acknowledgement.operator_id)
+        if state is not None and acknowledgement.metrics.get(ENDED_WITHOUT_STATE, 0):
+            require_whole_union_state(state, _ended(state, acknowledgement))
 
 
-def _ended(state: OperatorState, part: AcknowledgementRecord) -> frozenset[int]:
+def _ended(state: OperatorState, acknowledgement: AcknowledgementRecord) -> frozenset[int]:
     # The metrics contain numbers only; the indexes of subtasks that ended with state do not affect the check.
     absent = [i for i in range(state.parallelism) if i not in state.subtask_states]
     present = sorted(state.subtask_states)
-    without = absent[: part.metrics[ENDED_WITHOUT_STATE]]
-    left = max(0, part.metrics.get(ENDED_SUBTASKS, 0) - len(without))
-    return frozenset((*without, *present[:left]))
+    without_state = absent[: acknowledgement.metrics[ENDED_WITHOUT_STATE]]
+    with_state = max(0, acknowledgement.metrics.get(ENDED_SUBTASKS, 0) - len(without_state))
+    return frozenset((*without_state, *present[:with_state]))

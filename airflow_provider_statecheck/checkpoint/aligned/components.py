@@ -58,10 +58,10 @@ class CoordinatorComponents:
     job_failures: list[Exception] = field(default_factory=list)
     """Errors raised by the callback that fails the job; see :meth:`raising_job_failures`."""
 
-    def count_failure(self, error: CheckpointException, **facts: Any) -> None:
+    def count_failure(self, error: CheckpointException, **details: Any) -> None:
         """Count a failed checkpoint; :meth:`raising_job_failures` raises an error of the callback that fails the job."""
         try:
-            self.failure_manager.handle_checkpoint_exception(error, **facts)
+            self.failure_manager.handle_checkpoint_exception(error, **details)
         except Exception as failure:
             log.exception("The callback that fails the job raised an error")
             self.job_failures.append(failure)

@@ -89,7 +89,7 @@ USED_SETTINGS = (
     "checkpoints_after_tasks_finish",
     "cleaner_parallel_mode",
 )
-"""The settings of a coordinator; the store and the failure manager have the numbers to retain and to tolerate."""
+"""The supported settings; the completed store and the failure manager have separate settings."""
 DEFAULT_LEASE = timedelta(minutes=1)
 
 
@@ -97,9 +97,9 @@ class CheckpointCoordinator:
     """
     Triggers checkpoints of several operators, collects their acknowledgements and completes the checkpoints.
 
-    The coordinator keeps its state in rows: coordinators with the same leader act as one, also in different processes, and
-    a new coordinator continues the work of an earlier one. It starts no thread and no timer; call :meth:`tick`
-    periodically.
+    The state of a coordinator is stored in rows. Coordinators with the same leader act as one, even in different processes,
+    and a new coordinator resumes the work of an earlier one. A coordinator starts no thread and no timer: call
+    :meth:`tick` periodically.
 
     :param job_id: The job.
     :param config: The checkpoint settings.
@@ -222,7 +222,7 @@ class CheckpointCoordinator:
 
     @property
     def is_periodic_checkpointing_started(self) -> bool:
-        """Return whether periodic checkpoints are triggered."""
+        """Return whether periodic checkpoints are started."""
         return self._periodic is not None and self._periodic.is_started
 
     def add_master_hook(self, hook: MasterTriggerRestoreHook[Any]) -> bool:
@@ -260,7 +260,7 @@ class CheckpointCoordinator:
         key = request_key or new_key()
         future = self._future(key)
         try:
-            self._ask(key, properties, external_savepoint_location, is_periodic)
+            self._enqueue(key, properties, external_savepoint_location, is_periodic)
         except Exception as error:
             future.fail(_refusal(error))
             return future
@@ -344,7 +344,7 @@ class CheckpointCoordinator:
         return stop
 
     def future_of(self, request_key: str) -> CheckpointFuture:
-        """Return the future of a request from any process."""
+        """Return the future of a request, which any process may have made."""
         return self._future(request_key)
 
     def receive_acknowledge_message(self, message: AcknowledgeMessage | None, sender: str = "") -> bool:
@@ -563,14 +563,14 @@ class CheckpointCoordinator:
                 aborted = [transitions.abort(tx, c, error) for c in pending]
         self._aborter.settle(aborted)
 
-    def _ask(
+    def _enqueue(
         self, key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
     ) -> SnapshotRequest:
         if self._is_shut_down:
             raise CheckpointException(CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         if not properties.is_savepoint:
             self._ensure_base_locations()
-        return self._request_queue.ask(key, properties, target, is_periodic)
+        return self._request_queue.add(key, properties, target, is_periodic)
 
     def _ensure_base_locations(self) -> None:
         if not self._has_base_locations:

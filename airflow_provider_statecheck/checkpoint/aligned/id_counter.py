@@ -139,4 +139,4 @@ class JobIDCounter(ABC):
 
 
 def _not_in_use(why: str) -> CoordinatorError:
-    return CoordinatorError(f"Expected a counter of checkpoint ids that is in use, but {why}.")
+    return CoordinatorError(f"Expected a counter of checkpoint ids that is in use, found that {why}.")

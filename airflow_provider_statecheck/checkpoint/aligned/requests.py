@@ -44,21 +44,23 @@ class TriggerKind(StrEnum):
 
 
 def properties_of(
-    asked: CheckpointProperties | TriggerKind | None, policy: CheckpointRetentionPolicy
+    requested: CheckpointProperties | TriggerKind | None, policy: CheckpointRetentionPolicy
 ) -> CheckpointProperties:
     """
     Return the properties of a requested checkpoint.
 
-    :param asked: The properties or the kind.
+    :param requested: The properties or the kind.
     :param policy: The retention policy of a checkpoint that is requested by kind.
-    :raises InvalidConfigurationError: if ``asked`` is neither.
+    :raises InvalidConfigurationError: if ``requested`` is neither.
     """
-    if isinstance(asked, CheckpointProperties):
-        return asked
-    if not isinstance(asked, TriggerKind):
+    if isinstance(requested, CheckpointProperties):
+        return requested
+    if not isinstance(requested, TriggerKind):
         kinds = ", ".join(kind.value for kind in TriggerKind)
-        raise InvalidConfigurationError(f"Expected a kind of checkpoint ({kinds}) or its properties, found {asked!r}.")
-    return CheckpointProperties.for_checkpoint(policy, is_full=asked is TriggerKind.FULL)
+        raise InvalidConfigurationError(
+            f"Expected a kind of checkpoint ({kinds}) or its properties, found {requested!r}."
+        )
+    return CheckpointProperties.for_checkpoint(policy, is_full=requested is TriggerKind.FULL)
 
 
 Loader = Callable[[CheckpointRecord], CompletedCheckpoint]
@@ -330,7 +332,7 @@ class RequestQueue:
     def __init__(self, components: CoordinatorComponents) -> None:
         self._components = components
 
-    def ask(
+    def add(
         self, request_key: str, properties: CheckpointProperties, target: str | None, is_periodic: bool
     ) -> SnapshotRequest:
         """

@@ -245,11 +245,11 @@ def _unrecoverable(components: CoordinatorComponents) -> list[tuple[CheckpointRe
     with components.transition() as tx:
         rows = transitions.of_status(tx, CheckpointStatus.PENDING)
         earlier = [c for c in rows if c.epoch < components.leader.epoch]
-        facts = [
+        candidates = [
             (c, transitions.is_triggered(tx, c.checkpoint_id), tx.acknowledgements(c.checkpoint_id)) for c in earlier
         ]
     unrecoverable = []
-    for record, is_triggered, acknowledged in facts:
+    for record, is_triggered, acknowledged in candidates:
         if not is_triggered:
             unrecoverable.append((record, "the coordinator ended before it had triggered all tasks"))
             continue
@@ -264,8 +264,8 @@ def _resume_cleaning(components: CoordinatorComponents, aborter: CheckpointAbort
     """Resume unfinished deletions; a subsumed checkpoint is deleted when none of its files is in use."""
     with components.transition() as tx:
         rows = [c for c in tx.open_checkpoints(ALIGNED_OPERATOR_ID) if c.awaits_discard]
-        facts = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
-    for record, acknowledged in facts:
+        candidates = [(c, tx.acknowledgements(c.checkpoint_id)) for c in rows]
+    for record, acknowledged in candidates:
         if not components.storage.exists(record.location):
             confirm_discarded(components, record.checkpoint_id)
         elif record.status is CheckpointStatus.SUBSUMED:

@@ -160,7 +160,7 @@ def register_carried(
     """
     Protect earlier checkpoints whose private files a checkpoint refers to.
 
-    :param directories: The checkpoint ids by directory; restored savepoints have directories of their job.
+    :param directories: The checkpoint ids by directory, including restored savepoints in other directories.
     :raises CoordinatorError: if the registry was closed.
     """
     for operator_id, handle, origin in _carried(checkpoint, directories):

@@ -149,22 +149,24 @@ class SnapshotStorage(Protocol):
         ...
 
 
-def manifest_of(part: AcknowledgementRecord) -> StoredFile | None:
+def manifest_of(acknowledgement: AcknowledgementRecord) -> StoredFile | None:
     """Return the manifest of an acknowledgement, ``None`` if it has no state."""
-    if part.manifest_uri is None:
+    if acknowledgement.manifest_uri is None:
         return None
-    return StoredFile(uri=part.manifest_uri, size=part.manifest_size, sha256=part.manifest_sha256)
+    return StoredFile(
+        uri=acknowledgement.manifest_uri, size=acknowledgement.manifest_size, sha256=acknowledgement.manifest_sha256
+    )
 
 
-def contents(storage: SnapshotStorage, parts: Iterable[AcknowledgementRecord]) -> Iterator[SnapshotContent]:
+def contents(storage: SnapshotStorage, acknowledgements: Iterable[AcknowledgementRecord]) -> Iterator[SnapshotContent]:
     """
     Read the manifests of acknowledgements.
 
     :raises StorageError: if a manifest cannot be read.
     :raises CheckpointNotFoundError: if a manifest is missing.
     """
-    for part in sorted(parts, key=lambda p: p.operator_id):
-        manifest = manifest_of(part)
+    for acknowledgement in sorted(acknowledgements, key=lambda a: a.operator_id):
+        manifest = manifest_of(acknowledgement)
         if manifest is not None:
             yield storage.read(manifest)
 

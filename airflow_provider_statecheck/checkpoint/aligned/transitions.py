@@ -87,8 +87,8 @@ def in_progress(tx: JobTransaction) -> list[CheckpointRecord]:
 
 def is_triggered(tx: JobTransaction, checkpoint_id: int) -> bool:
     """Return whether all tasks of a pending checkpoint were triggered and the coordinator's manifest is written."""
-    own = (part for part in tx.acknowledgements(checkpoint_id) if part.operator_id == ALIGNED_OPERATOR_ID)
-    return all(part.is_acknowledged for part in own)
+    own = (a for a in tx.acknowledgements(checkpoint_id) if a.operator_id == ALIGNED_OPERATOR_ID)
+    return all(a.is_acknowledged for a in own)
 
 
 def is_triggering(tx: JobTransaction) -> bool:
@@ -128,8 +128,8 @@ def begin(
         is_periodic=request.is_periodic,
     )
     tx.add_checkpoint(checkpoint)
-    for part in _awaited_acknowledgements(checkpoint, plan):
-        tx.save_acknowledgement(part)
+    for acknowledgement in _awaited_acknowledgements(checkpoint, plan):
+        tx.save_acknowledgement(acknowledgement)
     tx.save_request(replace(request, status=RequestStatus.RUNNING, checkpoint_id=checkpoint_id))
     return checkpoint
 
@@ -175,7 +175,7 @@ def _verdict(
 ) -> Verdict:
     own = acknowledgement_of(acknowledgements, attempt_id)
     if checkpoint.status in _ENDED:
-        # A task repeats an acknowledgement if the reply was lost; its state is part of the completed checkpoint.
+        # A task repeats an acknowledgement if the reply was lost; its state belongs to the completed checkpoint.
         if own is not None and own.is_acknowledged and checkpoint.status is not CheckpointStatus.ABORTED:
             return Verdict.DUPLICATE
         return Verdict.DISCARDED if _is_remembered(tx, checkpoint.checkpoint_id) else Verdict.FORGOTTEN
@@ -188,8 +188,8 @@ def acknowledgement_of(
     acknowledgements: Iterable[AcknowledgementRecord], attempt_id: str
 ) -> AcknowledgementRecord | None:
     """Return the acknowledgement row of an attempt."""
-    tasks = (part for part in acknowledgements if part.operator_id != ALIGNED_OPERATOR_ID)
-    return next((part for part in tasks if part.attempt_id == attempt_id), None)
+    tasks = (a for a in acknowledgements if a.operator_id != ALIGNED_OPERATOR_ID)
+    return next((a for a in tasks if a.attempt_id == attempt_id), None)
 
 
 def _is_remembered(tx: JobTransaction, checkpoint_id: int) -> bool:
@@ -215,7 +215,7 @@ def finalize_if_complete(
     checkpoint = tx.checkpoint(checkpoint_id)
     if checkpoint is None or checkpoint.status is not CheckpointStatus.PENDING:
         return None
-    if not all(part.is_acknowledged for part in tx.acknowledgements(checkpoint_id)):
+    if not all(a.is_acknowledged for a in tx.acknowledgements(checkpoint_id)):
         return None
     finalizing = replace(
         checkpoint, status=CheckpointStatus.FINALIZING, finalizer=finalizer, lease_until=tx.now + lease

@@ -148,7 +148,7 @@ class CheckpointTrigger:
 
     def _trigger(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> None:
         try:
-            manifest = self._write_coordinator_part(checkpoint, plan)
+            manifest = self._write_coordinator_manifest(checkpoint, plan)
             self._trigger_tasks(checkpoint, plan)
             finalizing = self._acknowledge(checkpoint, manifest)
         except StaleAttemptError:
@@ -160,12 +160,12 @@ class CheckpointTrigger:
         if finalizing is not None:
             self._finalizer.try_finalize(finalizing)
 
-    def _write_coordinator_part(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
-        components, number, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
+    def _write_coordinator_manifest(self, checkpoint: CheckpointRecord, plan: CheckpointPlan) -> StoredFile | None:
+        components, checkpoint_id, timeout = self._components, checkpoint.checkpoint_id, self._components.config.timeout
         components.storage.initialize_location(checkpoint.location)
-        coordinators = components.operator_coordinators.checkpoint(number, timeout)
+        coordinators = components.operator_coordinators.checkpoint(checkpoint_id, timeout)
         try:
-            masters = components.hooks.trigger(number, checkpoint.triggered_at, components.executor, timeout)
+            masters = components.hooks.trigger(checkpoint_id, checkpoint.triggered_at, components.executor, timeout)
             restored = self._restored(checkpoint, plan)
             content = coordinator_content(checkpoint, plan, restored, coordinators, masters)
             return None if content == SnapshotContent() else components.storage.write_manifest(checkpoint, content)
@@ -193,7 +193,7 @@ class CheckpointTrigger:
             if found is None or found.status is not CheckpointStatus.PENDING:
                 return None
             acknowledgements = tx.acknowledgements(checkpoint.checkpoint_id)
-            own = next(part for part in acknowledgements if part.operator_id == ALIGNED_OPERATOR_ID)
+            own = next(a for a in acknowledgements if a.operator_id == ALIGNED_OPERATOR_ID)
             if manifest is not None:
                 own = replace(
                     own, manifest_uri=manifest.uri, manifest_size=manifest.size, manifest_sha256=manifest.sha256
