@@ -202,7 +202,7 @@ class PartWriter:
 
     def write(self, table: Any) -> None:
         """
-        Append rows, sorted after all earlier ones.
+        Append sorted rows that follow all earlier rows.
 
         :raises StorageError: if the storage fails.
         """

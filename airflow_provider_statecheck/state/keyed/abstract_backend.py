@@ -284,7 +284,7 @@ def _require_range(owned: KeyGroupRange, number_of_key_groups: int) -> None:
     if owned.end >= number_of_key_groups:
         raise InvalidConfigurationError(
             f"Expected key groups below {number_of_key_groups}, found the range {owned.start} to {owned.end}; pass a range "
-            f"of the maximum parallelism."
+            f"below the maximum parallelism."
         )
 
 
