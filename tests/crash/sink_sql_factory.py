@@ -14,7 +14,7 @@ from airflow_provider_statecheck.testing.faults import FaultPlan
 URL_FILE, TABLE = "url.txt", "crash_totals"
 _STEPS: list[tuple[type[Any], str]] = [
     (SqlDestination, "apply"),
-    (SqlDestination, "_swap"),
+    (SqlDestination, "_replace_log"),
     (SqlDestination, "_retract"),
     (SqlDestination, "_publish"),
     (TargetFiles, "delete"),

@@ -1,1 +1,1 @@
-"""Where a stage's output goes: exactly once, with the checkpoints."""
+"""Sinks of stages, with exactly-once output."""

@@ -24,25 +24,25 @@ _TRIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedFile:
-    """One file that is part of a target's output."""
+    """A file of the committed output of a target."""
 
     uri: str
     size_bytes: int
     rows: int
     lineage: str
-    """Which sink of which job wrote it."""
+    """Identifier of the sink that wrote the file."""
     checkpoint_id: int
 
 
 def committed_files(path: str, *, storage_options: Mapping[str, Any] | None = None) -> tuple[CommittedFile, ...]:
     """
-    Return the files of a target that are in force, of all sinks that write there.
+    Return the committed files of a target, of all sinks that write there.
 
-    A fresh start may replace and delete them at any time; then ask again.
+    A fresh start may replace and delete these files at any time; call the function again in that case.
 
-    :param path: The directory that was given to the sinks.
+    :param path: Directory of the sinks.
     :param storage_options: Options of its filesystem.
-    :raises StorageError: if the storage fails, or others commit faster than the ledger can be read.
+    :raises StorageError: if the storage fails, or the ledger changes faster than it can be read.
     """
     storage = open_target(path, storage_options or {})
     files = (
@@ -53,7 +53,7 @@ def committed_files(path: str, *, storage_options: Mapping[str, Any] | None = No
             lineage=lineage,
             checkpoint_id=record.checkpoint_id,
         )
-        for lineage, record in _in_force(storage)
+        for lineage, record in _records_in_force(storage)
         for file in record.files
     )
     return tuple(sorted(files, key=lambda file: file.uri))
@@ -61,19 +61,19 @@ def committed_files(path: str, *, storage_options: Mapping[str, Any] | None = No
 
 def read_committed(spark: SparkSession, path: str, *, storage_options: Mapping[str, Any] | None = None) -> DataFrame:
     """
-    Return a DataFrame of exactly those files of a target that are in force.
+    Return a DataFrame of the committed files of a target.
 
-    :param spark: The session to read with; it must reach the target under the same URI.
-    :param path: The directory that was given to the sinks.
-    :param storage_options: Options of its filesystem, with which the ledger is read.
+    :param spark: Session to read with; it must reach the target under the same URI.
+    :param path: Directory of the sinks.
+    :param storage_options: Filesystem options for reading the ledger.
     :raises EnvironmentNotReadyError: if Spark has no filesystem for the target.
-    :raises StorageError: if nothing was ever committed there, or the storage fails.
+    :raises StorageError: if the target has no commit, or the storage fails.
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     storage = open_target(path, storage_options or {})
-    base = _as_spark_knows(spark, storage.base_uri)
-    found = _in_force(storage)
+    base = _spark_uri(spark, storage.base_uri)
+    found = _records_in_force(storage)
     schema = from_arrow_schema(_table_schema(storage, [record for _, record in found]))
     uris = [f"{base}/{file.name}" for _, record in found for file in record.files]
     if not uris:
@@ -81,23 +81,23 @@ def read_committed(spark: SparkSession, path: str, *, storage_options: Mapping[s
     return spark.read.schema(schema).options(**VERIFIED_PAGES).option("basePath", base).parquet(*uris)
 
 
-def _as_spark_knows(spark: SparkSession, uri: str) -> str:
+def _spark_uri(spark: SparkSession, uri: str) -> str:
     found = HadoopFilesystems().spark_uri(spark, uri)
     if found is None:
         raise EnvironmentNotReadyError(
             f"Expected Spark to have a filesystem for {redact(uri)}, found none; add its package to Spark, or read the files "
-            "that committed_files names in another way."
+            "of committed_files without Spark."
         )
     return found
 
 
-def _in_force(storage: CheckpointStorage) -> list[tuple[str, CommitRecord]]:
+def _records_in_force(storage: CheckpointStorage) -> list[tuple[str, CommitRecord]]:
     for _ in range(_TRIES):
         records = _records(storage)
         if records is not None:
-            return [(lineage, r) for lineage, of_one in records.items() for r in _of_newest_line(of_one)]
+            return [(lineage, r) for lineage, of_lineage in records.items() for r in _not_replaced(of_lineage)]
     raise StorageError(
-        f"Expected the ledgers of {storage!r} to rest for a moment, found them changing {_TRIES} times; read them again."
+        f"Expected to read the ledgers of {storage!r} between two commits, found them changed {_TRIES} times; try again."
     )
 
 
@@ -120,7 +120,7 @@ def _read(storage: CheckpointStorage, uri: str) -> bytes | None:
         return None
 
 
-def _of_newest_line(records: Iterable[CommitRecord]) -> list[CommitRecord]:
+def _not_replaced(records: Iterable[CommitRecord]) -> list[CommitRecord]:
     records = list(records)
     newest = max(records, key=lambda record: record.order)
     return [r for r in records if not newest.replaces(r)]

@@ -1,4 +1,4 @@
-"""Contract between a stage and its sinks."""
+"""Contract between a stage and its sinks, and the committables that tasks pass to the driver."""
 
 from __future__ import annotations
 
@@ -11,86 +11,25 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkContext:
-    """Which attempt opens a sink."""
-
-    job_id: str
-    job_name: str
-    uid: str
-    """Of the sink within its job."""
-    operator_id: str
-    epoch: int
-    generation: int
-    """Grows with each fresh start."""
-    restored_checkpoint_id: int | None
-    """The checkpoint that the attempt goes on from; ``None`` also for one of another job, of which nothing is here."""
-    restored_epoch: int | None = None
-    """The attempt that took that checkpoint."""
-    is_fresh: bool
-    """Whether the attempt starts with nothing."""
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Options of the filesystem, for a sink that was given none of its own; they may be credentials."""
-    schema: Any = None
-    """Arrow schema of what will be written, where it is known: what does not fit is refused before any work."""
-    gone_uids: tuple[str, ...] = ()
-    """Of sinks of the same job whose stages are gone; a sink that is new in a place refuses it if their output is there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkTaskContext:
-    """Which Spark task writes."""
-
-    subtask: int
-    epoch: int
-    task_id: str
-    """Differs between any two tries of any tasks, of all attempts and checkpoints."""
-    schema: Any
-    """Arrow schema of what will be written."""
-
-
-class SinkWriter(Protocol):
-    """
-    Writes what one Spark task gives out.
-
-    The task calls :meth:`write` any number of times, then :meth:`prepare_commit` once, or :meth:`abort` if it fails.
-    Nothing that is written can be seen by a reader before the driver commits it.
-    """
-
-    def write(self, table: Any) -> None:
-        """
-        Take a table.
-
-        :param table: An Arrow table with the columns of the schema.
-        """
-        ...
-
-    def prepare_commit(self) -> list[dict[str, Any]]:
-        """Make durable what was written and return what commits it, as plain JSON; never nothing."""
-        ...
-
-    def abort(self) -> None:
-        """Give up what was written; called in place of, or after a failing :meth:`prepare_commit`."""
-        ...
-
-
 @runtime_checkable
 class Sink(Protocol):
     """
-    A place for output that takes part in checkpoints.
+    A destination for output that takes part in checkpoints.
 
-    On the driver: :meth:`open` once, before any work and after it is settled which checkpoint is restored. Then
-    :meth:`commit` for each completed checkpoint whose commit is not confirmed, in the order of their ids and before the
-    first commit of the attempt's own. At last :meth:`close`. In a Spark task: :meth:`writer`, of a pickled copy that was
-    opened. What Spark repeats or throws away never reaches the driver, and so is never committed.
+    The driver calls :meth:`open` once, after the restored checkpoint is known and before any work. It then calls
+    :meth:`commit` for each completed checkpoint without a confirmed commit, in the order of their ids. Commits of
+    earlier attempts come before the first commit of this attempt. Finally, it calls :meth:`close`.
+
+    Spark tasks call :meth:`writer` on a pickled copy of the opened sink. Only the committables of successful tasks
+    reach the driver; the output of failed and duplicate tasks is never committed.
     """
 
     def open(self, context: SinkContext) -> None:
         """
-        Check the place and take it over from earlier attempts; may be repeated.
+        Check the target and take ownership of it from earlier attempts; idempotent.
 
-        :raises StaleAttemptError: A newer attempt has it.
-        :raises StateCheckError: Nothing can be written there; says why.
+        :raises StaleAttemptError: if a newer attempt owns the target.
+        :raises StateCheckError: if the sink cannot write to the target.
         """
         ...
 
@@ -100,10 +39,10 @@ class Sink(Protocol):
 
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
         """
-        Publish what belongs to a completed checkpoint; may be repeated, also by a later attempt.
+        Publish the output of a completed checkpoint; idempotent, also across attempts.
 
-        :param committables: What the writers of the checkpoint returned, in any order. Some may be of another job, at whose
-            savepoint this one began; a sink publishes none of these.
+        :param committables: Committables that the writers of the checkpoint returned, in any order. After a restore
+            from a savepoint of another job they may belong to that job; a sink does not publish those.
         """
         ...
 
@@ -111,20 +50,84 @@ class Sink(Protocol):
         """
         End the attempt.
 
-        :param succeeded: Whether the stage came to its end, with every commit confirmed.
+        :param succeeded: Whether the stage succeeded with every commit confirmed.
         """
         ...
 
 
+class SinkWriter(Protocol):
+    """
+    Writes the output of one Spark task.
+
+    The task calls :meth:`write` any number of times, then :meth:`prepare_commit` once, or :meth:`abort` if it fails.
+    The output stays invisible to readers until the driver commits it.
+    """
+
+    def write(self, table: Any) -> None:
+        """
+        Write an Arrow table.
+
+        :param table: An Arrow table with the columns of the schema.
+        """
+        ...
+
+    def prepare_commit(self) -> list[dict[str, Any]]:
+        """Make the output durable and return its committables as plain JSON, at least one."""
+        ...
+
+    def abort(self) -> None:
+        """Discard the output; called instead of :meth:`prepare_commit`, or after it failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkContext:
+    """The attempt that opens a sink."""
+
+    job_id: str
+    job_name: str
+    uid: str
+    """UID of the sink within its job."""
+    operator_id: str
+    epoch: int
+    """Fencing epoch of the attempt."""
+    generation: int
+    """Number that increases with each fresh start."""
+    restored_checkpoint_id: int | None
+    """Checkpoint that the attempt restored; ``None`` for a fresh start and for a checkpoint of another job."""
+    restored_epoch: int | None = None
+    """Epoch of the attempt that took the restored checkpoint."""
+    is_fresh: bool
+    """Whether the attempt starts without a checkpoint."""
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Filesystem options for a sink that has no options set; they may contain credentials."""
+    schema: Any = None
+    """Arrow schema of the output, if known; a sink refuses an incompatible schema before the stage does any work."""
+    gone_uids: tuple[str, ...] = ()
+    """UIDs of the sinks of removed stages of the job; a sink that is new in a target refuses their output there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTaskContext:
+    """The Spark task that opens a writer."""
+
+    subtask: int
+    epoch: int
+    task_id: str
+    """Unique for each try of each task, across attempts and checkpoints."""
+    schema: Any
+    """Arrow schema of the output."""
+
+
 OnEarlierOutput = Literal["retract", "refuse"]
-"""What a fresh start does with the output of earlier ones."""
+"""Handling of the output of earlier starts by a fresh start."""
 
 
 def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """
-    Refuse an argument that is none of the choices.
+    Require that an argument is one of the allowed values.
 
-    :raises InvalidConfigurationError: Says which there are.
+    :raises InvalidConfigurationError: if it is not; the message lists the allowed values.
     """
     if value not in allowed:
         raise InvalidConfigurationError(f"Expected {name} to be one of {', '.join(allowed)}, found {value!r}.")
@@ -135,30 +138,34 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCommittable(ABC):
-    """The output of one task; a task without output has one too, which tells which attempt took the checkpoint."""
+    """
+    Output of one task.
+
+    A task without output has a committable, too: it records the attempt that took the checkpoint.
+    """
 
     KIND: ClassVar[str]
-    """What it is, for messages."""
+    """Description for error messages."""
 
     lineage: str
     epoch: int
     subtask: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the committable as plain JSON values."""
         fields = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {"format_version": FORMAT_VERSION, **fields}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """
-        Return what a task handed over.
+        Return the committable that :meth:`to_json` encoded.
 
-        :raises CorruptStateError: if it is something else.
+        :raises CorruptStateError: if the document is of another kind or format.
         """
         try:
             if int(document["format_version"]) != FORMAT_VERSION:
-                raise ValueError(document["format_version"])  # noqa: TRY301 - told below with all the other ways
+                raise ValueError(document["format_version"])  # noqa: TRY301 - reported below with other invalid documents
             return cls(
                 lineage=str(document["lineage"]),
                 epoch=int(document["epoch"]),
@@ -174,7 +181,7 @@ class TaskCommittable(ABC):
     @classmethod
     @abstractmethod
     def _output(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that only this kind has; errors of plain Python mean that it is something else."""
+        """Return the fields of this kind; a ``KeyError``, ``TypeError`` or ``ValueError`` marks an invalid document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +189,9 @@ class StagedFile:
     """A complete Parquet file that waits for its commit."""
 
     staged: str
-    """Its name within the staging directory."""
+    """Name within the staging directory."""
     directory: str
-    """The partition that it belongs to, such as ``day=2024-01-01``; empty without partitions."""
+    """Partition of the file, such as ``day=2024-01-01``; empty without partitions."""
     size_bytes: int
     rows: int
     footer_sha256: str
@@ -192,12 +199,12 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable(TaskCommittable):
-    """All files of one task."""
+    """Staged files of one task."""
 
     KIND: ClassVar[str] = "a committable of a Parquet sink"
 
     schema: str
-    """As :func:`encode_schema` gives it, with the columns of the partitions."""
+    """Output of :func:`encode_schema`, with the partition columns."""
     files: tuple[StagedFile, ...]
 
     @classmethod
@@ -211,7 +218,7 @@ def encode_schema(schema: Any) -> str:
 
 
 def decode_schema(text: str) -> Any:
-    """Return the Arrow schema of a text."""
+    """Return the Arrow schema that :func:`encode_schema` encoded."""
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -1,4 +1,4 @@
-"""A table of a database to which each completed checkpoint adds its rows exactly once."""
+"""Sink for a table of a SQL database, with exactly-once commits per checkpoint."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ log = logging.getLogger(__name__)
 
 class SqlSink:
     """
-    Adds each checkpoint's rows to a table of PostgreSQL or SQLite in one transaction, or replaces rows by their keys.
+    Adds the rows of each checkpoint to a PostgreSQL or SQLite table in one transaction, or upserts them by key.
 
-    Spark's tasks stage the rows as files; only the driver speaks to the database. Several sinks, of one stage or of many, may
-    write to one table, and stage in one directory.
+    Spark tasks stage the rows as files; only the driver connects to the database. Several sinks of one or more stages
+    may write to the same table and share a staging directory.
 
-    :param url: A URL of SQLAlchemy, ``env:NAME`` for one in an environment variable of the driver, or a function that
-        returns one. It is never shown.
-    :param table: The table, with its schema before a dot if it is not the usual one; it is made if it is missing.
-    :param staging: A directory where rows wait for their commit, that Spark's executors and the driver reach: a path or any
-        fsspec URI.
-    :param upsert_by: Columns by which a row replaces the one that is there; without them rows are added.
-    :param mark_rows: Whether each row says, in two columns more, which sink and checkpoint made it. Without that nothing can be
-        taken back: a start that needs to is refused.
-    :param storage_options: Options of the staging directory's filesystem; by default those of the stage's checkpoint storage.
-    :param on_earlier_output: What a fresh start does with the output of earlier ones: ``retract`` deletes it together with the
-        first commit of the new one, ``refuse`` does not start.
-    :raises InvalidConfigurationError: for a value out of its range.
+    :param url: SQLAlchemy URL, ``env:NAME`` for a URL in an environment variable of the driver, or a function that
+        returns a URL. The URL is never logged.
+    :param table: Table as ``table`` or ``schema.table``; created if it is missing.
+    :param staging: Directory for staged rows as a path or an fsspec URI; the driver and all executors must reach it.
+    :param upsert_by: Key columns for upserts; by default rows are only added.
+    :param mark_rows: Whether two additional columns record the sink and the checkpoint of each row. Without them,
+        committed rows cannot be rolled back, and a start that requires it fails.
+    :param storage_options: Filesystem options of the staging directory; by default those of the stage's checkpoint
+        storage.
+    :param on_earlier_output: Handling of the output of earlier starts by a fresh start: ``retract`` deletes it with the
+        first commit, ``refuse`` fails the start.
+    :raises InvalidConfigurationError: if an argument is out of range.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SqlSink:
         self._url: str | Callable[[], str] | None = url
         self._table = TableName.parse(table)
         self._staging = staging
-        self._keys = _different_names(upsert_by)
+        self._keys = _unique_names(upsert_by)
         self._marks_rows = mark_rows
         self._given_options = None if storage_options is None else HiddenOptions(storage_options)
         self._refuses_earlier_output = on_earlier_output == "refuse"
@@ -82,19 +82,20 @@ class SqlSink:
         return f"SqlSink({self._shown!r}, {str(self._table)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks stage rows; only the driver, which opens the sink, speaks to the database.
+        # Tasks stage rows; only the driver, which opens the sink, connects to the database.
         url = None if self._target is not None else self._url
         return {**self.__dict__, "_committer": None, "_url": url}
 
     def open(self, context: SinkContext) -> None:
         """
-        Check the table and take it over from earlier attempts.
+        Check the table and take ownership of it from earlier attempts.
 
-        :raises StaleAttemptError: A newer attempt has it.
-        :raises EnvironmentNotReadyError: It holds output that has to go and may not.
-        :raises UnsupportedStateError: What is to be written does not fit what is there.
-        :raises CorruptStateError: Output of the restored checkpoint was replaced.
-        :raises StorageError: The database or the staging directory does not answer.
+        :raises StaleAttemptError: if a newer attempt owns the table.
+        :raises EnvironmentNotReadyError: if the table has output to delete that is not retractable, or that the sink
+            refuses.
+        :raises UnsupportedStateError: if the schema is incompatible with the table.
+        :raises CorruptStateError: if output of the restored checkpoint was replaced.
+        :raises StorageError: if the database or the staging directory fails.
         """
         if context.schema is not None:
             require_columns(context.schema, self._keys)
@@ -114,39 +115,41 @@ class SqlSink:
 
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
         """
-        Load what belongs to a completed checkpoint, once however often it is tried.
+        Load the rows of a completed checkpoint; idempotent.
 
-        :raises StaleAttemptError: A newer attempt has the table.
-        :raises CorruptStateError: Staged rows are missing or were changed.
-        :raises UnsupportedStateError: The table does not take them.
-        :raises StorageError: The database or the staging directory does not answer.
+        :raises StaleAttemptError: if a newer attempt owns the table.
+        :raises CorruptStateError: if staged rows are missing or were modified.
+        :raises UnsupportedStateError: if the table rejects the rows.
+        :raises StorageError: if the database or the staging directory fails.
         """
         found = [Committable.from_json(document) for document in committables]
         self._opened().commit(checkpoint_id, found)
         lineage = self._files().lineage
-        ours = [each for each in found if each.lineage == lineage]
-        self._delete([file.staged for each in ours for file in each.files])
-        if not self._has_swept and any(each.epoch == self._epoch for each in ours):
-            # Nothing goes on any more from what earlier attempts staged and nobody committed.
+        own = [each for each in found if each.lineage == lineage]
+        self._delete_staged([file.staged for each in own for file in each.files])
+        if not self._has_swept and any(each.epoch == self._epoch for each in own):
+            # From here on, no attempt can resume from uncommitted rows of earlier attempts.
             self._sweep(self._epoch - 1)
             self._has_swept = True
 
     def close(self, succeeded: bool) -> None:
         """
-        End the attempt; after a success nothing stays but what was committed.
+        End the attempt; after a success, delete its uncommitted and staged rows.
 
-        :raises StaleAttemptError: A newer attempt has the table.
-        :raises StorageError: The database does not answer.
+        :raises StaleAttemptError: if a newer attempt owns the table.
+        :raises StorageError: if the database fails.
         """
         committer, self._committer = self._committer, None
-        # After a failure the next attempt knows what is still needed.
+        # After a failure, the next attempt determines which rows it still needs.
         if committer is not None and succeeded:
             committer.close()
             self._sweep(self._epoch)
 
     def _destination(self, context: SinkContext, files: TargetFiles) -> SqlDestination:
         if self._url is None:
-            raise CoordinatorError(f"Expected {self!r} to be opened on the driver, found a copy for tasks.")
+            raise CoordinatorError(
+                f"Expected {self!r} to be opened on the driver, found the copy of a task; open it before tasks start."
+            )
         return SqlDestination(
             database=SinkDatabase.open(self._url),
             table=self._table,
@@ -171,21 +174,23 @@ class SqlSink:
         try:
             names = files.list_files(staging_directory(files.lineage))
         except StateCheckError as error:
-            log.warning("Staged rows that nothing names stay in %s: %s", files.target, error)
+            log.warning("Orphan files in the staging directory %s were not deleted: %s", files.target, error)
             return
-        self._delete([name for name in names if (staged_epoch(name) or 0) <= last_epoch])
+        self._delete_staged([name for name in names if (staged_epoch(name) or 0) <= last_epoch])
 
-    def _delete(self, names: Sequence[str]) -> None:
+    def _delete_staged(self, names: Sequence[str]) -> None:
         files = self._files()
         for name in names:
             try:
                 files.delete(f"{staging_directory(files.lineage)}/{name}")
             except StateCheckError as error:
-                log.warning("The file %s stays in the staging directory %s: %s", name, files.target, error)
+                log.warning("File %s in the staging directory %s was not deleted: %s", name, files.target, error)
 
     def _files(self) -> TargetFiles:
         if self._target is None:
-            raise CoordinatorError(f"Expected {self!r} to be opened before it is used; open it on the driver.")
+            raise CoordinatorError(
+                f"Expected {self!r} to be opened before it is used, found it unopened; open it on the driver."
+            )
         return self._target.files(TargetFiles)
 
     def _opened(self) -> TwoPhaseCommitter:
@@ -194,7 +199,9 @@ class SqlSink:
         return self._committer
 
 
-def _different_names(columns: Sequence[str]) -> tuple[str, ...]:
+def _unique_names(columns: Sequence[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not all(columns) or len(set(columns)) != len(columns):
-        raise InvalidConfigurationError(f"Expected upsert_by as a list of different columns, found {columns!r}.")
+        raise InvalidConfigurationError(
+            f"Expected upsert_by as a list of unique column names, found {columns!r}; correct the list."
+        )
     return tuple(columns)

@@ -23,12 +23,29 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     lineage_of_file,
 )
 
+log = logging.getLogger(__name__)
+# All lineages of a target have compatible schemas, therefore a sample is enough.
+_MAX_LINEAGES_CHECKED = 16
+
+
+def require_directory(files: TargetFiles) -> None:
+    """
+    Require that the target is a directory or missing.
+
+    :raises EnvironmentNotReadyError: if the target is a file.
+    """
+    storage = files.storage
+    if storage.exists(storage.base_uri) and not storage.is_directory(storage.base_uri):
+        raise EnvironmentNotReadyError(
+            f"Expected a directory or nothing at {files.target}, found a file; choose another target, or move the file away."
+        )
+
 
 def require_writable(schema: Any) -> None:
     """
-    Refuse a schema that Parquet has no place for.
+    Require a schema that Parquet can store.
 
-    :raises UnsupportedStateError: Says what Parquet says.
+    :raises UnsupportedStateError: if the schema has duplicate columns, no columns, or an unsupported type.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -43,109 +60,19 @@ def require_writable(schema: Any) -> None:
         pq.write_table(schema.empty_table(), io.BytesIO())
     except (pa.ArrowException, NotImplementedError) as error:
         raise UnsupportedStateError(
-            f"Parquet cannot hold the output: {error}; convert the column in the stage."
+            f"Expected output that Parquet can store, found: {error}; convert the column in the stage."
         ) from error
-
-
-def differences(before: Any, after: Any) -> list[str]:
-    """Return what changed from one schema to a later one, but for new columns that may be null."""
-    found = [f"column {name!r} is gone" for name in before.names if after.get_field_index(name) < 0]
-    for field in after:
-        if before.get_field_index(field.name) < 0:
-            found += [] if field.nullable else [f"column {field.name!r} is new and may not be null"]
-        else:
-            found += _changes(before.field(field.name), field)
-    return found
-
-
-def contradictions(ours: Any, theirs: Any) -> list[str]:
-    """Return why the files of two writers cannot be read as one table."""
-    shared = [field for field in ours if theirs.get_field_index(field.name) >= 0]
-    return [
-        f"column {field.name!r} is {theirs.field(field.name).type} there and {field.type} here"
-        for field in shared
-        if theirs.field(field.name).type != field.type
-    ] or ([] if shared else ["no column has a name in common"])
-
-
-def _changes(before: Any, after: Any) -> list[str]:
-    if before.type != after.type:
-        return [f"column {after.name!r} was {before.type} and is {after.type}"]
-    if after.nullable and not before.nullable:
-        return [f"column {after.name!r} could not be null and now may be"]
-    return []
-
-
-log = logging.getLogger(__name__)
-
-# Each one fits the others, so a few of many tell.
-_OTHERS_LOOKED_AT = 16
-
-
-def require_directory(files: TargetFiles) -> None:
-    """
-    Refuse a target that is a file.
-
-    :raises EnvironmentNotReadyError: if it is one.
-    """
-    storage = files.storage
-    if storage.exists(storage.base_uri) and not storage.is_directory(storage.base_uri):
-        raise EnvironmentNotReadyError(
-            f"Expected a directory or nothing at {files.target}, found a file; name another target, or move the file away."
-        )
-
-
-def refuse_earlier_output(files: TargetFiles, ledger: Ledger) -> None:
-    """
-    Refuse to start over beside output of earlier starts.
-
-    :raises EnvironmentNotReadyError: if there is some.
-    """
-    there = [record for record in ledger.commits.values() if record.files]
-    if there:
-        rows = sum(file.rows for record in there for file in record.files)
-        raise EnvironmentNotReadyError(
-            f"Expected no output of earlier starts of {there[0].uid!r} of job {there[0].job_name!r} in {files.target}, found "
-            f"{rows} rows of {len(there)} checkpoint(s); choose another target, restore from checkpoint "
-            f"{max(there, key=lambda record: record.order).checkpoint_id}, or let on_earlier_output='retract' replace them."
-        )
-
-
-def require_committed_by_others(files: TargetFiles, committables: Iterable[Committable]) -> None:
-    """
-    Refuse to begin at a savepoint of another job that has not committed its output.
-
-    :param committables: What the savepoint has of other lineages; they alone may publish it.
-    :raises IncompatibleCheckpointError: if some of it is not in the target.
-    """
-    staged: dict[str, set[str]] = {}
-    for task in committables:
-        staged.setdefault(task.lineage, set()).update(file.staged for file in task.files)
-    for lineage, names in staged.items():
-        theirs = Ledger.load(TargetFiles(files.storage, lineage))
-        if not theirs.starts:
-            log.warning(
-                "The savepoint is of a job that writes elsewhere; what it had not committed is left to that job"
-            )
-            continue
-        known = {name for r in (*theirs.commits.values(), *theirs.retracted.values()) for name in r.staged}
-        if names - known:
-            raise IncompatibleCheckpointError(
-                f"Expected all output of the savepoint to be committed in {files.target}, found {len(names - known)} file(s) "
-                f"that lineage {lineage} has staged only: the job that took the savepoint ended before their commit. Let "
-                "that job go on until it succeeds, or take another savepoint of it."
-            )
 
 
 def require_fitting(
     files: TargetFiles, names: Iterable[str], ledger: Ledger, schema: Any, partition_by: tuple[str, ...]
 ) -> None:
     """
-    Refuse a schema that does not fit what is in the target.
+    Require a schema that is compatible with the files in the target.
 
-    :param names: All files below the target.
-    :param schema: What will be written; ``None`` if it is not known yet.
-    :raises UnsupportedStateError: Says in what it differs.
+    :param names: Names of all files below the target.
+    :param schema: Arrow schema of the output; ``None`` if it is not known yet.
+    :raises UnsupportedStateError: if the schema is incompatible; the message lists the differences.
     """
     if schema is None:
         return
@@ -155,20 +82,20 @@ def require_fitting(
     if latest is not None:
         _require_same_table(files, latest, schema, partition_by)
     names = sorted(names)
-    for other in _others(files, names):
+    for record in _newest_records_of_other_lineages(files, names):
         _require_one_table(
-            files, decode_schema(other.schema), schema, f"job {other.job_name!r}", other.partition_by, partition_by
+            files, decode_schema(record.schema), schema, f"job {record.job_name!r}", record.partition_by, partition_by
         )
-    _require_fitting_stranger(files, names, schema, partition_by)
+    _require_fitting_foreign_files(files, names, schema, partition_by)
 
 
 def agreed_schema(files: TargetFiles, ledger: Ledger, committables: Sequence[Committable], expected: Any) -> str:
     """
-    Return the schema that all tasks of a checkpoint wrote.
+    Return the encoded schema that all tasks of a checkpoint wrote.
 
-    :param expected: What should be written; ``None`` if it is not known.
-    :return: As text; that of earlier checkpoints, or the expected one, if no task tells one.
-    :raises UnsupportedStateError: if it differs from what earlier checkpoints wrote.
+    :param expected: Arrow schema of the stage; ``None`` if it is not known.
+    :return: The schema of earlier checkpoints, or the expected schema, if no task reports one.
+    :raises UnsupportedStateError: if the schema is incompatible with earlier checkpoints.
     """
     latest = ledger.latest_schema
     before = latest.schema if latest else ""
@@ -179,41 +106,114 @@ def agreed_schema(files: TargetFiles, ledger: Ledger, committables: Sequence[Com
     return before if before or expected is None else encode_schema(expected)
 
 
+def refuse_earlier_output(files: TargetFiles, ledger: Ledger) -> None:
+    """
+    Refuse a fresh start if the target has output of earlier starts.
+
+    :raises EnvironmentNotReadyError: if it has such output.
+    """
+    committed = [record for record in ledger.commits.values() if record.files]
+    if committed:
+        rows = sum(file.rows for record in committed for file in record.files)
+        raise EnvironmentNotReadyError(
+            f"Expected no output of earlier starts of {committed[0].uid!r} of job {committed[0].job_name!r} in {files.target}, found "
+            f"{rows} rows of {len(committed)} checkpoint(s); choose another target, restore from checkpoint "
+            f"{max(committed, key=lambda record: record.order).checkpoint_id}, or set on_earlier_output='retract'."
+        )
+
+
+def require_foreign_output_committed(files: TargetFiles, committables: Iterable[Committable]) -> None:
+    """
+    Require that another job has committed the output of the savepoint that this job restored.
+
+    :param committables: Committables of other lineages in the savepoint; only their own sinks may publish them.
+    :raises IncompatibleCheckpointError: if some of the output is not in the target.
+    """
+    staged: dict[str, set[str]] = {}
+    for task in committables:
+        staged.setdefault(task.lineage, set()).update(file.staged for file in task.files)
+    for lineage, names in staged.items():
+        ledger = Ledger.load(TargetFiles(files.storage, lineage))
+        if not ledger.starts:
+            log.warning(
+                "The savepoint belongs to a job that writes to another target; its uncommitted output is left to that job"
+            )
+            continue
+        known = {name for r in (*ledger.commits.values(), *ledger.retracted.values()) for name in r.staged}
+        if names - known:
+            raise IncompatibleCheckpointError(
+                f"Expected all output of the savepoint to be committed in {files.target}, found {len(names - known)} file(s) "
+                f"that lineage {lineage} has only staged: the job that took the savepoint ended before their commit. Run "
+                "that job until it succeeds, or take another savepoint of it."
+            )
+
+
+def schema_changes(before: Any, after: Any) -> list[str]:
+    """Return the incompatible changes between two schemas; new nullable columns are compatible."""
+    found = [f"column {name!r} is gone" for name in before.names if after.get_field_index(name) < 0]
+    for field in after:
+        if before.get_field_index(field.name) < 0:
+            found += [] if field.nullable else [f"column {field.name!r} is new and not nullable"]
+        else:
+            found += _column_changes(before.field(field.name), field)
+    return found
+
+
+def conflicts(ours: Any, theirs: Any) -> list[str]:
+    """Return the reasons why the files of two writers cannot be read as one table."""
+    shared = [field for field in ours if theirs.get_field_index(field.name) >= 0]
+    return [
+        f"column {field.name!r} is {theirs.field(field.name).type} there and {field.type} here"
+        for field in shared
+        if theirs.field(field.name).type != field.type
+    ] or ([] if shared else ["no column has a name in common"])
+
+
+def _column_changes(before: Any, after: Any) -> list[str]:
+    if before.type != after.type:
+        return [f"column {after.name!r} was {before.type} and is {after.type}"]
+    if after.nullable and not before.nullable:
+        return [f"column {after.name!r} was not nullable and is now"]
+    return []
+
+
 def _require_same_table(files: TargetFiles, latest: CommitRecord, schema: Any, partition_by: tuple[str, ...]) -> None:
     _require_unchanged(files, decode_schema(latest.schema), schema)
     if latest.partition_by != partition_by:
-        raise _misfit(files, "what this sink wrote before", [_partitions_differ(latest.partition_by, partition_by)])
+        raise _misfit_error(
+            files, "the earlier output of this sink", [_partition_difference(latest.partition_by, partition_by)]
+        )
 
 
 def _require_unchanged(files: TargetFiles, before: Any, after: Any) -> None:
-    found = differences(before, after)
+    found = schema_changes(before, after)
     if found:
-        raise _misfit(files, "what this sink wrote before", found)
+        raise _misfit_error(files, "the earlier output of this sink", found)
 
 
 def _require_one_table(
     files: TargetFiles,
     theirs: Any,
     ours: Any,
-    whose: str,
+    writer: str,
     their_partitions: Sequence[str],
     our_partitions: Sequence[str],
 ) -> None:
-    found = contradictions(ours, theirs)
+    found = conflicts(ours, theirs)
     if tuple(their_partitions) != tuple(our_partitions):
-        found.append(_partitions_differ(their_partitions, our_partitions))
+        found.append(_partition_difference(their_partitions, our_partitions))
     if found:
-        raise _misfit(files, f"what {whose} wrote there", found)
+        raise _misfit_error(files, f"the output of {writer}", found)
 
 
-def _others(files: TargetFiles, names: Iterable[str]) -> list[CommitRecord]:
+def _newest_records_of_other_lineages(files: TargetFiles, names: Iterable[str]) -> list[CommitRecord]:
     newest: dict[str, str] = {}
     for name in names:
         parts = name.split("/")
         if len(parts) == 4 and parts[0] == LEDGER_DIRECTORY and parts[2] == COMMITS and parts[1] != files.lineage:
             newest[parts[1]] = name
-    looked_at = list(newest.values())[-_OTHERS_LOOKED_AT:]
-    found = in_parallel(lambda name: _record(files, name), looked_at, is_local=files.is_local)
+    checked = list(newest.values())[-_MAX_LINEAGES_CHECKED:]
+    found = in_parallel(lambda name: _record(files, name), checked, is_local=files.is_local)
     return [record for record in found if record is not None and record.schema]
 
 
@@ -221,21 +221,21 @@ def _record(files: TargetFiles, name: str) -> CommitRecord | None:
     try:
         return CommitRecord.decode(files.read(name), f"{files.target}/{name}")
     except CheckpointNotFoundError:
-        return None  # the other one retracts it at this moment
+        return None  # retracted since the listing
 
 
-def _require_fitting_stranger(
+def _require_fitting_foreign_files(
     files: TargetFiles, names: Iterable[str], schema: Any, partition_by: tuple[str, ...]
 ) -> None:
-    strangers = (n for n in names if n.endswith(".parquet") and not is_hidden(n) and lineage_of_file(n) is None)
-    name = next(strangers, None)
+    foreign = (n for n in names if n.endswith(".parquet") and not is_hidden(n) and lineage_of_file(n) is None)
+    name = next(foreign, None)
     if name is None:
         return
     import pyarrow as pa
 
     ours = pa.schema([field for field in schema if field.name not in partition_by])
     theirs = tuple(part.partition("=")[0] for part in name.split("/")[:-1] if "=" in part)
-    _require_one_table(files, _schema_of(files, name), ours, f"somebody else, {name},", theirs, partition_by)
+    _require_one_table(files, _schema_of(files, name), ours, f"another writer, {name}", theirs, partition_by)
 
 
 def _schema_of(files: TargetFiles, name: str) -> Any:
@@ -251,17 +251,17 @@ def _schema_of(files: TargetFiles, name: str) -> Any:
 
     found = files.storage.call(f"{files.storage.base_uri}/{name}", read)
     if found is None:
-        raise _misfit(files, f"the file {name}", ["it is no Parquet file"])
+        raise _misfit_error(files, f"the file {name}", ["it is not a Parquet file"])
     return found
 
 
-def _partitions_differ(theirs: Sequence[str], ours: Sequence[str]) -> str:
+def _partition_difference(theirs: Sequence[str], ours: Sequence[str]) -> str:
     return f"it is partitioned by {', '.join(theirs) or 'nothing'} there and by {', '.join(ours) or 'nothing'} here"
 
 
-def _misfit(files: TargetFiles, what: str, found: Sequence[str]) -> UnsupportedStateError:
+def _misfit_error(files: TargetFiles, expected_by: str, found: Sequence[str]) -> UnsupportedStateError:
     return UnsupportedStateError(
-        f"Expected output for {files.target} that fits {what}, found: {'; '.join(found)}. Only new columns that may be null can "
-        "be added; convert the output in the stage, or choose another target.",
-        differences=list(found),
+        f"Expected output for {files.target} that fits {expected_by}, found: {'; '.join(found)}. Only nullable columns can be added; "
+        "convert the output in the stage, or choose another target.",
+        schema_changes=list(found),
     )

@@ -1,4 +1,8 @@
-"""Files below the target of a sink, and the names that tell whose they are."""
+"""
+Files below the target of a sink, and names that identify their lineage.
+
+A lineage is one sink of one job across all its attempts.
+"""
 
 from __future__ import annotations
 
@@ -18,70 +22,20 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
 LEDGER_DIRECTORY = "_statecheck"
-"""Readers of Parquet directories pass over names with such a beginning."""
+"""Name that readers of Parquet directories ignore because of its leading underscore."""
 _LINEAGE_LENGTH = 12
 _SHORT_LENGTH = 12
-# Not .parquet: a glob such as **/*.parquet looks into hidden directories too.
+# Not .parquet: a glob such as **/*.parquet also matches files in hidden directories.
 _STAGED_SUFFIX = ".staged"
 _STAGED = re.compile(r"(\d+)-[0-9a-f]{32}\.staged")
 _FINAL = re.compile(r"part-([0-9a-f]{12})-g\d+-c\d+-\d+-[0-9a-f]{12}\.parquet")
-
-
-def lineage_of(job_id: str, uid: str) -> str:
-    """Return what names the files of one sink of one job, and of no other, in all attempts."""
-    return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]
-
-
-def lineage_directory(lineage: str) -> str:
-    """Return where everything of a lineage lies but its published files."""
-    return f"{LEDGER_DIRECTORY}/{lineage}"
-
-
-def staging_directory(lineage: str) -> str:
-    """Return where files wait for their commit."""
-    return f"{lineage_directory(lineage)}/staging"
-
-
-def staged_name(epoch: int, key: str) -> str:
-    """
-    Return the name of a file within the staging directory.
-
-    :param key: 32 hex characters that nobody else uses.
-    """
-    return f"{epoch}-{key}{_STAGED_SUFFIX}"
-
-
-def staged_epoch(name: str) -> int | None:
-    """Return which attempt wrote a file of the staging directory, ``None`` for a name of another form."""
-    match = _STAGED.fullmatch(name)
-    return int(match.group(1)) if match else None
-
-
-def final_name(lineage: str, generation: int, checkpoint_id: int, subtask: int, staged: str) -> str:
-    """Return the name under which a staged file is published."""
-    short = staged.removesuffix(_STAGED_SUFFIX).rpartition("-")[2][:_SHORT_LENGTH]
-    return f"part-{lineage}-g{generation}-c{checkpoint_id}-{subtask}-{short}.parquet"
-
-
-def lineage_of_file(path: str) -> str | None:
-    """Return whose published file a path is, ``None`` if no sink of ours wrote it."""
-    match = _FINAL.fullmatch(path.rpartition("/")[2])
-    return match.group(1) if match else None
-
-
-def is_hidden(path: str) -> bool:
-    """Tell whether readers of a Parquet directory pass over a file."""
-    # Spark reads a directory _a=1 as the partition it is.
-    return any(part[:1] in "._" and "=" not in part for part in path.split("/"))
-
-
-# Those on which a rename is one step of the server.
-_RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
+# Filesystems with an atomic rename.
+_PROTOCOLS_WITH_RENAME = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "webHDFS", "viewfs"})
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """What one lineage may do below a target."""
+    """File operations of one lineage below a target."""
 
     storage: CheckpointStorage
     lineage: str
@@ -89,72 +43,76 @@ class TargetFiles:
     @classmethod
     def open(cls, target: str, lineage: str, options: Mapping[str, Any]) -> Self:
         """
-        Open a target; nothing is created yet.
+        Open a target without creating anything.
 
-        :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+        :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
         return cls(open_target(target, options), lineage)
 
     @property
     def target(self) -> str:
-        """The target, fit to be shown."""
+        """The URI of the target without credentials."""
         return redact(self.storage.base_uri)
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the bytes are files of this machine."""
+        """Return whether the files are on a local disk."""
         return self.storage.is_local
 
     def local_path(self, name: str) -> Path:
-        """Return where a file of a local target is, with the directory that it lies in made."""
+        """Return the path of a file of a local target, and create its directory."""
         path = Path(self.storage.locate(self._uri(name))[1])
         file_operations.make_directory(path.parent)
         return path
 
     def list_files(self, directory: str = "") -> dict[str, int]:
-        """Return the size of each file below a directory by its name relative to that; nothing if it is missing."""
+        """Return the size of each file below a directory by its relative name; empty if the directory is missing."""
         return self.storage.list_files(self._uri(directory))
 
     def read(self, name: str) -> bytes:
         """
-        Return a whole file.
+        Return the content of a file.
 
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CheckpointNotFoundError: if the file is missing.
         """
         return self.storage.read_bytes(self._uri(name))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Return part of a file."""
+        """Return a byte range of a file."""
         return self.storage.read_range(self._uri(name), start, end)
 
     def size(self, name: str) -> int | None:
-        """Return how many bytes a file has, ``None`` if it is missing."""
+        """Return the size of a file in bytes, ``None`` if it is missing."""
         try:
             return self.storage.size(self._uri(name))
         except CheckpointNotFoundError:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Publish a small file, whatever was under its name."""
-        self._require_ours(name)
+        """Write a small file, replacing an existing one."""
+        self._require_own(name)
         self.storage.write_bytes(self._uri(name), data, overwrite=True)
 
     def upload(self, local: Path, name: str) -> None:
-        """Copy a finished local file; a stream that is left by an exception would publish half of it."""
-        self._require_ours(name)
+        """
+        Copy a finished local file to the target.
+
+        Uploading a finished file never publishes half of it, unlike a stream that an exception closes.
+        """
+        self._require_own(name)
         ExecutorFiles(self.storage.base_uri, HiddenOptions(self.storage.options)).publish(local, name)
 
     def move(self, name: str, new_name: str) -> None:
         """
-        Give a file another name: in one step where the filesystem can, else as a copy that is followed by a deletion.
+        Move a file, atomically if the filesystem can, otherwise by copy and delete.
 
-        :raises CheckpointNotFoundError: if it is missing; it may have been moved by a call whose reply was lost.
+        :raises CheckpointNotFoundError: if the file is missing; an earlier call with a lost reply may have moved it.
         """
-        self._require_ours(name)
-        self._require_ours(new_name)
+        self._require_own(name)
+        self._require_own(new_name)
         if self.is_local:
             self.storage.call(self._uri(name), lambda _, path: _rename_local(Path(path), self.local_path(new_name)))
-        elif _renames(self.storage._fs):
+        elif _has_atomic_rename(self.storage._fs):
             self._rename(name, new_name)
         else:
             self.copy(name, new_name)
@@ -162,17 +120,17 @@ class TargetFiles:
 
     def copy(self, name: str, new_name: str) -> None:
         """
-        Copy a file on the server.
+        Copy a file within the filesystem.
 
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CheckpointNotFoundError: if the file is missing.
         """
-        self._require_ours(new_name)
+        self._require_own(new_name)
         new_path = self._path(new_name)
         self.storage.call(self._uri(name), lambda filesystem, path: filesystem.cp_file(path, new_path))
 
     def delete(self, name: str) -> None:
-        """Delete a file; a missing one is success."""
-        self._require_ours(name)
+        """Delete a file; succeeds if it is missing."""
+        self._require_own(name)
         with suppress(CheckpointNotFoundError):
             self.storage.call(self._uri(name), lambda filesystem, path: filesystem.rm_file(path))
 
@@ -181,20 +139,19 @@ class TargetFiles:
 
         def rename(filesystem: Any, path: str) -> None:
             filesystem.makedirs(new_path.rpartition("/")[0], exist_ok=True)
-            filesystem.info(path)  # says that it is missing, which renaming does not on every filesystem
+            filesystem.info(path)  # raises if the file is missing; mv does not on every filesystem
             filesystem.mv(path, new_path)
 
         self.storage.call(self._uri(name), rename)
 
-    def _require_ours(self, name: str) -> None:
-        # No bug of ours may cost the files of others in the directory.
-        parts = name.split("/")
-        is_plain = not {"", ".", ".."} & set(parts)
+    def _require_own(self, name: str) -> None:
+        # A bug in a sink must not delete files of other writers.
+        is_plain = not {"", ".", ".."} & set(name.split("/"))
         if not is_plain or not (
             name.startswith(f"{lineage_directory(self.lineage)}/") or lineage_of_file(name) == self.lineage
         ):
             raise CoordinatorError(
-                f"Expected a file of lineage {self.lineage} below {self.target}, found {name!r}; nothing was changed."
+                f"Expected a file of lineage {self.lineage} below {self.target}, found {name!r}; no file was changed."
             )
 
     def _uri(self, name: str) -> str:
@@ -210,11 +167,13 @@ Files = TypeVar("Files", bound=TargetFiles)
 @dataclass(frozen=True, slots=True)
 class OpenedTarget:
     """
-    Where a sink writes, as the driver settled it once: pickled copies have it, whatever directory their processes run in.
+    Target of a sink, resolved once on the driver.
 
-    :param uri: The target as an absolute URI.
-    :param lineage: Whose files the sink may change there.
-    :param options: Options of the filesystem.
+    Pickled copies of it do not depend on the working directory of their process.
+
+    :param uri: Absolute URI of the target.
+    :param lineage: Lineage whose files the sink may change.
+    :param options: Filesystem options.
     """
 
     uri: str = field(repr=False)
@@ -224,10 +183,10 @@ class OpenedTarget:
     @classmethod
     def of(cls, target: str, context: SinkContext, given: HiddenOptions | None) -> Self:
         """
-        Settle the target of an attempt; a relative path begins in the directory of this process.
+        Resolve the target of an attempt; a relative path is relative to the directory of this process.
 
-        :param given: Options of the filesystem; ``None`` for those of the stage.
-        :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+        :param given: Filesystem options; ``None`` for those of the stage.
+        :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
         options = given or HiddenOptions(context.storage_options)
         uri = open_target(target, options.reveal()).base_uri
@@ -242,7 +201,7 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
     """
     Open the directory of a sink.
 
-    :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+    :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
     """
     try:
         return CheckpointStorage.open(target, **options)
@@ -250,11 +209,59 @@ def open_target(target: str, options: Mapping[str, Any]) -> CheckpointStorage:
         raise InvalidConfigurationError(str(error).replace("checkpoint_dir", "the target of a sink")) from error
 
 
-def why_gone(is_local: bool) -> str:
-    """
-    Return why a file that a task has written may be missing, and what to do, as the end of an error.
+def lineage_of(job_id: str, uid: str) -> str:
+    """Return the identifier of one sink of one job across all attempts."""
+    return hashlib.sha256(f"{job_id}/{uid}".encode()).hexdigest()[:_LINEAGE_LENGTH]
 
-    :param is_local: Whether the file was to lie on a disk.
+
+def lineage_directory(lineage: str) -> str:
+    """Return the directory of all files of a lineage except the published ones."""
+    return f"{LEDGER_DIRECTORY}/{lineage}"
+
+
+def staging_directory(lineage: str) -> str:
+    """Return the directory of files that wait for their commit."""
+    return f"{lineage_directory(lineage)}/staging"
+
+
+def staged_name(epoch: int, key: str) -> str:
+    """
+    Return the name of a file within the staging directory.
+
+    :param key: Unique key of 32 hex characters.
+    """
+    return f"{epoch}-{key}{_STAGED_SUFFIX}"
+
+
+def staged_epoch(name: str) -> int | None:
+    """Return the epoch of the attempt that wrote a staged file, ``None`` for other names."""
+    match = _STAGED.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def final_name(lineage: str, generation: int, checkpoint_id: int, subtask: int, staged: str) -> str:
+    """Return the name under which a staged file is published."""
+    short = staged.removesuffix(_STAGED_SUFFIX).rpartition("-")[2][:_SHORT_LENGTH]
+    return f"part-{lineage}-g{generation}-c{checkpoint_id}-{subtask}-{short}.parquet"
+
+
+def lineage_of_file(path: str) -> str | None:
+    """Return the lineage of a published file, ``None`` for files of other writers."""
+    match = _FINAL.fullmatch(path.rpartition("/")[2])
+    return match.group(1) if match else None
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether readers of a Parquet directory ignore a file."""
+    # Spark reads a directory such as _a=1 as a partition.
+    return any(part[:1] in "._" and "=" not in part for part in path.split("/"))
+
+
+def missing_file_cause(is_local: bool) -> str:
+    """
+    Return the probable cause of a missing file that a task has written, and the remedy, as the end of an error message.
+
+    :param is_local: Whether the file was written to a local disk.
     """
     if not is_local:
         return "it was deleted. Restore from an earlier checkpoint, or start over."
@@ -270,6 +277,6 @@ def _rename_local(path: Path, new_path: Path) -> None:
     file_operations.sync(new_path.parent)
 
 
-def _renames(filesystem: Any) -> bool:
+def _has_atomic_rename(filesystem: Any) -> bool:
     protocol = filesystem.protocol
-    return bool(_RENAMING & ({protocol} if isinstance(protocol, str) else set(protocol)))
+    return bool(_PROTOCOLS_WITH_RENAME & ({protocol} if isinstance(protocol, str) else set(protocol)))

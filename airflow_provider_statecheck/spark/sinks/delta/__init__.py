@@ -1,1 +1,1 @@
-"""The parts of the sink and the source of Delta tables."""
+"""Delta sink and source: tables, their logs, records, writers and checks."""

@@ -1,1 +1,1 @@
-"""The parts of the sink that adds files to Iceberg tables."""
+"""Iceberg sink: ledger, writer, catalogs and checks of tables."""

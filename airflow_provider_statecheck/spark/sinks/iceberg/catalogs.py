@@ -1,4 +1,4 @@
-"""Iceberg tables and their catalogs, with credentials hidden."""
+"""Iceberg tables in catalogs, with errors that contain no credentials."""
 
 from __future__ import annotations
 
@@ -18,24 +18,89 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.storage.schemes import conceal, harmless
 
-_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
+_ABSOLUTE_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:")
 _DATA_PATH = "write.data.path"
+_STORAGE_PREFIXES = ("s3.", "adls.", "gcs.", "hdfs.", "hf.", "client.")
+_STORAGE_PROPERTIES = frozenset({"py-io-impl", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC"})
+_SIGNER = "s3.signer"
+
+
+class OpenTable:
+    """
+    A table that is loaded repeatedly through one catalog client.
+
+    :param address: Address of the table.
+    """
+
+    def __init__(self, address: TableAddress) -> None:
+        self._address = address
+        self._catalog: Any = None
+        self.latest: Any = None
+        """Most recently loaded table."""
+
+    @property
+    def name(self) -> str:
+        """Identifier of the table for error messages."""
+        return self._address.table
+
+    def load(self) -> Any:
+        """
+        Return the current version of the table.
+
+        :raises EnvironmentNotReadyError: if the table or pyiceberg is missing.
+        :raises StorageError: if the catalog fails.
+        """
+        with self.redacted_failures():
+            if self._catalog is None:
+                self._catalog = _load_catalog(self._address)
+            self.latest = self._catalog.load_table(self._address.table)
+        return self.latest
+
+    def close(self) -> None:
+        """Close the connections of the catalog."""
+        catalog, self._catalog = self._catalog, None
+        if catalog is not None:
+            catalog.close()
+
+    def storage_error(self, error: Exception) -> StorageError:
+        """Return an error as a :class:`StorageError` without credentials."""
+        reason = conceal(str(error), self._address.properties.reveal()).rstrip(".")
+        return StorageError(f"The Iceberg table {self.name} failed: {type(error).__name__}: {reason}.")
+
+    @contextmanager
+    def redacted_failures(self) -> Iterator[None]:
+        """
+        Translate errors of the catalog and its storage to errors of this package.
+
+        :raises EnvironmentNotReadyError: if the table or a package is missing.
+        :raises StorageError: for any other error.
+        """
+        try:
+            yield
+        except StateCheckError:
+            raise
+        except ImportError as error:
+            raise _package_missing(self.name, error) from error
+        except Exception as error:
+            if type(error).__name__ in ("NoSuchTableError", "NoSuchNamespaceError"):
+                raise _table_missing(self.name) from error
+            raise self.storage_error(error) from harmless(error, self._address.properties.reveal())
 
 
 class TableAddress:
     """
-    Where a table is.
+    Address of a table in a catalog.
 
-    :param table: Its name with that of its namespace, such as ``sales.orders``.
-    :param catalog: The name of the catalog, ``None`` for the default one of this machine.
-    :param properties: What the catalog needs beside what this machine's configuration says; they may be credentials.
-    :raises InvalidConfigurationError: if the name has no namespace.
+    :param table: Identifier of the table, such as ``sales.orders``.
+    :param catalog: Name of the catalog, ``None`` for the default catalog of pyiceberg.
+    :param properties: Properties in addition to the pyiceberg configuration of this machine; may contain credentials.
+    :raises InvalidConfigurationError: if the identifier has no namespace.
     """
 
     def __init__(self, table: str, catalog: str | None, properties: Mapping[str, Any] | None) -> None:
         if "." not in table.strip("."):
             raise InvalidConfigurationError(
-                f"Expected an Iceberg table with its namespace, such as 'sales.orders', found {table!r}."
+                f"Expected an Iceberg table with its namespace, such as 'sales.orders', found {table!r}; add the namespace."
             )
         self.table = table
         self.catalog = catalog
@@ -45,81 +110,38 @@ class TableAddress:
         return f"TableAddress({self.table!r})"
 
 
-class OpenTable:
-    """
-    A table that is read from its catalog again and again.
-
-    :param address: Where it is.
-    """
-
-    def __init__(self, address: TableAddress) -> None:
-        self._address = address
-        self._catalog: Any = None
-        self.latest: Any = None
-        """As it was last read."""
-
-    @property
-    def name(self) -> str:
-        """The table, fit to be shown."""
-        return self._address.table
-
-    def load(self) -> Any:
-        """
-        Return the table as it is now.
-
-        :raises EnvironmentNotReadyError: if there is none, or pyiceberg is missing.
-        :raises StorageError: if the catalog does not answer.
-        """
-        with self.redacted_failures():
-            if self._catalog is None:
-                self._catalog = _load_catalog(self._address)
-            self.latest = self._catalog.load_table(self._address.table)
-        return self.latest
-
-    def close(self) -> None:
-        """Let go of the catalog's connections."""
-        catalog, self._catalog = self._catalog, None
-        if catalog is not None:
-            catalog.close()
-
-    def told(self, error: Exception) -> StorageError:
-        """Return what a failure was, without credentials."""
-        said = conceal(str(error), self._address.properties.reveal()).rstrip(".")
-        return StorageError(f"The Iceberg table {self.name} failed: {type(error).__name__}: {said}.")
-
-    @contextmanager
-    def redacted_failures(self) -> Iterator[None]:
-        """
-        Tell failures of a catalog or of its storage as errors of this package.
-
-        :raises EnvironmentNotReadyError: if something is missing.
-        :raises StorageError: for all others.
-        """
-        try:
-            yield
-        except StateCheckError:
-            raise
-        except ImportError as error:
-            raise _not_installed(self.name, error) from error
-        except Exception as error:
-            if type(error).__name__ in ("NoSuchTableError", "NoSuchNamespaceError"):
-                raise _no_table(self.name) from error
-            raise self.told(error) from harmless(error, self._address.properties.reveal())
-
-
 def portable_metadata(table: Any) -> str:
-    """Return as JSON what tasks need to know of a table: its places absolute, and without its history."""
+    """Return the table metadata that tasks need as JSON, with absolute locations and without history."""
     history: dict[str, Any] = {"snapshots": [], "refs": {}, "snapshot_log": [], "metadata_log": []}
     properties = dict(table.metadata.properties)
     if _DATA_PATH in properties:
-        properties[_DATA_PATH] = _absolute(properties[_DATA_PATH])
-    places = {"location": _absolute(table.metadata.location), "properties": properties}
-    return str(table.metadata.model_copy(update={**history, **places, "current_snapshot_id": None}).model_dump_json())
+        properties[_DATA_PATH] = _absolute_location(properties[_DATA_PATH])
+    locations = {"location": _absolute_location(table.metadata.location), "properties": properties}
+    return str(
+        table.metadata.model_copy(update={**history, **locations, "current_snapshot_id": None}).model_dump_json()
+    )
 
 
-def _absolute(place: str) -> str:
-    # Tasks of Spark, which run elsewhere, would take a relative path for one of their own directories.
-    return place if _ABSOLUTE.match(place) else str(Path(place).absolute())
+def storage_properties_of(table: Any, shown: str) -> HiddenOptions:
+    """
+    Return the storage properties of a loaded table for tasks.
+
+    :raises UnsupportedStateError: if the catalog must sign each request, which tasks cannot do.
+    """
+    found = table.io.properties
+    # PyArrow's filesystems ignore a signer.
+    if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":
+        raise UnsupportedStateError(
+            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each request "
+            "(s3.signer), which tasks cannot use; configure vended credentials (the property "
+            "header.X-Iceberg-Access-Delegation = vended-credentials), or set the credentials of the storage as properties."
+        )
+    return HiddenOptions({name: value for name, value in found.items() if _is_storage_property(name)})
+
+
+def _absolute_location(location: str) -> str:
+    # Spark tasks would resolve a relative path in their own working directory.
+    return location if _ABSOLUTE_LOCATION.match(location) else str(Path(location).absolute())
 
 
 def _load_catalog(address: TableAddress) -> Any:
@@ -128,42 +150,20 @@ def _load_catalog(address: TableAddress) -> Any:
     return load_catalog(address.catalog, **address.properties.reveal())
 
 
-def _not_installed(name: str, error: ImportError) -> EnvironmentNotReadyError:
+def _package_missing(name: str, error: ImportError) -> EnvironmentNotReadyError:
     return EnvironmentNotReadyError(
-        f"The Iceberg table {name} needs a package that is not installed ({error}): "
-        "pip install 'airflow-provider-statecheck[iceberg]', on the driver and on the executors, and what pyiceberg needs "
-        "for the catalog, such as 'pyiceberg[sql-postgres]'."
+        f"Expected the packages for the Iceberg table {name}, found one missing ({error}); "
+        "pip install 'airflow-provider-statecheck[iceberg]' on the driver and on the executors, and the pyiceberg extra of "
+        "the catalog, such as 'pyiceberg[sql-postgres]'."
     )
 
 
-def _no_table(name: str) -> EnvironmentNotReadyError:
+def _table_missing(name: str) -> EnvironmentNotReadyError:
     return EnvironmentNotReadyError(
         f"Expected the Iceberg table {name} in its catalog, found none; create it with its schema and partitions, or "
         "correct its name."
     )
 
 
-_PREFIXES = ("s3.", "adls.", "gcs.", "hdfs.", "hf.", "client.")
-_NAMES = frozenset({"py-io-impl", "buffer-size", "DEFAULT_SCHEME", "DEFAULT_NETLOC"})
-_SIGNER = "s3.signer"
-
-
-def storage_properties_of(table: Any, shown: str) -> HiddenOptions:
-    """
-    Return how tasks reach the storage of a table that was loaded.
-
-    :raises UnsupportedStateError: if each request has to be signed by the catalog, which tasks do not know.
-    """
-    found = table.io.properties
-    # PyArrow's filesystems pass over a signer.
-    if found.get(_SIGNER) and type(table.io).__name__ != "PyArrowFileIO":
-        raise UnsupportedStateError(
-            f"Expected credentials for the storage of the Iceberg table {shown}, found a catalog that signs each request "
-            "(s3.signer), and tasks do not know the catalog; let it lend credentials (the property "
-            "header.X-Iceberg-Access-Delegation = vended-credentials), or give those of the storage as properties."
-        )
-    return HiddenOptions({name: value for name, value in found.items() if _is_of_storage(name)})
-
-
-def _is_of_storage(name: str) -> bool:
-    return name in _NAMES or (name.startswith(_PREFIXES) and not name.startswith(_SIGNER))
+def _is_storage_property(name: str) -> bool:
+    return name in _STORAGE_PROPERTIES or (name.startswith(_STORAGE_PREFIXES) and not name.startswith(_SIGNER))

@@ -1,8 +1,8 @@
 """
-Ledger of an Iceberg sink, kept in the table on a branch.
+Ledger of an Iceberg sink, stored on a branch of the table.
 
-The snapshot has no files. A commit moves this branch and the main one in one step of the catalog, and says of both where it
-found them: so nobody can commit who has not read the newest ledger.
+The ledger is a property of an empty snapshot. A commit moves this branch and the main branch atomically and requires
+the previous state of both. Therefore only an attempt that has read the newest ledger can commit.
 """
 
 from __future__ import annotations
@@ -17,61 +17,46 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Incompatib
 from airflow_provider_statecheck.spark.sinks.ledger import Ancestry, History, Start
 
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableCommit:
-    """A checkpoint whose files are part of the table."""
-
-    generation: int
-    checkpoint_id: int
-    epoch: int
-    """The attempt that took the checkpoint, whoever committed it."""
-    files: int
-    rows: int
-    snapshot_id: int = 0
-    """The snapshot that added the files; the table names it with each of them."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Return by what the newest commit is known."""
-        return self.epoch, self.checkpoint_id
+LEDGER_PROPERTY = "statecheck.ledger"
+"""Summary property of the snapshot on the branch of a lineage."""
+_MAIN = "main"
+_NEVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLedger:
-    """It is replaced as a whole, in the same commit of the table as the files that it tells of."""
+    """An immutable version of the ledger, replaced in the same commit as the files that it records."""
 
     job_name: str
     uid: str
     epoch: int = 0
-    """The attempt that has the table; nothing of an older one is committed."""
+    """Epoch of the attempt that owns the table; older attempts are fenced."""
     starts: Mapping[int, Start] = field(default_factory=dict)
     commits: tuple[TableCommit, ...] = ()
-    """Those in force, in the order in which they were made."""
+    """Commits in force, in commit order."""
     retracted: frozenset[tuple[int, int]] = frozenset()
-    """Epochs and checkpoints whose output was taken out again."""
+    """Pairs of the epoch and the checkpoint of retracted output."""
 
     @property
     def newest(self) -> TableCommit | None:
-        """Return the commit after which all others have to come."""
+        """Return the newest commit; all further commits must follow it."""
         return max(self.commits, key=lambda commit: commit.order, default=None)
 
     @property
     def history(self) -> History:
-        """Return how attempts began, and which of them took which checkpoint."""
+        """Return the starts of the attempts, and the attempt that took each checkpoint."""
         return History(self.starts, {commit.checkpoint_id: commit.epoch for commit in self.commits})
 
     def require_newest(self, epoch: int, table: str) -> None:
         """
-        Refuse an attempt that a newer one has followed.
+        Require that no newer attempt has taken ownership of the table.
 
-        :raises StaleAttemptError: if one has.
+        :raises StaleAttemptError: if a newer attempt owns the table.
         """
         if self.epoch > epoch:
             raise StaleAttemptError(
-                f"Expected attempt {epoch} to be the newest that writes to the Iceberg table {table}, found attempt "
-                f"{self.epoch}; it has taken over, and this one must stop.",
+                f"Attempt {epoch} no longer owns its output in the Iceberg table {table}: attempt {self.epoch} took it over; "
+                f"stop attempt {epoch}.",
                 epoch=self.epoch,
             )
 
@@ -79,26 +64,28 @@ class TableLedger:
         """Return the commit of a checkpoint, ``None`` if it is not in force."""
         return next((c for c in self.commits if (c.generation, c.checkpoint_id) == (generation, checkpoint_id)), None)
 
-    def outside(self, line: Ancestry) -> tuple[TableCommit, ...]:
-        """Return the commits that are no part of what a checkpoint goes on from."""
-        return tuple(commit for commit in self.commits if not line.holds(commit.epoch, commit.checkpoint_id))
+    def outside(self, ancestry: Ancestry) -> tuple[TableCommit, ...]:
+        """Return the commits outside an ancestry."""
+        return tuple(commit for commit in self.commits if not ancestry.holds(commit.epoch, commit.checkpoint_id))
 
     def begun(self, epoch: int, start: Start) -> TableLedger:
-        """Return what is true once an attempt has taken the table over."""
+        """Return the ledger after an attempt has taken ownership of the table."""
         return replace(self, epoch=epoch, starts={**self.starts, epoch: start})
 
     def changed(self, added: TableCommit | None, removed: Collection[TableCommit]) -> TableLedger:
-        """Return what is true once files were added and others taken out."""
-        kept = tuple(commit for commit in self.commits if commit not in removed)
-        gone = self.retracted | {commit.order for commit in removed}
-        return replace(self, commits=(*kept, *([added] if added else [])), retracted=gone)._without_old_generations()
+        """Return the ledger after files were added and removed."""
+        remaining = tuple(commit for commit in self.commits if commit not in removed)
+        retracted = self.retracted | {commit.order for commit in removed}
+        return replace(
+            self, commits=(*remaining, *([added] if added else [])), retracted=retracted
+        )._without_old_generations()
 
     def without(self, commit: TableCommit) -> TableLedger:
-        """Return what is true once output is given up that was never added."""
+        """Return the ledger after output was retracted that was never added."""
         return replace(self, retracted=self.retracted | {commit.order})
 
     def _without_old_generations(self) -> TableLedger:
-        # Nobody restores what began before the newest fresh start, once nothing of it is in the table.
+        # Attempts of an older generation cannot be restored after the table has lost all their output.
         generation = min([*(c.generation for c in self.commits), self.starts[self.epoch].generation])
         starts = {epoch: start for epoch, start in self.starts.items() if start.generation >= generation}
         oldest = min(starts)
@@ -120,18 +107,21 @@ class TableLedger:
     @classmethod
     def decode(cls, text: str, shown: str) -> TableLedger:
         """
-        Return the ledger in a text.
+        Return the ledger that :meth:`encode` encoded.
 
-        :param shown: Where it stands.
-        :raises CorruptStateError: if it is damaged.
-        :raises IncompatibleCheckpointError: if a newer version of this package wrote it.
+        :param shown: Location of the ledger for error messages.
+        :raises CorruptStateError: if the text is damaged.
+        :raises IncompatibleCheckpointError: if a newer version of this package wrote the ledger.
         """
         try:
             document = json.loads(text)
             version = int(document["format_version"])
             ledger = _from_document(document) if version == FORMAT_VERSION else None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptStateError(f"Expected the ledger of a sink in {shown}, found {text[:60]!r}.") from error
+            raise CorruptStateError(
+                f"Expected the ledger of a sink in {shown}, found {text[:60]!r}; delete the output of the sink, drop the "
+                "branch, and start over."
+            ) from error
         if ledger is None:
             raise IncompatibleCheckpointError(
                 f"Expected a ledger of format {FORMAT_VERSION} in {shown}, found format {version}; use the version of "
@@ -139,6 +129,110 @@ class TableLedger:
                 format_version=version,
             )
         return ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCommit:
+    """A checkpoint whose files are in the table."""
+
+    generation: int
+    checkpoint_id: int
+    epoch: int
+    """Attempt that took the checkpoint; a later attempt may commit it."""
+    files: int
+    rows: int
+    snapshot_id: int = 0
+    """Snapshot that added the files; manifest entries of the files contain it."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Return the sort key of commits: by epoch, then by checkpoint."""
+        return self.epoch, self.checkpoint_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Changes of one commit of a table."""
+
+    ledger: TableLedger
+    """Ledger before the commit, with the attempt that commits."""
+    commit: TableCommit | None = None
+    add: Sequence[Any] = ()
+    """Data files to add."""
+    remove: Sequence[Any] = ()
+    """Data files to remove."""
+    retracted: Sequence[TableCommit] = ()
+    """Commits of the removed files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedChange:
+    """A change with its metadata files written, ready for the catalog."""
+
+    updates: tuple[Any, ...]
+    requirements: tuple[Any, ...]
+    """Requirements on the state of the table."""
+    replaced: Any
+    """Previous snapshot of the ledger, ``None`` for the first one."""
+
+
+def branch_of(lineage: str) -> str:
+    """Return the name of the branch with the ledger of a lineage."""
+    return f"statecheck-{lineage}"
+
+
+def read_ledger(table: Any, lineage: str) -> TableLedger | None:
+    """
+    Return the ledger of a lineage, ``None`` if it never opened the table.
+
+    :raises CorruptStateError: if the ledger is damaged.
+    """
+    snapshot = table.metadata.snapshot_by_name(branch_of(lineage))
+    if snapshot is None:
+        return None
+    shown = f"the branch {branch_of(lineage)}"
+    text = snapshot.summary and snapshot.summary.get(LEDGER_PROPERTY)
+    if not text:
+        raise CorruptStateError(
+            f"Expected the ledger of a sink in {shown}, found a snapshot of another writer; delete the output of the sink, "
+            "drop the branch, and start over."
+        )
+    return TableLedger.decode(text, shown)
+
+
+def stage_change(table: Any, lineage: str, change: Change) -> StagedChange:
+    """
+    Write the metadata files of a change without committing them.
+
+    :param table: Table as it was read together with the ledger.
+    """
+    from pyiceberg.table import Transaction
+
+    # The transaction only collects updates. Its own commit would retry after a conflict without reading the new ledger.
+    transaction = Transaction(table)
+    moves_main = bool(change.add or change.remove or not table.metadata.snapshots)
+    ledger = _stage_files(transaction, change) if moves_main else change.ledger
+    _stage_ledger(transaction, lineage, ledger)
+    replaced = table.metadata.snapshot_by_name(branch_of(lineage))
+    return StagedChange(
+        updates=(*(_with_retention(update, lineage) for update in transaction._updates), *_removal_of(replaced)),
+        requirements=_requirements(table, lineage),
+        replaced=replaced,
+    )
+
+
+def commit_change(table: Any, staged: StagedChange) -> None:
+    """
+    Commit a change atomically.
+
+    :param table: Table as it was read together with the ledger.
+    :raises CommitFailedException: if another writer has committed since; raised by pyiceberg.
+    :raises Exception: if the outcome of the commit is unknown.
+    """
+    table._do_commit(staged.updates, staged.requirements)
+    if staged.replaced is not None:
+        with suppress(Exception):  # an orphan file of the removed snapshot
+            table.io.delete(staged.replaced.manifest_list)
 
 
 def _from_document(document: Mapping[str, Any]) -> TableLedger:
@@ -169,108 +263,17 @@ def _number(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-LEDGER_PROPERTY = "statecheck.ledger"
-"""Of the summary of the snapshot on the branch of a lineage."""
-_MAIN = "main"
-_FOR_EVER = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one commit of a table does."""
-
-    ledger: TableLedger
-    """What is true before it, with the attempt that makes it."""
-    commit: TableCommit | None = None
-    add: Sequence[Any] = ()
-    """Data files."""
-    remove: Sequence[Any] = ()
-    """Data files that are taken out."""
-    retracted: Sequence[TableCommit] = ()
-    """What those were part of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagedChange:
-    """A change as a catalog takes it."""
-
-    updates: tuple[Any, ...]
-    requirements: tuple[Any, ...]
-    """What must be as it was found."""
-    replaced: Any
-    """The snapshot of the ledger before it, if there was one."""
-
-
-def branch_of(lineage: str) -> str:
-    """Return the branch that holds the ledger of a lineage."""
-    return f"statecheck-{lineage}"
-
-
-def read_ledger(table: Any, lineage: str) -> TableLedger | None:
-    """
-    Return what a lineage has committed, ``None`` if it never opened the table.
-
-    :raises CorruptStateError: if the ledger is damaged.
-    """
-    snapshot = table.metadata.snapshot_by_name(branch_of(lineage))
-    if snapshot is None:
-        return None
-    shown = f"the branch {branch_of(lineage)}"
-    text = snapshot.summary and snapshot.summary.get(LEDGER_PROPERTY)
-    if not text:
-        raise CorruptStateError(
-            f"Expected the ledger of a sink in {shown}, found a snapshot without one; somebody else has written there. Drop "
-            "the branch to begin anew, after removing what the sink has written."
-        )
-    return TableLedger.decode(text, shown)
-
-
-def commit_change(table: Any, staged: StagedChange) -> None:
-    """
-    Make a change, all of it or nothing.
-
-    :param table: As it was read together with the ledger.
-    :raises CommitFailedException: Somebody else has committed since; of pyiceberg.
-    :raises Exception: Nobody knows whether it was made.
-    """
-    table._do_commit(staged.updates, staged.requirements)
-    if staged.replaced is not None:
-        with suppress(Exception):  # a small file that nothing names any more
-            table.io.delete(staged.replaced.manifest_list)
-
-
-def stage_change(table: Any, lineage: str, change: Change) -> StagedChange:
-    """
-    Write what a change needs in the table's metadata, which nothing names yet.
-
-    :param table: As it was read together with the ledger.
-    """
-    from pyiceberg.table import Transaction
-
-    # What a transaction commits it commits again after a conflict, on whatever it finds then: it only collects here.
-    transaction = Transaction(table)
-    moves_main = bool(change.add or change.remove or not table.metadata.snapshots)
-    ledger = _stage_files(transaction, change) if moves_main else change.ledger
-    _stage_ledger(transaction, lineage, ledger)
-    replaced = table.metadata.snapshot_by_name(branch_of(lineage))
-    return StagedChange(
-        updates=(*(_kept(update, lineage) for update in transaction._updates), *_removed(replaced)),
-        requirements=_requirements(table, lineage),
-        replaced=replaced,
-    )
-
-
 def _requirements(table: Any, lineage: str) -> tuple[Any, ...]:
     from pyiceberg.table.update import AssertTableUUID
 
-    # Of a table without snapshots only the main branch may be asked for; whoever made a ledger moved that one too.
-    # Main is asked for even where it stays: the sequence number of the ledger's snapshot comes after those that were found.
+    # A table without snapshots only accepts a requirement for main, which every first ledger commit also moves.
+    # Main is required even if it does not move: the sequence number of the ledger snapshot must stay the highest one.
     branches = [_MAIN, *([branch_of(lineage)] if table.metadata.snapshots else [])]
-    is_same = AssertTableUUID(uuid=table.metadata.table_uuid)
-    return is_same, *(_is_where_it_was(table, branch) for branch in branches)
+    same_table = AssertTableUUID(uuid=table.metadata.table_uuid)
+    return same_table, *(_ref_requirement(table, branch) for branch in branches)
 
 
-def _removed(snapshot: Any) -> tuple[Any, ...]:
+def _removal_of(snapshot: Any) -> tuple[Any, ...]:
     from pyiceberg.table.update import RemoveSnapshotsUpdate
 
     return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": [snapshot.snapshot_id]}),) if snapshot else ()
@@ -289,28 +292,28 @@ def _stage_files(transaction: Any, change: Change) -> TableLedger:
 
 
 def _stage_ledger(transaction: Any, lineage: str, ledger: TableLedger) -> None:
-    told = {LEDGER_PROPERTY: ledger.encode()}
-    producer = transaction.update_snapshot(snapshot_properties=told, branch=branch_of(lineage)).fast_append()
-    producer._parent_snapshot_id = None  # what was there goes in the same commit
+    properties = {LEDGER_PROPERTY: ledger.encode()}
+    producer = transaction.update_snapshot(snapshot_properties=properties, branch=branch_of(lineage)).fast_append()
+    producer._parent_snapshot_id = None  # the same commit removes the previous ledger snapshot
     producer.commit()
 
 
-def _kept(update: Any, lineage: str) -> Any:
-    # A table may say that its branches are forgotten after a time; this one must not be.
+def _with_retention(update: Any, lineage: str) -> Any:
+    # The table may expire branches by age; the branch of the ledger must be retained.
     is_ours = getattr(update, "ref_name", None) == branch_of(lineage)
-    return update.model_copy(update={"max_ref_age_ms": _FOR_EVER}) if is_ours else update
+    return update.model_copy(update={"max_ref_age_ms": _NEVER_MS}) if is_ours else update
 
 
 def _summary(change: Change) -> dict[str, str]:
-    told = {"statecheck.job": change.ledger.job_name, "statecheck.uid": change.ledger.uid}
+    summary = {"statecheck.job": change.ledger.job_name, "statecheck.uid": change.ledger.uid}
     if change.commit:
-        told["statecheck.checkpoint"] = str(change.commit.checkpoint_id)
-        told["statecheck.generation"] = str(change.commit.generation)
-        told["statecheck.epoch"] = str(change.commit.epoch)
-    return told
+        summary["statecheck.checkpoint"] = str(change.commit.checkpoint_id)
+        summary["statecheck.generation"] = str(change.commit.generation)
+        summary["statecheck.epoch"] = str(change.commit.epoch)
+    return summary
 
 
-def _is_where_it_was(table: Any, branch: str) -> Any:
+def _ref_requirement(table: Any, branch: str) -> Any:
     from pyiceberg.table.update import AssertRefSnapshotId
 
     snapshot = table.metadata.snapshot_by_name(branch)

@@ -1,4 +1,8 @@
-"""Data files with names that tell whose they are; loaded only where files are written, because it needs pyiceberg."""
+"""
+Write task for data files with chosen names.
+
+Imported only where files are written, because it requires pyiceberg.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ from typing_extensions import override
 
 @dataclass(frozen=True)
 class NamedWriteTask(WriteTask):
-    """What one data file is made of."""
+    """A pyiceberg write task with the name of its data file."""
 
     name: str = ""
 
     @override
     def generate_data_file_filename(self, extension: str) -> str:
-        """Return the name of the file."""
+        """Return the name of the data file."""
         return f"{self.name}.{extension}"

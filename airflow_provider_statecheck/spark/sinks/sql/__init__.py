@@ -1,1 +1,1 @@
-"""Output that goes to a table of a database, in one transaction with the log of commits."""
+"""SQL sink: tables of a database that commit together with their log."""

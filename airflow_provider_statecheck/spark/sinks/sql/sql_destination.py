@@ -1,4 +1,8 @@
-"""A database table as destination of a two-phase commit."""
+"""
+Table of a SQL database as the destination of a two-phase commit.
+
+The rows and the commit log change in one transaction of the database.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.sinks.sink import Committable, decode_schema
-from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader, plain_names, staged_rows, with_constants
+from airflow_provider_statecheck.spark.sinks.sql.loading import RowLoader, name_preparer, staged_rows, with_constants
 from airflow_provider_statecheck.spark.sinks.sql.tables import (
     CHECKPOINT,
     LINEAGE,
     TableName,
     commits_table,
     heads_table,
-    misfit,
+    is_incompatible,
     output_table,
 )
 from airflow_provider_statecheck.spark.sinks.sql.transactions import SinkDatabase
@@ -25,8 +29,7 @@ from airflow_provider_statecheck.spark.sinks.two_phase_commit_log import CommitL
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
-
-_UNIQUE = """
+_UNIQUE_COLUMNS = """
 SELECT array_agg(CAST(a.attname AS TEXT))
 FROM pg_index i
 CROSS JOIN generate_series(0, i.indnkeyatts - 1) n
@@ -35,121 +38,21 @@ WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indisvalid
   AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid
 """
-"""The columns of each index by which ON CONFLICT may find rows: over all of them, and checked at once."""
-
-
-def make_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
-    """
-    Make tables where they are missing.
-
-    :raises StateCheckError: if the database does not let us.
-    """
-    for table in tables:
-        try:
-            with database.transaction() as connection:
-                table.create(connection, checkfirst=True)
-        except StateCheckError:
-            # Another sink may have made it at this moment.
-            with database.transaction() as connection:
-                if not _exists(connection, table):
-                    raise
-
-
-def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
-    """
-    Refuse a table that is there and cannot take the output.
-
-    :param table: As we would make it.
-    :param keys: The columns by which rows replace others; empty if they do not.
-    :raises UnsupportedStateError: Says what does not fit.
-    """
-    with database.transaction() as connection:
-        found = _columns_of(connection, table)
-        differences = [*_misfits(table, found, is_sqlite=database.is_sqlite), *_unfilled(table, found)]
-        if keys and not differences and not _is_unique(connection, table, keys):
-            differences = [f"no primary key or unique index is on exactly {', '.join(keys)}"]
-    if differences:
-        raise UnsupportedStateError(
-            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
-            "the table, convert the output in the stage, or name a table that does not exist yet.",
-            differences=differences,
-        )
-
-
-def _exists(connection: Connection, table: Table) -> bool:
-    from sqlalchemy import inspect
-
-    return bool(inspect(connection).has_table(table.name, schema=table.schema))
-
-
-def _columns_of(connection: Connection, table: Table) -> dict[str, Any]:
-    from sqlalchemy import inspect
-
-    return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}
-
-
-def _misfits(table: Table, found: dict[str, Any], *, is_sqlite: bool) -> list[str]:
-    differences = []
-    for column in table.columns:
-        if column.name in (LINEAGE, CHECKPOINT) and column.name not in found:
-            differences.append(f"column {column.name!r} is missing, add it as {column.type}, or give mark_rows=False")
-        elif column.name not in found:
-            differences.append(f"column {column.name!r} is missing")
-        elif misfit(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
-            differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
-        elif column.nullable and not found[column.name]["nullable"]:
-            differences.append(f"column {column.name!r} may not be null there")
-    return differences
-
-
-def _unfilled(table: Table, found: dict[str, Any]) -> list[str]:
-    others = [each for name, each in found.items() if name not in table.columns]
-    return [
-        f"column {each['name']!r} is not part of the output, may not be null and has no default"
-        for each in others
-        if not each["nullable"]
-        and each.get("default") is None
-        and not each.get("computed")
-        and not each.get("identity")
-    ]
-
-
-def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
-    is_sqlite = connection.dialect.name == "sqlite"
-    found = _unique_of_sqlite(connection, table) if is_sqlite else _unique_of_postgres(connection, table)
-    return any(set(names) == set(keys) for names in found)
-
-
-def _unique_of_postgres(connection: Connection, table: Table) -> list[Any]:
-    from sqlalchemy import text
-
-    found = connection.execute(text(_UNIQUE), {"name": plain_names().format_table(table)})
-    return list(found.scalars())
-
-
-def _unique_of_sqlite(connection: Connection, table: Table) -> list[Any]:
-    from sqlalchemy import inspect
-
-    inspector, schema = inspect(connection), table.schema
-    found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
-    found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
-    found += [each["column_names"] for each in inspector.get_indexes(table.name, schema=schema) if _is_whole(each)]
-    return found
-
-
-def _is_whole(index: Any) -> bool:
-    # An index on some of the rows says nothing about the others.
-    return bool(index["unique"]) and not any("where" in name for name in index.get("dialect_options", {}))
+"""Columns of each index that ON CONFLICT can use: unique, valid, immediate, neither partial nor on expressions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlDestination:
     """
-    What one sink has in a table.
+    Output and commit log of one sink in a table.
 
-    :param files: Where tasks stage rows; names the lineage.
-    :param keys: By which rows replace others; empty if they do not.
-    :param marks_rows: Whether rows say who made them.
+    :param database: Database of the table.
+    :param table: Name of the table.
+    :param files: Files of the staging directory, with the lineage of the sink.
+    :param keys: Key columns for upserts; empty for inserts.
+    :param marks_rows: Whether two columns record the sink and the checkpoint of each row.
+    :param job_name: Name of the job.
+    :param uid: UID of the sink.
     """
 
     database: SinkDatabase
@@ -162,28 +65,28 @@ class SqlDestination:
 
     @property
     def name(self) -> str:
-        """The table, fit to be shown."""
+        """Name of the table for error messages, without credentials."""
         return f"table {self.table} of {self.database.shown}"
 
     def prepare(self, columns: Any) -> None:
         """
-        Make the tables where they are missing, and look at those that are there.
+        Create missing tables, and check existing ones.
 
         :param columns: Arrow schema of the output; ``None`` if it is not known.
-        :raises UnsupportedStateError: if the table cannot take the output.
+        :raises UnsupportedStateError: if the table cannot store the output.
         """
-        make_tables(self.database, (self._heads, self._commits))
+        create_tables(self.database, (self._heads, self._commits))
         if columns is not None:
             table = self._output(columns)
-            make_tables(self.database, (table,))
+            create_tables(self.database, (table,))
             require_fitting(self.database, table, self.keys)
 
     def load(self, epoch: int) -> CommitLog:
-        """Return the log; that of a sink which never wrote is empty."""
+        """Return the log; empty if the sink never wrote."""
         return self.log_of(self.files.lineage)
 
     def log_of(self, lineage: str) -> CommitLog:
-        """Return the log of any sink of the table; that of a sink which never wrote is empty."""
+        """Return the log of a lineage in the table; empty if the sink never wrote."""
         from sqlalchemy import select
 
         heads = self._heads
@@ -197,10 +100,10 @@ class SqlDestination:
         )
 
     def apply(self, epoch: int, change: LogChange) -> bool:
-        """Change log and rows in one transaction, unless the log is another one than before."""
+        """Change the log and the rows in one transaction, unless the log has changed in the meantime."""
         with self.database.transaction() as connection:
-            # First the log: whoever comes at the same time waits here, and then finds another one.
-            if not self._swap(connection, epoch, change):
+            # Updating the log first blocks concurrent attempts, which then find a changed log.
+            if not self._replace_log(connection, epoch, change):
                 return False
             for each in change.retracted:
                 self._retract(connection, each)
@@ -208,30 +111,34 @@ class SqlDestination:
                 self._publish(connection, change.publication)
         return True
 
-    def _swap(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+    def _replace_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         from sqlalchemy import update
 
         before = change.before.encode()
-        statement = update(self._heads).where(*self._mine(self._heads), self._heads.c.log == before)
+        statement = update(self._heads).where(*self._is_own(self._heads), self._heads.c.log == before)
         done = connection.execute(statement.values(log=change.after.encode(), epoch=epoch))
-        return done.rowcount == 1 or (change.before == CommitLog() and self._begin(connection, epoch, change))
+        return done.rowcount == 1 or (change.before == CommitLog() and self._insert_log(connection, epoch, change))
 
-    def _begin(self, connection: Connection, epoch: int, change: LogChange) -> bool:
+    def _insert_log(self, connection: Connection, epoch: int, change: LogChange) -> bool:
         insert = _insert_for(connection)
         values = {"job_name": self.job_name, "uid": self.uid, "epoch": epoch, "log": change.after.encode()}
         statement = insert(self._heads).values(**self._key(), **values).on_conflict_do_nothing()
         return bool(connection.execute(statement).rowcount == 1)
 
-    def _retract(self, connection: Connection, gone: CommitRange) -> None:
+    def _retract(self, connection: Connection, retracted: CommitRange) -> None:
         from sqlalchemy import column, delete, table
 
         rows = table(self.table.name, column(LINEAGE), column(CHECKPOINT), schema=self.table.schema)
         connection.execute(
-            delete(rows).where(rows.c[LINEAGE] == self.files.lineage, rows.c[CHECKPOINT].between(gone.first, gone.last))
+            delete(rows).where(
+                rows.c[LINEAGE] == self.files.lineage, rows.c[CHECKPOINT].between(retracted.first, retracted.last)
+            )
         )
         commits = self._commits
         connection.execute(
-            delete(commits).where(*self._mine(commits), commits.c.checkpoint_id.between(gone.first, gone.last))
+            delete(commits).where(
+                *self._is_own(commits), commits.c.checkpoint_id.between(retracted.first, retracted.last)
+            )
         )
 
     def _publish(self, connection: Connection, publication: Publication) -> None:
@@ -273,8 +180,121 @@ class SqlDestination:
     def _key(self) -> dict[str, str]:
         return {"lineage": self.files.lineage, "table_name": self.table.name}
 
-    def _mine(self, table: Table) -> list[Any]:
+    def _is_own(self, table: Table) -> list[Any]:
         return [table.c[name] == value for name, value in self._key().items()]
+
+
+def create_tables(database: SinkDatabase, tables: Iterable[Table]) -> None:
+    """
+    Create missing tables.
+
+    :raises StateCheckError: if the database rejects the creation.
+    """
+    for table in tables:
+        try:
+            with database.transaction() as connection:
+                table.create(connection, checkfirst=True)
+        except StateCheckError:
+            # Another sink may have created the table concurrently.
+            with database.transaction() as connection:
+                if not _exists(connection, table):
+                    raise
+
+
+def require_fitting(database: SinkDatabase, table: Table, keys: Sequence[str]) -> None:
+    """
+    Require an existing table that can store the output.
+
+    :param table: Table that the sink would create.
+    :param keys: Key columns for upserts; empty for inserts.
+    :raises UnsupportedStateError: if the table is incompatible; the message lists the differences.
+    """
+    with database.transaction() as connection:
+        found = _columns_of(connection, table)
+        differences = [
+            *_column_differences(table, found, is_sqlite=database.is_sqlite),
+            *_columns_without_value(table, found),
+        ]
+        if keys and not differences and not _is_unique(connection, table, keys):
+            differences = [f"no primary key or unique index on exactly {', '.join(keys)}"]
+    if differences:
+        raise UnsupportedStateError(
+            f"Expected a table {table.fullname} in {database.shown} that fits the output, found: {'; '.join(differences)}. Alter "
+            "the table, convert the output in the stage, or choose a table that does not exist yet.",
+            differences=differences,
+        )
+
+
+def _exists(connection: Connection, table: Table) -> bool:
+    from sqlalchemy import inspect
+
+    return bool(inspect(connection).has_table(table.name, schema=table.schema))
+
+
+def _columns_of(connection: Connection, table: Table) -> dict[str, Any]:
+    from sqlalchemy import inspect
+
+    return {each["name"]: each for each in inspect(connection).get_columns(table.name, schema=table.schema)}
+
+
+def _column_differences(table: Table, found: dict[str, Any], *, is_sqlite: bool) -> list[str]:
+    differences = []
+    for column in table.columns:
+        if column.name in (LINEAGE, CHECKPOINT) and column.name not in found:
+            differences.append(f"column {column.name!r} is missing, add it as {column.type}, or set mark_rows=False")
+        elif column.name not in found:
+            differences.append(f"column {column.name!r} is missing")
+        elif is_incompatible(column.type, found[column.name]["type"], is_sqlite=is_sqlite):
+            differences.append(f"column {column.name!r} is {found[column.name]['type']} and would be {column.type}")
+        elif column.nullable and not found[column.name]["nullable"]:
+            differences.append(f"column {column.name!r} is not nullable in the table")
+    return differences
+
+
+def _columns_without_value(table: Table, found: dict[str, Any]) -> list[str]:
+    unwritten = [each for name, each in found.items() if name not in table.columns]
+    return [
+        f"column {each['name']!r} is not part of the output, is not nullable and has no default"
+        for each in unwritten
+        if not each["nullable"]
+        and each.get("default") is None
+        and not each.get("computed")
+        and not each.get("identity")
+    ]
+
+
+def _is_unique(connection: Connection, table: Table, keys: Sequence[str]) -> bool:
+    is_sqlite = connection.dialect.name == "sqlite"
+    found = (
+        _unique_columns_in_sqlite(connection, table) if is_sqlite else _unique_columns_in_postgres(connection, table)
+    )
+    return any(set(names) == set(keys) for names in found)
+
+
+def _unique_columns_in_postgres(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import text
+
+    found = connection.execute(text(_UNIQUE_COLUMNS), {"name": name_preparer().format_table(table)})
+    return list(found.scalars())
+
+
+def _unique_columns_in_sqlite(connection: Connection, table: Table) -> list[Any]:
+    from sqlalchemy import inspect
+
+    inspector, schema = inspect(connection), table.schema
+    found: list[Any] = [inspector.get_pk_constraint(table.name, schema=schema)["constrained_columns"]]
+    found += [each["column_names"] for each in inspector.get_unique_constraints(table.name, schema=schema)]
+    found += [
+        each["column_names"]
+        for each in inspector.get_indexes(table.name, schema=schema)
+        if _is_unique_on_all_rows(each)
+    ]
+    return found
+
+
+def _is_unique_on_all_rows(index: Any) -> bool:
+    # A partial index does not make all rows unique.
+    return bool(index["unique"]) and not any("where" in name for name in index.get("dialect_options", {}))
 
 
 def _by_schema(committables: Sequence[Committable]) -> list[tuple[str, list[Committable]]]:

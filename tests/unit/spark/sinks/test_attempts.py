@@ -472,7 +472,7 @@ def test_an_attempt_may_settle_for_an_older_checkpoint_before_it_begins(path):
 def test_an_attempt_does_not_fall_back_behind_its_own_commits(path):
     first = Attempt(path, 1).open()
     first.add(1, 1)
-    with pytest.raises(CoordinatorError, match="restore nothing after its own first commit"):
+    with pytest.raises(CoordinatorError, match="keep its restored checkpoint after its first commit"):
         Attempt(path, 1, restored=1).open()
 
 
@@ -506,7 +506,7 @@ def test_the_restored_checkpoint_is_not_committed_after_another_branch_was(path)
     late = first.write(2)
     Attempt(path, 2, restored=1).open().add(3, 3)
     third = Attempt(path, 3, restored=4).open()
-    with pytest.raises(CoordinatorError, match="that of checkpoints after 3 of attempt 2"):
+    with pytest.raises(CoordinatorError, match="a checkpoint after 3 of attempt 2"):
         third.commit(4, late)
     assert both(path) == same(3)
 

@@ -90,7 +90,7 @@ def test_an_older_checkpoint_is_not_committed_after_a_newer_one(path):
     attempt = Attempt(path, 1).open()
     late = attempt.write(1)
     attempt.add(2, 2)
-    with pytest.raises(CoordinatorError, match=r"that of checkpoints after 2 .* found checkpoint 1"):
+    with pytest.raises(CoordinatorError, match=r"a checkpoint after 2 .* found checkpoint 1"):
         attempt.commit(1, late)
     assert seen_in(path) == [2]
 
@@ -172,14 +172,14 @@ def test_a_published_file_that_was_changed_is_told(path):
     content[-20] ^= 1
     filesystem.pipe_file(name, bytes(content))
     second = Attempt(path, 2, restored=1).open()
-    with pytest.raises(CorruptStateError, match="somebody changed the file"):
+    with pytest.raises(CorruptStateError, match="the file was modified"):
         second.commit(1, written)
 
 
 def test_a_savepoint_of_another_job_that_has_not_committed_its_output_is_refused(path):
     other = Attempt(path, 1, job="other").open().write(1)
     attempt = Attempt(path, 1).open()
-    with pytest.raises(IncompatibleCheckpointError, match=r"1 file.* that lineage .* has staged only"):
+    with pytest.raises(IncompatibleCheckpointError, match=r"1 file.* that lineage .* has only staged"):
         attempt.commit(5, other)
 
 
@@ -195,7 +195,7 @@ def test_what_a_savepoint_has_of_another_job_is_that_jobs_to_commit(path):
 def test_what_a_savepoint_has_of_another_target_is_left_alone(path, caplog):
     other = Attempt(f"{path}-other", 1, job="other").open().write(1)
     Attempt(path, 1).open().commit(5, other)
-    assert "job that writes elsewhere" in caplog.text
+    assert "job that writes to another target" in caplog.text
     assert committed_in(path) == []
 
 

@@ -55,7 +55,7 @@ def test_a_reader_that_meets_a_retraction_reads_again(path, monkeypatch):
 def test_a_ledger_that_never_rests_is_told(path, monkeypatch):
     Attempt(path, 1).open().add(1, 1)
     monkeypatch.setattr(read_committed, "_read", lambda *_: None)
-    with pytest.raises(StorageError, match="rest for a moment"):
+    with pytest.raises(StorageError, match="between two commits"):
         committed_files(path)
 
 

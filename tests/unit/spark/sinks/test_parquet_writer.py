@@ -130,7 +130,7 @@ def test_partitions_of_whole_numbers_and_booleans_are_read_back(path):
 
 
 def test_few_files_are_open_at_once(path, monkeypatch):
-    monkeypatch.setattr(data_files, "_OPEN_FILES", 2)
+    monkeypatch.setattr(data_files, "_MAX_OPEN_FILES", 2)
     table = pa.table({"key": [1, 2, 3], "name": ["a", "b", "c"]}, SCHEMA)
     attempt = Attempt(path, 1, partition_by=["name"]).open()
     writer = attempt.task()
@@ -154,14 +154,14 @@ def test_memory_of_all_open_files_is_bounded(path, monkeypatch):
 @pytest.mark.parametrize("kind", [pa.float64(), pa.binary(), pa.timestamp("us"), pa.list_(pa.int64())])
 def test_partitions_of_other_types_are_refused(path, kind):
     schema = pa.schema([("key", pa.int64()), ("part", kind)])
-    with pytest.raises(UnsupportedStateError, match=r"whole numbers, strings, dates or booleans, found 'part'"):
+    with pytest.raises(UnsupportedStateError, match=r"integers, strings, dates or booleans, found 'part'"):
         Attempt(path, 1, schema=schema, partition_by=["part"]).open()
 
 
 def test_partitions_need_a_column_that_is_there_and_one_beside_it(path):
     with pytest.raises(UnsupportedStateError, match="column 'day' of partition_by in the output, found key, name"):
         Attempt(path, 1, partition_by=["day"]).open()
-    with pytest.raises(UnsupportedStateError, match="a column beside those of partition_by"):
+    with pytest.raises(UnsupportedStateError, match="a column in addition to those of partition_by"):
         Attempt(path, 1, partition_by=["name", "key"]).open()
 
 
@@ -190,8 +190,8 @@ def test_giving_up_raises_nothing_where_the_storage_fails(path, monkeypatch, cap
     writer.write(table_of([1]))
     monkeypatch.setattr(TargetFiles, "delete", _failing)
     writer.abort()
-    assert "stays in" in caplog.text
-    assert "nothing names it" in caplog.text
+    assert "Orphan file" in caplog.text
+    assert "was not deleted" in caplog.text
 
 
 def test_half_a_file_is_never_sent(memory_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_a_table_that_was_made_anew_meanwhile_is_not_written_to(folder):
     make_anew(folder)
     with pytest.raises(CorruptStateError, match="attempt 1 opened, found one of no attempt"):
         attempt.commit(1, written)
-    with pytest.raises(CorruptStateError, match="made anew"):
+    with pytest.raises(CorruptStateError, match="was recreated"):
         attempt.finish()
     assert seen_in(folder) == []
 
@@ -238,7 +238,7 @@ def test_an_attempt_restores_nothing_else_after_its_own_first_commit(folder):
     Attempt(folder, 1).open().add(1, 1)
     second = Attempt(folder, 2, restored=1, restored_epoch=1).open()
     second.add(2, 2)
-    with pytest.raises(CoordinatorError, match="restore nothing after its own first commit"):
+    with pytest.raises(CoordinatorError, match="keep its restored checkpoint after its first commit"):
         Attempt(folder, 2).open()
     Attempt(folder, 2, restored=1, restored_epoch=1).open()
 
@@ -296,7 +296,7 @@ def test_an_attempt_that_a_newer_one_has_followed_can_do_nothing(folder, act):
     first = Attempt(folder, 1).open()
     first.add(1, 1)
     second = Attempt(folder, 2, restored=1, restored_epoch=1).open()
-    with pytest.raises(StaleAttemptError, match="found attempt 2"):
+    with pytest.raises(StaleAttemptError, match="attempt 2 took it over"):
         act(first)
     second.add(2, 20)
     assert seen_in(folder) == [1, 20]

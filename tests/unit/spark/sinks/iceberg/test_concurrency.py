@@ -39,7 +39,7 @@ def test_a_zombie_that_has_looked_already_is_refused_by_the_commit_itself(folder
     written = zombie.write(1)
     second = Attempt(folder, 2)
     before_each_commit(monkeypatch, second.open)
-    with pytest.raises(StaleAttemptError, match="found attempt 2"):
+    with pytest.raises(StaleAttemptError, match="attempt 2 took it over"):
         zombie.commit(1, written)
     assert seen_in(folder) == []
     second.add(1, 1)
@@ -132,7 +132,7 @@ def test_two_lineages_that_open_an_empty_table_at_once_both_have_it(folder, monk
 def test_an_attempt_gives_up_when_others_always_come_first(folder, monkeypatch):
     attempt = Attempt(folder, 1).open()
     before_each_commit(monkeypatch, *[lambda: append_as_somebody_else(folder, 100)] * 50)
-    with pytest.raises(StorageError, match="found others committing"):
+    with pytest.raises(StorageError, match="found a concurrent commit"):
         attempt.add(1, 1)
     assert 1 not in seen_in(folder)
 

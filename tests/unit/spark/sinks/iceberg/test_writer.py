@@ -117,7 +117,9 @@ def test_partitions_that_nobody_here_can_compute_are_refused(tmp_path, monkeypat
     create_table(tmp_path, WIDE, BY_ALL)
     monkeypatch.setitem(sys.modules, "pyiceberg_core", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentNotReadyError, match=r"sales.orders by day need .*pyiceberg\[pyiceberg-core\]"):
+    with pytest.raises(
+        EnvironmentNotReadyError, match=r"sales.orders by day, found none; .*pyiceberg\[pyiceberg-core\]"
+    ):
         Attempt(tmp_path, 1, schema=WIDE).open()
 
 

@@ -99,10 +99,10 @@ def test_a_nested_column_is_refused_before_any_work(sqlite, kind):
     [
         ([("a", pa.int64()), ("a", pa.int64())], "found a more than once"),
         ([], "found none at all"),
-        ([("_statecheck_lineage", pa.string())], "which the sink adds"),
-        ([("_statecheck_row", pa.int64())], "which the sink adds"),
-        ([("_statecheck_place", pa.int64())], "which the sink adds"),
-        ([("b", pa.int64())], "found a missing"),
+        ([("_statecheck_lineage", pa.string())], "because the sink uses this name"),
+        ([("_statecheck_row", pa.int64())], "because the sink uses this name"),
+        ([("_statecheck_place", pa.int64())], "because the sink uses this name"),
+        ([("b", pa.int64())], "found no a among"),
     ],
 )
 def test_output_without_the_right_columns_is_refused_before_any_work(sqlite, columns, told):
@@ -120,7 +120,7 @@ MARKS = "_statecheck_lineage VARCHAR(12), _statecheck_checkpoint BIGINT"
         (f"key BIGINT, {MARKS}", "column 'name' is missing"),
         (f"key TEXT, name TEXT, {MARKS}", "column 'key' is TEXT and would be BIGINT"),
         (f"key BIGINT, name BIGINT, {MARKS}", "column 'name' is BIGINT and would be TEXT"),
-        (f"key BIGINT NOT NULL, name TEXT, {MARKS}", "column 'key' may not be null there"),
+        (f"key BIGINT NOT NULL, name TEXT, {MARKS}", "column 'key' is not nullable in the table"),
         (f"key BIGINT, name TEXT, other TEXT NOT NULL, {MARKS}", "column 'other' is not part of the output"),
     ],
 )
@@ -207,7 +207,7 @@ def test_rows_replace_others_only_where_their_keys_are_unique(place, columns, fi
         first.add(2, 1, name="new")
         assert place.rows() == [(1, "new 1")]
     else:
-        with pytest.raises(UnsupportedStateError, match="no primary key or unique index is on exactly key"):
+        with pytest.raises(UnsupportedStateError, match="no primary key or unique index on exactly key"):
             place.open(1, settings=settings)
 
 

@@ -23,7 +23,7 @@ from tests.unit.spark.sinks.sql.databases import TABLE, Place
 from tests.unit.spark.sinks.two_phase.history import Job
 
 STEPS: list[tuple[type[Any], str]] = [
-    (SqlDestination, "_swap"),
+    (SqlDestination, "_replace_log"),
     (SqlDestination, "_retract"),
     (SqlDestination, "_publish"),
     (TargetFiles, "list_files"),

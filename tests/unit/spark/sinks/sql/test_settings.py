@@ -39,7 +39,7 @@ def test_a_database_that_does_not_answer_is_told_without_the_password(tmp_path):
 def test_tasks_get_a_copy_without_the_url(sqlite):
     opened = sqlite.open(1).sink
     assert sqlite.url.encode() not in pickle.dumps({**opened.__getstate__(), "_shown": ""})
-    with pytest.raises(CoordinatorError, match="found a copy for tasks"):
+    with pytest.raises(CoordinatorError, match="found the copy of a task"):
         pickle.loads(pickle.dumps(opened)).open(context_of(1))
 
 

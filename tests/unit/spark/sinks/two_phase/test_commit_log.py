@@ -47,7 +47,7 @@ def test_the_newest_epoch_is_that_of_the_last_attempt_that_began():
 
 def test_what_came_after_the_restored_checkpoint_is_outside_the_line_of_the_new_attempt():
     log = a_log().begun(2, Start(1, 1, 1))
-    line = log.line_to(2)
+    line = log.ancestry_of(2)
     assert log.outside(line) == (a_range(1, 2, 3),)
     kept = log.retracting(line)
     assert kept.committed == (a_range(1, 1, 1),)
@@ -56,29 +56,29 @@ def test_what_came_after_the_restored_checkpoint_is_outside_the_line_of_the_new_
 
 def test_everything_is_outside_the_line_of_a_fresh_start():
     log = a_log().begun(2, Start(2, None))
-    assert log.outside(log.line_to(2)) == (a_range(1, 1, 3),)
+    assert log.outside(log.ancestry_of(2)) == (a_range(1, 1, 3),)
 
 
 def test_nothing_is_outside_the_line_of_who_restored_the_newest_checkpoint():
     log = a_log().begun(2, Start(1, 3, 1))
-    assert log.outside(log.line_to(2)) == ()
+    assert log.outside(log.ancestry_of(2)) == ()
 
 
 def test_a_line_goes_over_an_attempt_that_committed_nothing():
     log = a_log().begun(2, Start(1, 1, 1)).begun(3, Start(1, 5, 2))
-    assert log.line_to(3).holds(1, 1)
-    assert log.line_to(3).holds(2, 5)
-    assert log.outside(log.line_to(3)) == (a_range(1, 2, 3),)
+    assert log.ancestry_of(3).holds(1, 1)
+    assert log.ancestry_of(3).holds(2, 5)
+    assert log.outside(log.ancestry_of(3)) == (a_range(1, 2, 3),)
 
 
 def test_who_took_the_restored_checkpoint_is_found_where_nobody_says_so():
     log = a_log().begun(2, Start(1, 2))
-    assert log.outside(log.line_to(2)) == (a_range(1, 3, 3),)
+    assert log.outside(log.ancestry_of(2)) == (a_range(1, 3, 3),)
 
 
 def test_a_log_survives_being_written_as_text():
     log = a_log().begun(2, Start(1, 1, 1))
-    log = log.retracting(log.line_to(2)).adding(1, 2, 4)
+    log = log.retracting(log.ancestry_of(2)).adding(1, 2, 4)
     assert CommitLog.decode(log.encode(), "a log") == log
     assert CommitLog.decode(CommitLog().encode(), "a log") == CommitLog()
 
@@ -92,7 +92,7 @@ def test_a_log_remembers_what_cannot_be_taken_back():
     ]
     assert CommitLog.decode(log.encode(), "a log") == log
     back = log.begun(2, Start(1, 4, 1))
-    assert [each.is_retractable for each in back.outside(back.line_to(2))] == [False, True]
+    assert [each.is_retractable for each in back.outside(back.ancestry_of(2))] == [False, True]
 
 
 def test_a_log_without_that_is_written_again_as_it_was():
