@@ -132,7 +132,7 @@ def _resumption(registration: RegisterAttempt) -> str:
         return f"The next try{' without on_clear=restart' if is_restart else ''} resumes from it"
     if is_restart:
         return "The next try resumes from it; a cleared task starts from the beginning"
-    return "The next try resumes from it, also after a clear"
+    return "The next try resumes from it, also if the task is cleared"
 
 
 def fenced_line(job_name: str, epoch: int, newer_epoch: int) -> str:

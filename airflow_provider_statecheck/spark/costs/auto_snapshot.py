@@ -30,76 +30,6 @@ A written step is read at least once, which takes about as long as the write, ev
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether a step is written, and why."""
-
-    is_written: bool
-    reason: str
-
-
-def decide(compute_seconds: float, write_seconds: float | None, *, unwritten_seconds: float = 0.0) -> Decision:
-    """
-    Compare the time that a retry would save with the time of the write.
-
-    :param compute_seconds: Time to compute the step from its cached inputs.
-    :param write_seconds: Expected time to write it; ``None`` if no write was measured yet.
-    :param unwritten_seconds: Time to compute the steps since the last written one, which a retry repeats too.
-    """
-    if write_seconds is None:
-        return Decision(
-            True, f"computing took {compute_seconds:.2f} s, the time of a write is not known yet and is measured now"
-        )
-    limit = COMPUTE_PER_WRITE * write_seconds
-    is_written = compute_seconds + unwritten_seconds >= limit
-    sign = ">=" if is_written else "<"
-    return Decision(
-        is_written,
-        f"computing took {compute_seconds:.2f} s{_unwritten(unwritten_seconds)} {sign} {limit:.2f} s = "
-        f"{COMPUTE_PER_WRITE:g} x {write_seconds:.2f} s for writing",
-    )
-
-
-def _unwritten(seconds: float) -> str:
-    return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
-
-
-_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-
-
-def is_cached(frame: DataFrame) -> bool:
-    """Return whether the user has persisted a DataFrame."""
-    level = frame.storageLevel
-    return level.useMemory or level.useDisk
-
-
-def cached_bytes(frame: DataFrame) -> int | None:
-    """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
-    # A new query: a plan from before the cache would report the size of its sources.
-    return explained_bytes(_explained(frame.select("*")))
-
-
-def explained_bytes(explained: str) -> int | None:
-    """
-    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
-
-    :param explained: Output of ``explain("cost")``.
-    """
-    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
-    found = _STATISTICS.search(explained)
-    if found is None or not top.startswith("InMemoryRelation"):
-        return None
-    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
-
-
-def _explained(frame: Any) -> str:
-    if hasattr(frame, "_jdf"):
-        query = frame._jdf.queryExecution()
-        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
-    return str(frame._explain_string(mode="cost"))
-
-
 class AutoSnapshots:
     """
     Writes or caches steps with ``when="auto"``.
@@ -189,3 +119,73 @@ class AutoSnapshots:
     def _log(self, step: StepKey, decision: Decision, basis: str) -> None:
         verb = "written" if decision.is_written else "not written"
         log.info("Step %s is %s: %s (%s).", describe(step), verb, decision.reason, basis)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a step is written, and why."""
+
+    is_written: bool
+    reason: str
+
+
+def decide(compute_seconds: float, write_seconds: float | None, *, unwritten_seconds: float = 0.0) -> Decision:
+    """
+    Compare the time that a retry would save with the time of the write.
+
+    :param compute_seconds: Time to compute the step from its cached inputs.
+    :param write_seconds: Expected time to write it; ``None`` if no write was measured yet.
+    :param unwritten_seconds: Time to compute the steps since the last written one, which a retry repeats too.
+    """
+    if write_seconds is None:
+        return Decision(
+            True, f"computing took {compute_seconds:.2f} s, the time of a write is not known yet and is measured now"
+        )
+    limit = COMPUTE_PER_WRITE * write_seconds
+    is_written = compute_seconds + unwritten_seconds >= limit
+    sign = ">=" if is_written else "<"
+    return Decision(
+        is_written,
+        f"computing took {compute_seconds:.2f} s{_unwritten(unwritten_seconds)} {sign} {limit:.2f} s = "
+        f"{COMPUTE_PER_WRITE:g} x {write_seconds:.2f} s for writing",
+    )
+
+
+def _unwritten(seconds: float) -> str:
+    return f" and {seconds:.2f} s of unwritten steps before it" if seconds else ""
+
+
+_STATISTICS = re.compile(r"Statistics\(sizeInBytes=([\d.]+(?:E[+-]?\d+)?) ([KMGTPE]?)i?B")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def is_cached(frame: DataFrame) -> bool:
+    """Return whether the user has persisted a DataFrame."""
+    level = frame.storageLevel
+    return level.useMemory or level.useDisk
+
+
+def cached_bytes(frame: DataFrame) -> int | None:
+    """Return the size of a cached and computed DataFrame, ``None`` if Spark does not report it."""
+    # A new query: a plan from before the cache would report the size of its sources.
+    return explained_bytes(_explained(frame.select("*")))
+
+
+def explained_bytes(explained: str) -> int | None:
+    """
+    Return the size of the cached relation at the top of a plan, ``None`` if there is none.
+
+    :param explained: Output of ``explain("cost")``.
+    """
+    top = next((line for line in explained.splitlines() if line and not line.startswith("==")), "")
+    found = _STATISTICS.search(explained)
+    if found is None or not top.startswith("InMemoryRelation"):
+        return None
+    return int(float(found.group(1)) * 1024 ** _POWERS[found.group(2)])
+
+
+def _explained(frame: Any) -> str:
+    if hasattr(frame, "_jdf"):
+        query = frame._jdf.queryExecution()
+        return str(frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils.explainString(query, "cost"))
+    return str(frame._explain_string(mode="cost"))

@@ -82,6 +82,87 @@ _READ_OPTIONS = {
 }
 
 
+class StoredDataFrames:
+    """
+    Reader and writer of DataFrames in a checkpoint storage.
+
+    :param storage: Checkpoint storage; its options are sent to executors only inside pickled functions.
+    """
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._filesystems = HadoopFilesystems()
+
+    def write(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
+        """
+        Compute a DataFrame, write it to a new directory and return its manifest.
+
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises EnvironmentNotReadyError: if the executors lack a package.
+        """
+        spark_uri = self._filesystems.spark_uri(df.sparkSession, data_uri)
+        if spark_uri is None:
+            return self._write_on_executors(df, data_uri)
+        write_dataframe(df, spark_uri)
+        return build_manifest(self._storage, data_uri, schema_json_of(df))
+
+    def read(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
+        """
+        Return a DataFrame that reads a snapshot.
+
+        :raises CorruptStateError: if its schema cannot be read.
+        :raises LocationNotAllowedError: for a directory outside the allowed locations.
+        :raises UnsupportedStateError: if Spark wrote it and this session has no filesystem for it.
+        """
+        self._storage.allowed.require(data_uri)
+        if manifest.writer is SnapshotWriter.EXECUTORS:
+            return self._read_on_executors(spark, data_uri, manifest)
+        spark_uri = self._filesystems.spark_uri(spark, data_uri)
+        if spark_uri is None:
+            raise UnsupportedStateError(
+                f"Expected a Hadoop filesystem for the snapshot {redact(data_uri)}, which Spark has written, found none in "
+                "this session; add the connector that wrote it to spark.jars.packages.",
+                uri=redact(data_uri),
+            )
+        return read_dataframe(spark, spark_uri, manifest.schema_json)
+
+    def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
+        refuse_unwritable(df)
+        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
+        writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
+        task = _named(functools.partial(write_partition, writer), f"write {redact(data_uri)}")
+        with explained(data_uri):
+            handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
+        files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
+        return SnapshotManifest(
+            schema_json=schema_json_of(df),
+            files=tuple(sorted(files, key=lambda file: file.name)),
+            rows=sum(handle.rows for handle in handles),
+            writer=SnapshotWriter.EXECUTORS,
+        )
+
+    def _read_on_executors(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
+        schema = parse_schema(manifest.schema_json)
+        transferred = transfer_schema(schema)
+        tasks = plan_tasks(manifest.files)
+        reader = SnapshotReader(self._files(data_uri), arrow_schema(transferred), pack_tasks(tasks))
+        # The name of the function identifies the snapshot in a plan.
+        task = _named(functools.partial(read_snapshot, reader), redact(data_uri))
+        count = max(1, len(tasks))
+        return from_transfer_columns(spark.range(0, count, 1, count).mapInArrow(task, transferred), schema)
+
+    def _files(self, data_uri: str) -> ExecutorFiles:
+        base, options = self._storage.base_uri, dict(self._storage.options)
+        # The credentials of this storage must not be sent to another one that an old checkpoint references.
+        is_served = serves(open_filesystem(base, options), base, data_uri)
+        return ExecutorFiles(data_uri, HiddenOptions(options if is_served else {}))
+
+
+def _named(function: Any, name: str) -> Any:
+    function.__name__ = name
+    return function
+
+
 def schema_json_of(df: DataFrame) -> str:
     """Return the schema of a DataFrame as JSON, as in a manifest."""
     return df.schema.json()
@@ -201,84 +282,3 @@ def _advice(name: str, data_uri: str) -> str:
     if extra is None or name in ("fsspec", "pyarrow"):
         return f"Install it there: pip install {name}."
     return f"Install it there: pip install 'airflow-provider-statecheck[{extra}]'."
-
-
-class StoredDataFrames:
-    """
-    Reader and writer of DataFrames in a checkpoint storage.
-
-    :param storage: Checkpoint storage; its options are sent to executors only inside pickled functions.
-    """
-
-    def __init__(self, storage: CheckpointStorage) -> None:
-        self._storage = storage
-        self._filesystems = HadoopFilesystems()
-
-    def write(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
-        """
-        Compute a DataFrame, write it to a new directory and return its manifest.
-
-        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
-        :raises EnvironmentNotReadyError: if the executors lack a package.
-        """
-        spark_uri = self._filesystems.spark_uri(df.sparkSession, data_uri)
-        if spark_uri is None:
-            return self._write_on_executors(df, data_uri)
-        write_dataframe(df, spark_uri)
-        return build_manifest(self._storage, data_uri, schema_json_of(df))
-
-    def read(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
-        """
-        Return a DataFrame that reads a snapshot.
-
-        :raises CorruptStateError: if its schema cannot be read.
-        :raises LocationNotAllowedError: for a directory outside the allowed locations.
-        :raises UnsupportedStateError: if Spark wrote it and this session has no filesystem for it.
-        """
-        self._storage.allowed.require(data_uri)
-        if manifest.writer is SnapshotWriter.EXECUTORS:
-            return self._read_on_executors(spark, data_uri, manifest)
-        spark_uri = self._filesystems.spark_uri(spark, data_uri)
-        if spark_uri is None:
-            raise UnsupportedStateError(
-                f"Expected a Hadoop filesystem for the snapshot {redact(data_uri)}, which Spark has written, found none in "
-                "this session; add the connector that wrote it to spark.jars.packages.",
-                uri=redact(data_uri),
-            )
-        return read_dataframe(spark, spark_uri, manifest.schema_json)
-
-    def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
-        refuse_unwritable(df)
-        schema = stored_schema(arrow_schema(transfer_schema(df.schema)))
-        writer = PartitionWriter(self._files(data_uri), schema, uuid.uuid4().hex)
-        task = _named(functools.partial(write_partition, writer), f"write {redact(data_uri)}")
-        with explained(data_uri):
-            handles = to_transfer_columns(df).mapInArrow(task, HANDLES).collect()
-        files = [SnapshotFile(name=h.name, size_bytes=h.size_bytes, footer_sha256=h.footer_sha256) for h in handles]
-        return SnapshotManifest(
-            schema_json=schema_json_of(df),
-            files=tuple(sorted(files, key=lambda file: file.name)),
-            rows=sum(handle.rows for handle in handles),
-            writer=SnapshotWriter.EXECUTORS,
-        )
-
-    def _read_on_executors(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
-        schema = parse_schema(manifest.schema_json)
-        transferred = transfer_schema(schema)
-        tasks = plan_tasks(manifest.files)
-        reader = SnapshotReader(self._files(data_uri), arrow_schema(transferred), pack_tasks(tasks))
-        # The name of the function identifies the snapshot in a plan.
-        task = _named(functools.partial(read_snapshot, reader), redact(data_uri))
-        count = max(1, len(tasks))
-        return from_transfer_columns(spark.range(0, count, 1, count).mapInArrow(task, transferred), schema)
-
-    def _files(self, data_uri: str) -> ExecutorFiles:
-        base, options = self._storage.base_uri, dict(self._storage.options)
-        # The credentials of this storage must not be sent to another one that an old checkpoint references.
-        is_served = serves(open_filesystem(base, options), base, data_uri)
-        return ExecutorFiles(data_uri, HiddenOptions(options if is_served else {}))
-
-
-def _named(function: Any, name: str) -> Any:
-    function.__name__ = name
-    return function

@@ -42,138 +42,6 @@ _BATCH_ROWS = 64 * 1024
 _BUFFER_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class StoredSnapshot:
-    """A snapshot on storage."""
-
-    uri: str
-    manifest: SnapshotManifest
-
-    def uri_of(self, file: SnapshotFile) -> str:
-        """Return the URI of a file."""
-        return f"{self.uri}/{DATA_DIRECTORY}/{file.name}"
-
-    def file_in(self, text: str) -> SnapshotFile | None:
-        """Return the file that a text refers to, ``None`` if there is none."""
-        # The name of the directory is unique. The path before it may differ, because Hadoop has other URI schemes.
-        directory = f"{_last_part(self.uri)}/{DATA_DIRECTORY}/"
-        if directory not in text:
-            return None
-        return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
-
-
-def find_damage(
-    error: BaseException, storage: CheckpointStorage, snapshots: Iterable[StoredSnapshot]
-) -> dict[str, str]:
-    """
-    Return the problems of damaged snapshots that an error refers to, by the URIs of the snapshots.
-
-    :param error: Error that ended the stage; its causes are searched too.
-    :param storage: Checkpoint storage.
-    :param snapshots: Snapshots that the stage may have read.
-    """
-    text = "\n".join(_texts(error))
-    mentioned = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
-    is_undecodable = _UNDECODABLE.search(text) is not None
-    damaged: dict[str, str] = {}
-    for snapshot, file in mentioned:
-        if file is not None and (problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable)):
-            damaged[snapshot.uri] = problem
-    return damaged
-
-
-def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
-    """
-    Read all pages of a file and verify their checksums.
-
-    :return: Number of rows of the file.
-    :raises CorruptStateError: if a page was changed.
-    :raises NotImplementedError: for a type that only Spark supports.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = 0
-    try:
-        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
-        # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected.
-        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            batch.validate(full=True)
-            rows += batch.num_rows
-    except pyarrow.ArrowNotImplementedError:
-        raise
-    except (OSError, pyarrow.ArrowException) as error:
-        raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
-    return rows
-
-
-def _texts(error: BaseException | None) -> Iterator[str]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield _text(error)
-        error = error.__cause__ or error.__context__
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as unreachable:
-        # The text of a Java error is fetched from the JVM, which may have died.
-        return str(unreachable)
-
-
-def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:
-    try:
-        verify_footer(storage, uri, file)
-        read_pages(storage, uri, file)
-    except UNREADABLE as problem:
-        return str(problem)
-    except (StorageError, NotImplementedError) as error:
-        log.warning("File %s could not be checked for damage: %s", redact(uri), error)
-    return f"Spark cannot decode {redact(uri)}." if is_undecodable else ""
-
-
-class _RangeReader(io.RawIOBase):
-    """File on checkpoint storage that is read by ranges."""
-
-    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
-        self._storage = storage
-        self._uri = uri
-        self._size = size
-        self._position = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._position
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = start + offset
-        return self._position
-
-    @override
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._size)
-        if end <= self._position:
-            return 0
-        data = self._storage.read_range(self._uri, self._position, end)
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
 Stopwatch = Callable[[], float]
 """Function that returns the seconds since its start."""
 
@@ -355,3 +223,135 @@ def _is_inside(step: StepKey, loop: StepKey) -> bool:
 
 def _last_part(uri: str) -> str:
     return uri.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot on storage."""
+
+    uri: str
+    manifest: SnapshotManifest
+
+    def uri_of(self, file: SnapshotFile) -> str:
+        """Return the URI of a file."""
+        return f"{self.uri}/{DATA_DIRECTORY}/{file.name}"
+
+    def file_in(self, text: str) -> SnapshotFile | None:
+        """Return the file that a text refers to, ``None`` if there is none."""
+        # The name of the directory is unique. The path before it may differ, because Hadoop has other URI schemes.
+        directory = f"{_last_part(self.uri)}/{DATA_DIRECTORY}/"
+        if directory not in text:
+            return None
+        return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
+
+
+def find_damage(
+    error: BaseException, storage: CheckpointStorage, snapshots: Iterable[StoredSnapshot]
+) -> dict[str, str]:
+    """
+    Return the problems of damaged snapshots that an error refers to, by the URIs of the snapshots.
+
+    :param error: Error that ended the stage; its causes are searched too.
+    :param storage: Checkpoint storage.
+    :param snapshots: Snapshots that the stage may have read.
+    """
+    text = "\n".join(_texts(error))
+    mentioned = ((snapshot, snapshot.file_in(text)) for snapshot in snapshots)
+    is_undecodable = _UNDECODABLE.search(text) is not None
+    damaged: dict[str, str] = {}
+    for snapshot, file in mentioned:
+        if file is not None and (problem := _problem_of(storage, snapshot.uri_of(file), file, is_undecodable)):
+            damaged[snapshot.uri] = problem
+    return damaged
+
+
+def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
+    """
+    Read all pages of a file and verify their checksums.
+
+    :return: Number of rows of the file.
+    :raises CorruptStateError: if a page was changed.
+    :raises NotImplementedError: for a type that only Spark supports.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = 0
+    try:
+        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
+        # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected.
+        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            batch.validate(full=True)
+            rows += batch.num_rows
+    except pyarrow.ArrowNotImplementedError:
+        raise
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
+    return rows
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield _text(error)
+        error = error.__cause__ or error.__context__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as unreachable:
+        # The text of a Java error is fetched from the JVM, which may have died.
+        return str(unreachable)
+
+
+def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_undecodable: bool) -> str:
+    try:
+        verify_footer(storage, uri, file)
+        read_pages(storage, uri, file)
+    except UNREADABLE as problem:
+        return str(problem)
+    except (StorageError, NotImplementedError) as error:
+        log.warning("File %s could not be checked for damage: %s", redact(uri), error)
+    return f"Spark cannot decode {redact(uri)}." if is_undecodable else ""
+
+
+class _RangeReader(io.RawIOBase):
+    """File on checkpoint storage that is read by ranges."""
+
+    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
+        self._storage = storage
+        self._uri = uri
+        self._size = size
+        self._position = 0
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def tell(self) -> int:
+        return self._position
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = start + offset
+        return self._position
+
+    @override
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._size)
+        if end <= self._position:
+            return 0
+        data = self._storage.read_range(self._uri, self._position, end)
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
