@@ -121,8 +121,8 @@ class InMemoryJobStore:
         with self._lock:
             rows = self._known(job_id)
             operator = rows.operators.get(operator_id)
-            mine = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
-            usable = (c for c in mine if c.is_restorable and c.unusable_reason is None)
+            of_operator = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
+            usable = (c for c in of_operator if c.is_restorable and c.unusable_reason is None)
             return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
 
     def _known(self, job_id: JobId) -> _Rows:
@@ -157,13 +157,13 @@ class InMemoryJobTransaction:
         return self._rows.job
 
     def draw_checkpoint_id(self) -> int:
-        """Return the next id of the job."""
+        """Draw the next checkpoint id of the job."""
         drawn = self._rows.job.next_checkpoint_id
         self.set_next_checkpoint_id(drawn + 1)
         return drawn
 
     def set_next_checkpoint_id(self, following: int) -> None:
-        """Set the next id of the job."""
+        """Set the next checkpoint id of the job."""
         self._rows.job = replace(self._rows.job, next_checkpoint_id=following)
 
     def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
@@ -172,8 +172,8 @@ class InMemoryJobTransaction:
 
     def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
         """Return the operators that belong to none of the given tasks, each with its newest attempt."""
-        others = (o for o in self._rows.operators.values() if task_uids.isdisjoint(task_uids_of(o.uid)))
-        return [(o, self.attempt(o.operator_id, o.epoch)) for o in sorted(others, key=lambda o: o.uid)]
+        operators = (o for o in self._rows.operators.values() if task_uids.isdisjoint(task_uids_of(o.uid)))
+        return [(o, self.attempt(o.operator_id, o.epoch)) for o in sorted(operators, key=lambda o: o.uid)]
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
@@ -193,13 +193,13 @@ class InMemoryJobTransaction:
         return next((a for a in newest_first if a.owner.run_key == run_key), None)
 
     def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the distinct base directories of an operator's attempts, sorted."""
+        """Return the distinct checkpoint directories of an operator's attempts, sorted."""
         return tuple(sorted({a.storage_base for (o, _), a in self._rows.attempts.items() if o == operator_id}))
 
     def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        """Return the epochs of ended attempts, oldest first, at most ``limit``."""
-        mine = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)
-        ended = (a for a in mine if a.ended_at is not None and a.ended_at < wanted.before)
+        """Return the epochs of at most ``limit`` ended attempts, oldest first."""
+        of_operator = (a for (o, _), a in sorted(self._rows.attempts.items()) if o == wanted.operator_id)
+        ended = (a for a in of_operator if a.ended_at is not None and a.ended_at < wanted.before)
         on_storage = (a for a in ended if wanted.storage_base in (None, a.storage_base))
         return tuple(islice((a.epoch for a in on_storage if a.epoch not in wanted.kept_epochs), limit))
 
@@ -216,12 +216,12 @@ class InMemoryJobTransaction:
         return next((c for c in self._rows.checkpoints.values() if c.request_key == request_key), None)
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator whose files are not confirmed to be deleted."""
-        mine = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
-        return [c for c in mine if c.discarded_at is None]
+        """Return the checkpoints of an operator that are not discarded, oldest first."""
+        of_operator = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
+        return [c for c in of_operator if c.discarded_at is None]
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of ended checkpoints whose files are confirmed to be deleted, at most ``limit``."""
+        """Return the ids of at most ``limit`` discarded checkpoints."""
         discarded = (c for _, c in sorted(self._rows.checkpoints.items()) if c.discarded_at is not None)
         return tuple(c.checkpoint_id for c in islice(filter(wanted.includes, discarded), limit))
 
@@ -240,12 +240,12 @@ class InMemoryJobTransaction:
         self._rows.checkpoints[record.checkpoint_id] = record
 
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
-        """Replace a checkpoint if it has the expected status."""
+        """Replace a checkpoint if it still has the expected status."""
         found = self._rows.checkpoints.get(record.checkpoint_id)
         if found is None or found.status is not expected:
             raise CoordinatorError(
                 f"Expected checkpoint {record.checkpoint_id} to be {expected.value}, "
-                f"found {found.status.value if found else 'none'}; load it again."
+                f"found {found.status.value if found else 'none'}; reload it."
             )
         self._rows.checkpoints[record.checkpoint_id] = record
 
@@ -267,9 +267,9 @@ class InMemoryJobTransaction:
         return [r for r in rows if r.operator_id == operator_id and r.status.is_open]
 
     def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        """Return the keys of an operator's requests that ended before a time, at most ``limit``."""
-        mine = (r for r in self._rows.requests.values() if r.operator_id == operator_id)
-        ended = (r.request_key for r in mine if r.ended_at is not None and r.ended_at < before)
+        """Return the keys of at most ``limit`` requests of an operator that ended before a time."""
+        of_operator = (r for r in self._rows.requests.values() if r.operator_id == operator_id)
+        ended = (r.request_key for r in of_operator if r.ended_at is not None and r.ended_at < before)
         return tuple(islice(ended, limit))
 
     def save_request(self, record: SnapshotRequest) -> None:
@@ -300,7 +300,7 @@ class InMemoryJobTransaction:
         self._rows.statistics[record.operator_id] = record
 
     def view(self) -> JobView:
-        """Return the job with the changes of this transaction."""
+        """Return a view of the job with the changes of this transaction."""
         return self._rows.view(self.now)
 
     def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
@@ -415,7 +415,7 @@ class InMemoryHandleTransaction:
 
     def locks_of(self, holder: str) -> tuple[str, ...]:
         """Return the names that a holder has locked."""
-        return tuple(name for name, other in self.locks if other == holder)
+        return tuple(name for name, locked_by in self.locks if locked_by == holder)
 
     def is_locked(self, name: str, *, besides: str) -> bool:
         """Return whether another holder has a lock whose lease has not expired."""
