@@ -298,9 +298,7 @@ class StageAttempt:
         deleted = self._discard(effects, frozenset())
         if status is AttemptStatus.FINISHED:
             self._sweep()
-            leftover = leftover_line(self.registration, effects, deleted)
-            if leftover is not None:
-                log.info("%s", leftover)
+            self._log_leftover(effects, deleted)
 
     def fail(self, error: BaseException, damaged_snapshots: tuple[str, ...] = ()) -> None:
         """
@@ -320,6 +318,11 @@ class StageAttempt:
             log.warning("The attempt could not be closed; the next attempt will fence it: %s", closing)
         if not self.registration.owner.airflow:
             log.error("%s", self.kept())
+
+    def _log_leftover(self, effects: OpenEffects, deleted: tuple[int, ...]) -> None:
+        leftover = leftover_line(self.registration, effects, deleted)
+        if leftover is not None:
+            log.info("%s", leftover)
 
     def kept(self) -> str:
         """Return a line about the checkpoint that the next attempt restores, or about the attempt that took over."""

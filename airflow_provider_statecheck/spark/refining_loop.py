@@ -209,7 +209,7 @@ class RefiningLoop:
         self._drop_steps(number)
         self._unpin()
         self._saving.checkpoint()
-        log.info("Loop %s: checkpoint after step %s of %s.", self._name, number, self._refinement.steps)
+        log.info("Loop %s: snapshot of step %s of %s written.", self._name, number, self._refinement.steps)
 
     def _read(self, live: LiveSnapshot) -> DataFrame:
         self._handed_out.append(live.handle.uri)

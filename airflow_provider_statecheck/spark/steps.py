@@ -113,11 +113,11 @@ class StageCheckpointer:
         self.snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
         self.unsaved_bytes = 0
         """Size of the snapshots that no checkpoint references yet."""
-        self._saved = self._content() if restored else ((), _NOTHING)
+        self._saved = self._content() if restored else ((), _EMPTY_STATE)
 
     def checkpoint(self) -> CheckpointRecord | None:
         """Take a checkpoint; return ``None`` if it failed and the failure is tolerated."""
-        if not self._own_borrowed():
+        if not self._copy_borrowed():
             return None
         content, before = self._content(), self.costs.spent_seconds
         with self.costs.timed():
@@ -133,7 +133,7 @@ class StageCheckpointer:
             self.pace.completed(self.costs.spent_seconds - before)
         return completed
 
-    def _own_borrowed(self) -> bool:
+    def _copy_borrowed(self) -> bool:
         try:
             self.unsaved_bytes += self.snapshots.copy_borrowed()
         except StorageError as error:
@@ -185,7 +185,7 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
-_NOTHING: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": []}
+_EMPTY_STATE: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
