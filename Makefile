@@ -1,4 +1,4 @@
-# Everything runs from a virtual environment that these targets make for themselves.
+# All targets run in a virtual environment that they create.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
@@ -8,32 +8,32 @@ CODE := airflow_provider_statecheck tests dags scripts benchmarks docker
 
 .PHONY: help demo up status logs down test soak check fmt docs bench bench-quick clean
 
-help: ## Show the targets
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt scripts/preflight
 	@sh scripts/preflight $(PYTHON)
-	@echo "Setting up $(VENV) (a few minutes at the first time)"
+	@echo "Creating $(VENV) (takes a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry go on
+demo: $(READY) ## Kill a real Spark job at 80 % and watch its retry resume
 	@sh scripts/preflight $(BIN)/python
 	@$(BIN)/python -m scripts.demo
 
-up: $(READY) ## Start Airflow, Spark, PostgreSQL and a store as plain processes
+up: $(READY) ## Start Airflow, Spark, PostgreSQL and an S3 store as local processes
 	@sh scripts/preflight $(BIN)/python
 	@$(BIN)/python -m scripts.stack up
 
-status: $(READY) ## Show how those processes are
+status: $(READY) ## Show the health of these processes
 	@$(BIN)/python -m scripts.stack status
 
-logs: $(READY) ## Show the end of their logs; SERVICE=scheduler for one, LINES=100 for more
+logs: $(READY) ## Show the last lines of their logs; SERVICE=scheduler for one service, LINES=100 for more lines
 	@$(BIN)/python -m scripts.stack logs $(if $(SERVICE),--service $(SERVICE)) $(if $(LINES),--lines $(LINES))
 
-down: $(READY) ## End them and remove what they wrote
+down: $(READY) ## Stop these processes and delete their files
 	@$(BIN)/python -m scripts.stack down
 
 test: $(READY) ## Run the tests
@@ -42,7 +42,7 @@ test: $(READY) ## Run the tests
 soak: $(READY) ## Run the long tests
 	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
 
-check: $(READY) ## Lint, format, types, layers, spelling, docker/
+check: $(READY) ## Check lint, format, types, layers, spelling and docker/
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
@@ -56,15 +56,15 @@ fmt: $(READY) ## Format the code
 	@$(BIN)/ruff check --fix --quiet $(CODE) || true
 	@$(BIN)/ruff format $(CODE)
 
-docs: $(READY) ## Build the documentation into .docs; a warning is an error
+docs: $(READY) ## Build the documentation in .docs; warnings are errors
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c scripts/docs docs .docs
 
-bench: $(READY) ## Measure against the peers; ONLY=S1,D1 for a part
+bench: $(READY) ## Run the benchmarks against the peers; ONLY=S1,D1 for a subset
 	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
 
-bench-quick: $(READY) ## The same with small sizes
+bench-quick: $(READY) ## Run the benchmarks with small sizes
 	@$(BIN)/python -m benchmarks.run --quick $(if $(ONLY),--only $(ONLY))
 
-clean: ## Remove what these targets made
-	@test ! -e .stack || { echo "clean: the services of make up run from $(VENV); run make down first" >&2; exit 1; }
+clean: ## Delete the files of these targets
+	@test ! -e .stack || { echo "clean: the services of make up are running from $(VENV); run make down first" >&2; exit 1; }
 	@rm -rf $(VENV) .demo .docs .mypy_cache .ruff_cache .hypothesis spark-warehouse

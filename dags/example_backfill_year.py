@@ -1,11 +1,11 @@
 """
-Fill a year in, month after month, on one state.
+Backfill a year, month by month, with state across runs.
 
-Each run reads the flights of its month and writes, for the aircraft that flew, the hours since the beginning of the year. It
-needs the hours of the months before, so the runs have to come in their order: one at a time, and none after one that failed.
+Each run reads the flights of its month and writes the flight hours since the start of the year for each aircraft that flew.
+As it needs the hours of the previous months, the runs are processed in order, one at a time, and none after a failed run.
 
-`airflow backfill create --dag-id example_backfill_year --from-date 2013-01-01 --to-date 2013-12-01` makes the twelve
-runs; they begin when the Dag is unpaused.
+`airflow backfill create --dag-id example_backfill_year --from-date 2013-01-01 --to-date 2013-12-01` creates the twelve
+runs. They start when the Dag is unpaused.
 """
 
 from __future__ import annotations

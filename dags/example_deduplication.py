@@ -1,9 +1,9 @@
 """
-Let each flight through once, however often it is delivered.
+Deduplicate flights that are delivered several times.
 
-Files arrive in a folder, and some repeat what was in earlier ones. Each run reads the files that no run has read yet, and
-passes the flights on that it sees for the first time. A flight is remembered for sixty days, counted by the dates of the
-runs, so the state does not grow for ever.
+Files arrive in a folder, and some contain rows of earlier files. Each run reads the new files and emits the flights that it
+sees for the first time. The state of a flight expires after sixty days by the dates of the runs, which limits the size of
+the state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = "carrier string, flight int, origin string, dest string, time_hour tim
 
 
 class FirstOfItsKind(KeyedProcessFunction[Any, Any, Any]):
-    """Passes on what it has not seen yet."""
+    """Emit the first row of each key."""
 
     @override
     def open(self, runtime_context: Any) -> None:

@@ -1,8 +1,8 @@
 """
-Rank airports by where aircraft come from; a killed try goes on with the step in which it was.
+Rank airports by incoming flights with PageRank; a retry resumes from the last checkpoint of the iteration.
 
-An aircraft flies from New York to an airport and comes back for its next departure: these are the links. `iterate` refines
-the ranks step by step, keeps them after every fifth step, and ends when they change no more.
+The links are the flights of an aircraft from New York to an airport, and its return for the next departure. `iterate`
+refines the ranks, takes a checkpoint after every fifth step, and ends when the ranks converge.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 Rehearse a month on a copy of the state.
 
-Before new code or corrected flights go into `example_backfill_year`, this Dag computes a month with them: it begins at the
-state from which that month began, in a job of its own, and writes to a folder of its own. The state and the output of the
-other Dag stay as they are.
+Use this Dag to test new code or corrected flights before you change `example_backfill_year`. It computes a month in a
+separate job, from the state before that month, and writes to a separate folder. The state and the output of the other Dag
+do not change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-Build delay features of a year of flights; a killed try goes on where it was.
+Build delay features for a year of flights; a retry resumes from the last completed checkpoint.
 
-Five steps are snapshots, the twelve months of the report are items of a loop. Kill the driver at any point: the retry
-takes finished steps and months from the last completed checkpoint and computes only the rest.
+Five steps are snapshots, and the twelve months of the report are items of a loop. Kill the driver at any point: the retry
+restores the finished steps and months, and computes the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from airflow.sdk import Param, dag, task
     tags=["example", "statecheck"],
     params={
         "source": Param("data/flights", type="string", description="Folder with flights, weather and planes as CSV."),
-        "report": Param("data/flights_report", type="string", description="Folder for the report, one part a month."),
+        "report": Param(
+            "data/flights_report", type="string", description="Folder for the report, one subfolder per month."
+        ),
     },
 )
 def example_resume_flights() -> None:

@@ -1,9 +1,9 @@
 """
-Keep what every customer has spent so far, from day to day.
+Maintain the total spending of every customer across daily runs.
 
-The job has a name of its own, so its state outlives the run: each run reads the orders of its day, adds them to the sums of
-the days before, and writes the new sums of the customers who ordered. A day that fails is tried again from its own last
-checkpoint, and the next day waits for it.
+The job has an explicit name, which keeps its state across runs. Each run reads the orders of its day, adds them to the
+totals, and writes the new totals of the customers who ordered. The retry of a failed day resumes from its last checkpoint,
+and the next day waits for it.
 """
 
 from __future__ import annotations

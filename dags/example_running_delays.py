@@ -1,10 +1,9 @@
 """
-Follow each aircraft through a year of flights; a try that fails goes on with the month in which it was.
+Accumulate the delays of each aircraft over a year of flights; a retry resumes with the month that failed.
 
-A stage with state reads the year month by month. For each aircraft it remembers how late its last leg arrived and how
-many minutes it has lost so far, and it gives one row for each flight. Behind each month there is a checkpoint of what is
-read, of the state of all aircraft, and of the output. Fail the task at any point: the retry has all three again, and each
-flight is counted and written once.
+A stateful stage reads the year month by month and writes one row for each flight. The state of an aircraft is the delay of
+its last leg and its total delay. After each month, a checkpoint contains the position of the source, the state and the
+output. Fail the task at any point: the retry restores all three, and each flight is counted and written exactly once.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def flights(spark: Any, month: int) -> Any:
 
 
 class RunningDelay(KeyedProcessFunction[str, Any, Any]):
-    """Gives each flight with what its aircraft went through before."""
+    """Emit each flight with the earlier delays of its aircraft."""
 
     @override
     def open(self, runtime_context: Any) -> None:

@@ -1,8 +1,8 @@
 """
-Cut the flights of each aircraft into stays around New York.
+Group the departures of each aircraft from New York into sessions.
 
-A stay is a row of departures with less than a day between them. The stage reads the year month by month; a stay that is open
-at the end of a month waits in the state for the next one. What is open at the very end is given then.
+A session, here a stay, is a sequence of departures with less than a day between them. The stage reads the year month by
+month. A stay that is open at the end of a month remains in the state, and all open stays are emitted at the end of input.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def departures(spark: Any, month: int) -> Any:
 
 
 class Stays(KeyedProcessFunction[str, Any, Any]):
-    """Gives a stay when the next one begins, or when the input has ended."""
+    """Emit a stay when the next one starts or the input ends."""
 
     @override
     def open(self, runtime_context: Any) -> None:

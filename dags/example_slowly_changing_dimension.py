@@ -1,8 +1,8 @@
 """
-Keep the history of who flew each aircraft: a slowly changing dimension of type 2.
+Maintain the operators of each aircraft as a slowly changing dimension of type 2.
 
-The table has a row for each aircraft and operator, with the time from which and until which it holds. The state knows the row
-that holds now; where the operator changes, that row is written again with its end, and the next one begins.
+The table has a row for each period in which an aircraft had the same operator, with the start and the end of the period. The
+state contains the current row. When the operator changes, the stage updates that row with its end and inserts a new row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def flights(spark: Any, month: int) -> Any:
 
 
 class History(KeyedProcessFunction[str, Any, Any]):
-    """Ends a version and begins the next one where the operator changes."""
+    """End the current version and start the next one when the operator changes."""
 
     @override
     def open(self, runtime_context: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keep the checkpoints of all jobs in order, with the Dag that comes with the provider."""
+"""Maintenance Dag of the provider for the checkpoints of all jobs."""
 
 from __future__ import annotations
 

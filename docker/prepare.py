@@ -1,7 +1,7 @@
 """
-Make what has to be there before Airflow starts: its tables, a bucket, the examples' data, and a maintenance Dag that is on.
+Preparation before Airflow starts: the tables, a bucket, the examples' data, and the unpaused maintenance Dag.
 
-Doing it again changes nothing that somebody has changed since.
+A second call does not overwrite later changes by the user.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DONE = DATA / ".prepared"
 
 
 def main() -> None:
-    """Prepare everything."""
+    """Run all steps."""
     run("airflow", "db", "migrate")
     make_bucket(os.environ["STORE_BUCKET"])
     if not DONE.exists():
@@ -27,18 +27,18 @@ def main() -> None:
 
 
 def run(*command: str) -> None:
-    """Run a command to its end."""
+    """Run a command and wait until it ends."""
     subprocess.run(command, check=True)
 
 
 def make_bucket(name: str) -> None:
-    """Make the bucket for checkpoints, unless it is there."""
+    """Create the bucket for checkpoints if it does not exist."""
     import s3fs
 
     store = s3fs.S3FileSystem()
     if not store.exists(name):
         store.mkdir(name)
-        print(f"Made the bucket {name}")
+        print(f"Created bucket {name}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Give Airflow's user the password of the secrets, and become the api-server."""
+"""Start of the api-server with the password from the secrets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Write the file that Airflow reads passwords from, which it wants to be able to write to itself."""
+    """Write Airflow's password file, which must be writable for Airflow, and execute the api-server."""
     passwords = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
     passwords.parent.mkdir(parents=True, exist_ok=True)
     passwords.touch(mode=0o600)

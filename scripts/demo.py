@@ -1,4 +1,4 @@
-"""Kill a real Spark driver at about 80 % of its work and show what the retry restores."""
+"""Demo that kills a Spark driver at 80 % of its work and shows which steps the retry restores."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ LIMIT_SECONDS = 600.0
 
 @dataclass
 class Run:
-    """One run of the example Dag and how it is watched."""
+    """Run of the example Dag."""
 
     date: str
     kill: bool
 
     @property
     def report(self) -> Path:
-        """Return the folder of its report."""
+        """Return the folder of the report."""
         return DEMO / f"report_{self.date}"
 
     @property
     def job(self) -> str:
-        """Return the name of its job."""
+        """Return the name of the job."""
         return f"test/{DAG}/{datetime.fromisoformat(self.date + 'T00:00:00+00:00').isoformat()}"
 
 
@@ -56,29 +56,29 @@ def main() -> int:
     """Run the demo and return the exit status."""
     shutil.rmtree(DEMO, ignore_errors=True)
     DEMO.mkdir()
-    say(f"Everything is below {DEMO.relative_to(ROOT)}/, the log is {LOG.relative_to(ROOT)}.")
-    say("1/5 Airflow's database, with this provider's tables (airflow db migrate)")
+    say(f"All files are in {DEMO.relative_to(ROOT)}/, the log is {LOG.relative_to(ROOT)}.")
+    say("1/5 Create Airflow's database with the tables of this provider (airflow db migrate)")
     airflow("db", "migrate")
-    say(f"2/5 Real data: {prepare_data():,} flights from New York in 2013")
+    say(f"2/5 Prepare real data: {prepare_data():,} flights from New York in 2013")
     say(
-        f"3/5 The Dag {DAG!r} under Airflow; its driver JVM gets kill -9 at {KILL_AT} of {STEPS + MONTHS} units of work"
+        f"3/5 Run the Dag {DAG!r} under Airflow, and kill -9 its driver JVM at {KILL_AT} of {STEPS + MONTHS} units of work"
     )
     killed = Run("2026-01-01", kill=True)
     watch(killed)
-    say("4/5 The same for another date, undisturbed, to compare")
+    say("4/5 Run the Dag for another date without a failure, for comparison")
     undisturbed = Run("2026-01-02", kill=False)
     watch(undisturbed)
-    say("5/5 What happened")
+    say("5/5 Results")
     return show(killed, undisturbed)
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of Airflow's commands."""
+    """Return the environment for Airflow's commands."""
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -91,15 +91,16 @@ def environment() -> dict[str, str]:
 
 
 def airflow(*arguments: str) -> None:
-    """Run one of Airflow's commands to its end."""
+    """Run one of Airflow's commands and exit if it fails."""
+    command = ["airflow", *arguments]
     with LOG.open("ab") as log:
-        done = subprocess.run(["airflow", *arguments], cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False)
-    if done.returncode != 0:
-        sys.exit(f"demo: 'airflow {' '.join(arguments)}' ended with status {done.returncode}; see {LOG}")
+        result = subprocess.run(command, cwd=DEMO, env=environment(), stdout=log, stderr=log, check=False)
+    if result.returncode != 0:
+        sys.exit(f"demo: '{' '.join(command)}' ended with status {result.returncode}; see {LOG}")
 
 
 def prepare_data() -> int:
-    """Put the flights, the weather and the planes where the Dag reads them; return how many flights there are."""
+    """Copy the input of the Dag and return the number of flights."""
     try:
         copy_flights(DEMO / "data")
     except FileNotFoundError as error:
@@ -109,7 +110,7 @@ def prepare_data() -> int:
 
 
 def watch(run: Run) -> None:
-    """Run the Dag, show its progress, and kill its driver if that is the plan."""
+    """Run the Dag, show its progress, and kill its driver if ``run.kill`` is set."""
     conf = json.dumps({"source": str(DEMO / "data"), "report": str(run.report)})
     began, killed = time.monotonic(), False
     with LOG.open("ab") as log:
@@ -130,7 +131,7 @@ def watch(run: Run) -> None:
 
 
 def view_of(run: Run) -> JobView | None:
-    """Return the run's rows, ``None`` before its first attempt."""
+    """Return the view of the run's job, ``None`` before its first attempt."""
     engine = create_engine(f"sqlite:///{DEMO / 'airflow' / 'airflow.db'}", connect_args={"timeout": 30})
     try:
         return SqlJobStore(engine).describe(job_id_of(run.job))
@@ -141,7 +142,7 @@ def view_of(run: Run) -> JobView | None:
 
 
 def progress(run: Run) -> tuple[int, int]:
-    """Return how many units of work are safe, and the number of the try."""
+    """Return the number of checkpointed units of work, and the number of the try."""
     view = view_of(run)
     if view is None:
         return 0, 1
@@ -157,14 +158,16 @@ def latest_of(view: JobView) -> CheckpointRecord | None:
 
 
 def show_progress(done: int, attempt: int, seconds: float) -> None:
-    """Draw one line on a terminal; elsewhere nothing."""
+    """Draw a progress line if standard output is a terminal."""
     if sys.stdout.isatty():
         bar = "#" * done + "." * (STEPS + MONTHS - done)
-        print(f"\r    try {attempt} [{bar}] {done:2}/{STEPS + MONTHS} safe, {seconds:5.1f} s", end="", flush=True)
+        print(
+            f"\r    try {attempt} [{bar}] {done:2}/{STEPS + MONTHS} checkpointed, {seconds:5.1f} s", end="", flush=True
+        )
 
 
 def kill_driver(parent: int) -> bool:
-    """Send kill -9 to the driver JVM, a child of Airflow's process."""
+    """Kill the driver JVM, a child of Airflow's process, with SIGKILL; return whether it was found."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = stat.read_text().rpartition(")")
@@ -173,26 +176,26 @@ def kill_driver(parent: int) -> bool:
         if name.endswith("(java") and int(rest.split()[1]) == parent:
             pid = int(stat.parent.name)
             os.kill(pid, signal.SIGKILL)
-            say(f"\n    kill -9 {pid}: the driver JVM is gone")
+            say(f"\n    kill -9 {pid}: the driver JVM was killed")
             return True
     return False
 
 
 def show(killed: Run, undisturbed: Run) -> int:
-    """Print the table and the comparison; return the exit status."""
+    """Print the results and return the exit status."""
     view, other = view_of(killed), view_of(undisturbed)
     if view is None or other is None:
-        sys.exit(f"demo: the coordinator has no rows of the runs; see {LOG}")
+        sys.exit(f"demo: expected rows of both runs, found none; see {LOG}")
     show_table(view)
     show_times(view, other)
     return compare(killed.report, undisturbed.report, view)
 
 
 def show_table(view: JobView) -> None:
-    """Print each step with the try that computed it."""
+    """Print a table of the steps with the try that computed each of them."""
     latest, restored = latest_of(view), view.attempts[-1].restored_from
     if latest is None or restored is None:
-        sys.exit(f"demo: expected the retry to have restored a checkpoint; see {LOG}")
+        sys.exit(f"demo: expected the retry to restore a checkpoint, found none; see {LOG}")
     items = next(c.counts["items"] for c in view.checkpoints if c.checkpoint_id == restored)
     document = load_document(CheckpointStorage.open((DEMO / "checkpoints").as_uri()), latest)
     row = "    {:<22}{:<12}{:<12}{:>9}{:>10}".format
@@ -207,26 +210,26 @@ def show_table(view: JobView) -> None:
 
 
 def show_times(view: JobView, other: JobView) -> None:
-    """Print how long each try took, and the undisturbed run."""
+    """Print the durations of both tries and of the undisturbed run."""
     first, second = (duration(a) for a in view.attempts[-2:])
     whole = duration(other.attempts[-1])
-    say(f"    try 1 {first:.1f} s until its driver was killed, try 2 {second:.1f} s; an undisturbed run {whole:.1f} s")
+    say(f"    try 1: {first:.1f} s until its driver was killed; try 2: {second:.1f} s; undisturbed run: {whole:.1f} s")
 
 
 def duration(attempt: AttemptRecord) -> float:
-    """Return the seconds from an attempt's registration to its end."""
+    """Return the duration of an attempt in seconds."""
     return ((attempt.ended_at or attempt.registered_at) - attempt.registered_at).total_seconds()
 
 
 def compare(report: Path, expected: Path, view: JobView) -> int:
-    """Compare the reports line by line, say what to look at next, and return the exit status."""
+    """Compare the reports line by line, print further reading, and return the exit status."""
     found, wanted = (sorted(line for f in r.glob("month=*/*.json") for line in f.open()) for r in (report, expected))
     if found != wanted or not found:
         say(f"    The reports DIFFER: {len(found)} lines against {len(wanted)}; see {LOG}")
         return 1
-    say(f"    Both reports are equal: {len(found):,} lines over {MONTHS} months")
+    say(f"    Both reports are equal: {len(found):,} lines for {MONTHS} months")
     latest = latest_of(view)
-    say("Next: docs/recovery.md says what happens at each step; dags/example_resume_flights.py is the Dag;")
+    say("Next: docs/recovery.md describes each step; dags/example_resume_flights.py is the Dag;")
     say(f"      the checkpoint is {latest.location if latest else '?'}")
     return 0
 

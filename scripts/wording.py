@@ -1,9 +1,9 @@
 """
-Check of the wording in prose: comments, docstrings and texts of Python files, and Markdown outside code.
+Check of phrases in prose: comments, docstrings and strings of Python files, and Markdown outside of code.
 
 ``python -m scripts.wording [PATH ...]`` checks files and directories, by default the package and its documentation.
-It prints each hit with its line and a suggestion; the exit status is 1 if there is one.
-The turns are listed in ``wording.toml``.
+It prints each hit with its line and a suggestion. The exit status is 1 if there are hits.
+The phrases are listed in ``wording.toml``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 PLACES = ("airflow_provider_statecheck", "scripts", "docker", "dags", "benchmarks", "docs", "README.md")
 
-# Replaces a character that is not prose. It is not white space, so no turn is found across it.
+# Replaces characters that are not prose. It is not white space, so no phrase matches across it.
 _GAP = "\0"
 _PROSE_TOKENS = ("COMMENT", "STRING", "FSTRING_MIDDLE")
 _MARKS = re.compile(r"\A\w*(?:\"\"\"|\'\'\'|\"|\')|(?:\"\"\"|\'\'\'|\"|\')\Z|\A#+|\\[nrt]")
@@ -34,7 +34,7 @@ _LINK_TARGETS = re.compile(r"(?<=\])\([^)\s]*\)|<?https?://[^\s>)]*>?")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn to avoid."""
+    """Phrase to avoid, with a suggestion."""
 
     pattern: re.Pattern[str]
     instead: str
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A turn in a file."""
+    """Occurrence of a phrase in a file."""
 
     path: Path
     line: int
@@ -55,7 +55,7 @@ class Hit:
 
 @functools.cache
 def read_turns() -> list[Turn]:
-    """Return the turns of ``wording.toml``."""
+    """Return the phrases of ``wording.toml``."""
     listed: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     return [Turn(_pattern(words), instead) for words, instead in listed.items()]
 
@@ -78,14 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Return the Python and Markdown files among paths and below them."""
+    """Yield the Python and Markdown files of files and directories."""
     for path in paths:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
         yield from (file for file in below if file.suffix in (".py", ".md"))
 
 
 def hits_in(path: Path) -> list[Hit]:
-    """Return the hits in a file, by line."""
+    """Return the hits in a file, sorted by line."""
     text = path.read_text()
     prose = python_prose(text) if path.suffix == ".py" else markdown_prose(text)
     hits = [_hit(path, prose, found, turn) for turn in read_turns() for found in turn.pattern.finditer(prose)]
@@ -93,11 +93,11 @@ def hits_in(path: Path) -> list[Hit]:
 
 
 def python_prose(text: str) -> str:
-    """Return a text of the same length in which only the comments and strings of a module are left."""
+    """Return a text of the same length that contains only the comments and strings of a module."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     prose = list(_blank(text))
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        # A string without white space is a name or a key.
+        # A string without white space is a name or a key, not prose.
         if tokenize.tok_name[token.type] in _PROSE_TOKENS and len(token.string.split()) > 1:
             begin, end = (starts[line - 1] + column for line, column in (token.start, token.end))
             prose[begin:end] = _words(text[begin:end])
@@ -105,14 +105,14 @@ def python_prose(text: str) -> str:
 
 
 def markdown_prose(text: str) -> str:
-    """Return a text of the same length without the code and the link targets of a page."""
+    """Return a text of the same length without code and link targets."""
     for code in (_FENCES, _CODE_IN_TEXT, _LINK_TARGETS):
         text = code.sub(_blank_match, text)
     return text
 
 
 def _words(token: str) -> str:
-    """Return a comment or a string without its marks, and without the code in it."""
+    """Return a comment or a string without its delimiters and without code."""
     spaced = _MARKS.sub(lambda mark: " " * len(mark[0]), token)
     return _CODE_IN_TEXT.sub(_blank_match, _FIELDS.sub(_blank_match, spaced))
 
@@ -130,9 +130,9 @@ def _hit(path: Path, prose: str, found: re.Match[str], turn: Turn) -> Hit:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scripts.wording", description="Check the wording in prose.")
+    parser = argparse.ArgumentParser(prog="python -m scripts.wording", description="Check prose for phrases to avoid.")
     parser.add_argument("paths", nargs="*", type=_existing, default=[Path(place) for place in PLACES], metavar="PATH")
-    parser.add_argument("--count", action="store_true", help="print how many hits each turn has")
+    parser.add_argument("--count", action="store_true", help="print the number of hits of each phrase")
     return parser
 
 

@@ -1,1 +1,1 @@
-"""Configuration of Sphinx, and the generated parts of the documentation."""
+"""Sphinx configuration and generated parts of the documentation."""

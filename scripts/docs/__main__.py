@@ -2,7 +2,7 @@
 Generated parts of the documentation.
 
 ``python -m scripts.docs`` writes the tables of options, arguments and commands into the pages.
-With ``--check`` it changes nothing, names the pages that are out of date, and ends with exit status 1 if there is one.
+With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PAGES = (_DOCS / "cli.md", _DOCS / "configuration.md")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the pages, or check them, and return the exit status."""
+    """Write or check the pages and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m scripts.docs", description="Write the generated parts of pages.")
-    parser.add_argument("--check", action="store_true", help="only name the pages that are out of date")
+    parser.add_argument("--check", action="store_true", help="only list the pages that are out of date")
     is_check = parser.parse_args(arguments).check
     stale = {page: text for page in PAGES if (text := generated(page.read_text())) != page.read_text()}
     for page, text in stale.items():

@@ -30,7 +30,7 @@ def command_reference(name: str) -> str:
 
 
 def exit_statuses_table() -> str:
-    """Return the table of the exit statuses, which all commands share."""
+    """Return the table of the exit statuses of all commands."""
     (epilog,) = {command.epilog or "" for command in commands().values()}
     found = _EXIT_STATUS.finditer(" ".join(epilog.split()))
     rows = ((status["status"], status["meaning"][:1].upper() + status["meaning"][1:]) for status in found)
@@ -38,7 +38,7 @@ def exit_statuses_table() -> str:
 
 
 def _actions(command: ActionCommand) -> list[Action]:
-    """Return the arguments, those of the command line's order first."""
+    """Return the arguments, positional ones first."""
     parser = ArgumentParser(add_help=False)
     for arg in command.args:
         arg.add_to_parser(parser)

@@ -1,4 +1,4 @@
-"""How the documentation is built; ``make docs`` builds it."""
+"""Sphinx configuration; ``make docs`` builds the documentation."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _readable(name: str, default: Any) -> str:
 
 
 def _field_docstrings(kind: type) -> dict[str, str]:
-    """Return the string after each field, which exists in the source only."""
+    """Return the docstring of each field, which is available in the source only."""
     (definition,) = ast.parse(inspect.getsource(kind)).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {

@@ -1,4 +1,4 @@
-"""Regions of a page that are generated from the code, between ``<!-- generated: ... -->`` and ``<!-- end -->``."""
+"""Generated regions of pages, between ``<!-- generated: ... -->`` and ``<!-- end -->``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The services of ``docker/compose.yaml`` as plain processes: ``python -m scripts.stack up | status | logs | down``."""
+"""Services of ``docker/compose.yaml`` as local processes: ``python -m scripts.stack up | status | logs | down``."""

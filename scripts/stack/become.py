@@ -1,4 +1,4 @@
-"""Become a service: ``become.py NAME`` in the folder of the services, as supervisord starts it."""
+"""Start of a service under supervisord: ``become.py NAME`` in the folder of the services."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MARKS = ("STATECHECK_STACK", "STATECHECK_SERVICE")
 
 
 def main(name: str) -> None:
-    """Take a service's environment and run its command in the place of this process."""
+    """Replace this process by the command of a service, with its environment."""
     service = json.loads(Path("services.json").read_text())[name]
-    end_what_is_left(service["environment"])
+    kill_remaining(service["environment"])
     os.environ["PATH"] = service["environment"]["PATH"]
     os.execvpe(service["command"][0], service["command"], service["environment"])
 
 
-def end_what_is_left(environment: dict[str, str]) -> None:
+def kill_remaining(environment: dict[str, str]) -> None:
     """
-    Kill what an earlier process of the service has left, its tasks and drivers for instance.
+    Kill the remaining child processes of an earlier start of the service, for instance its tasks and drivers.
 
-    A container ends as a whole when its first process does. What lived on here would hold locks of a dead scheduler, or
-    the memory of a dead PostgreSQL.
+    A container ends with its first process. Without containers, remaining processes would hold the locks of a dead scheduler
+    or the shared memory of a dead PostgreSQL.
     """
     marks = {name: environment[name] for name in MARKS}
     for process in psutil.process_iter():

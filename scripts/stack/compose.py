@@ -1,4 +1,4 @@
-"""What ``docker/compose.yaml`` says, as it holds for plain processes of one machine."""
+"""Services of ``docker/compose.yaml``, translated to local processes."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 LOOPBACK = "127.0.0.1"
 
-# What a process needs of the shell that starts it; a container has these of its image.
-_KEPT = ("HOME", "JAVA_HOME", "LANG", "TZ")
+# Variables inherited from the shell; a container has them in its image.
+_INHERITED = ("HOME", "JAVA_HOME", "LANG", "TZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One service, with paths and hosts of this machine."""
+    """Service with the paths and hosts of this machine."""
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str]
     check: tuple[str, ...]
-    """The command that tells its health; none for what runs to its end."""
+    """Command of the health check; empty for a job."""
     needs: dict[str, str]
-    """The services it waits for, and Compose's condition for each."""
+    """Services it depends on, with the condition of Compose for each."""
     restarts: bool
     stop_signal: str
     port: str | None
-    """Where its pages are."""
+    """Port of its pages."""
 
     @property
     def is_job(self) -> bool:
-        """Tell whether the service runs to its end."""
+        """Return whether the service is expected to end."""
         return not self.check
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of ``docker/.env``; those of the shell come first, as they do for Compose."""
-    chosen = dotenv_values(DOCKER / ".env", interpolate=False)
-    return {name: environ.get(name, value or "") for name, value in chosen.items()}
+    """Return the variables of ``docker/.env``, overridden by those of the shell, as in Compose."""
+    defaults = dotenv_values(DOCKER / ".env", interpolate=False)
+    return {name: environ.get(name, value or "") for name, value in defaults.items()}
 
 
 def read_services(folder: Path, variables: Mapping[str, str]) -> list[Service]:
     """
-    Return the services in the order in which they start.
+    Return the services in start order.
 
-    :param folder: Where the processes live.
-    :param variables: What Compose would put in for ``${NAME}``.
-    :raises ValueError: for a variable that has no value, and for what plain processes cannot do as Compose does.
+    :param folder: Folder of the processes.
+    :param variables: Values for ``${NAME}``.
+    :raises ValueError: A variable has no value, or a setting is not supported for local processes.
     """
     document = _interpolated(yaml.safe_load((DOCKER / "compose.yaml").read_text()), variables)
     services = document["services"]
-    place = _Place(folder, document["x-process"], tuple(services))
+    translation = _Translation(folder, document["x-process"], tuple(services))
     order = TopologicalSorter({name: service.get("depends_on", {}) for name, service in services.items()})
-    return [place.service(name, services[name]) for name in order.static_order()]
+    return [translation.service(name, services[name]) for name in order.static_order()]
 
 
 def links(folder: Path) -> dict[Path, Path]:
-    """Return what lies in the folder under another name, as a container finds it in its image or mounted."""
+    """Return the symbolic links of the folder and their targets, which replace mounts and files of the image."""
     document = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    named = document["x-process"]["links"]
-    return {folder / name: ROOT / target.removeprefix("@") for name, target in named.items()}
+    targets = document["x-process"]["links"]
+    return {folder / name: ROOT / target.removeprefix("@") for name, target in targets.items()}
 
 
 def _interpolated(value: Any, variables: Mapping[str, str]) -> Any:
@@ -95,15 +95,15 @@ def _substituted(text: str, variables: Mapping[str, str]) -> str:
         raise ValueError(f"expected ${{NAME}} or $$ in {text!r}, found another form") from error
 
 
-class _Place:
-    """Puts this machine's paths and addresses in the place of a container's."""
+class _Translation:
+    """Replaces the paths and hosts of containers by those of this machine."""
 
     def __init__(self, folder: Path, process: Mapping[str, Any], names: tuple[str, ...]) -> None:
-        self._paths = {path: os.path.normpath(folder / there) for path, there in process["paths"].items()}
+        self._paths = {path: os.path.normpath(folder / local) for path, local in process["paths"].items()}
         self._path = re.compile("|".join(rf"{re.escape(path)}(?![\w.-])" for path in self._paths))
         self._names = names
         self._host = re.compile(rf"(?<=[/@])(?:{'|'.join(map(re.escape, names))})(?=:\d)")
-        self._everywhere = process["environment"]
+        self._common_environment = process["environment"]
 
     def service(self, name: str, service: Mapping[str, Any]) -> Service:
         process = service.get("x-process", {})
@@ -121,21 +121,21 @@ class _Place:
         )
 
     def _environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        given = {name: self._here(value) for name, value in {**environment, **self._everywhere}.items()}
-        return {**kept, **given, "PATH": _path(), "PYTHONUNBUFFERED": "1"}
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        own = {name: self._local(value) for name, value in {**environment, **self._common_environment}.items()}
+        return {**inherited, **own, "PATH": _path(), "PYTHONUNBUFFERED": "1"}
 
     def _command(self, parts: list[str]) -> tuple[str, ...]:
-        named = {i for i, part in enumerate(parts) if i and parts[i - 1] == "--host" and part in self._names}
-        return tuple(LOOPBACK if i in named else self._here(part) for i, part in enumerate(parts))
+        hosts = {i for i, part in enumerate(parts) if i and parts[i - 1] == "--host" and part in self._names}
+        return tuple(LOOPBACK if i in hosts else self._local(part) for i, part in enumerate(parts))
 
-    def _here(self, text: str) -> str:
-        placed = self._path.sub(lambda found: self._paths[found.group()], text)
-        return self._host.sub(LOOPBACK, placed)
+    def _local(self, text: str) -> str:
+        with_paths = self._path.sub(lambda found: self._paths[found.group()], text)
+        return self._host.sub(LOOPBACK, with_paths)
 
 
 def _path() -> str:
-    """Return where commands are: this interpreter's, PostgreSQL's, and those of the shell."""
+    """Return the search path: this interpreter's folder, PostgreSQL's folder, and the path of the shell."""
     return os.pathsep.join((str(Path(sys.executable).parent), str(postgres_bin()), os.environ["PATH"]))
 
 
@@ -144,5 +144,5 @@ def _check(service: Mapping[str, Any], process: Mapping[str, Any]) -> list[str]:
         return []
     test: list[str] = process.get("check", service["healthcheck"]["test"])
     if test[0] != "CMD":
-        raise ValueError(f"expected a health check that begins with CMD, found {test}")
+        raise ValueError(f"expected a health check that starts with CMD, found {test}")
     return test[1:]

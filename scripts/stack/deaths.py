@@ -1,4 +1,4 @@
-"""Write down each service that ended by itself, with the end of its log: a listener of supervisord in its folder."""
+"""Event listener of supervisord that records unexpected exits of services with the last lines of their logs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def main() -> None:
     jobs = {name for name, service in services.items() if not service["check"]}
     while True:
         headers, payload = childutils.listener.wait(sys.stdin, sys.stdout)
-        told = childutils.get_headers(payload)
-        if told.get("expected") != "1" or told["processname"] not in jobs:  # a service never ends well by itself
+        details = childutils.get_headers(payload)
+        # Only a job may exit on its own.
+        if details.get("expected") != "1" or details["processname"] not in jobs:
             with Path("deaths.txt").open("a") as deaths:
-                deaths.write(_obituary(headers["eventname"], told))
+                deaths.write(_report(headers["eventname"], details))
         childutils.listener.ok(sys.stdout)
 
 
@@ -31,10 +32,10 @@ def end_of(log: Path, lines: int = _LINES) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines()[-lines:])
 
 
-def _obituary(event: str, told: dict[str, str]) -> str:
-    name, when = told["processname"], datetime.now(UTC).strftime("%H:%M:%S")
-    how = "could not be started" if event.endswith("FATAL") else f"ended by itself as process {told['pid']}"
-    return f"{when} UTC {name} {how}; the end of its log:\n{end_of(Path('logs', f'{name}.log'))}"
+def _report(event: str, details: dict[str, str]) -> str:
+    name, time = details["processname"], datetime.now(UTC).strftime("%H:%M:%S")
+    what = "could not be started" if event.endswith("FATAL") else f"exited unexpectedly as process {details['pid']}"
+    return f"{time} UTC {name} {what}; last lines of its log:\n{end_of(Path('logs', f'{name}.log'))}"
 
 
 if __name__ == "__main__":

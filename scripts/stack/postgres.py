@@ -1,7 +1,7 @@
 """
-PostgreSQL from PyPI as the image ``postgres`` would start it: ``postgres.py PORT FOLDER``.
+Start of PostgreSQL from PyPI: ``postgres.py PORT FOLDER``.
 
-It takes the variables of that image: ``POSTGRES_USER``, ``POSTGRES_DB`` and ``POSTGRES_PASSWORD_FILE``.
+Reads the variables of the image ``postgres``: ``POSTGRES_USER``, ``POSTGRES_DB`` and ``POSTGRES_PASSWORD_FILE``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NO_ROOT = "nobody"
 
 
 def main(port: str, folder: str) -> None:
-    """Make the database unless it is there, and become its server."""
+    """Create the database if it does not exist, and execute its server."""
     data = Path(folder)
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.geteuid() == 0:
-        _leave_root(data)
+        _drop_root(data)
     database = data / "database"
     if not database.exists():
-        _make(data / "unfinished", database)
+        _create(data / "unfinished", database)
     program = postgres_bin() / "postgres"
     options = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
     os.execv(program, [str(program), "-D", str(database), "-p", port, *options])
@@ -40,42 +40,48 @@ def postgres_bin() -> Path:
     return Path(found.origin).parent / "pginstall18" / "bin"
 
 
-def _leave_root(data: Path) -> None:
-    # PostgreSQL refuses to run as root, and its user has to reach its programs and its data.
+def _drop_root(data: Path) -> None:
+    # PostgreSQL refuses to run as root; its user needs access to its programs and its data.
     user = pwd.getpwnam(_NO_ROOT)
     password = Path(os.environ["POSTGRES_PASSWORD_FILE"])
-    own = data / "password"
-    shutil.copy(password, own)
-    os.environ["POSTGRES_PASSWORD_FILE"] = str(own)
-    for path in (data, own):
+    copy = data / "password"
+    shutil.copy(password, copy)
+    os.environ["POSTGRES_PASSWORD_FILE"] = str(copy)
+    for path in (data, copy):
         os.chown(path, user.pw_uid, user.pw_gid)
     os.setgroups([])
     os.setgid(user.pw_gid)
     os.setuid(user.pw_uid)
-    _check_reach(data)
+    _check_access(data)
 
 
-def _check_reach(data: Path) -> None:
+def _check_access(data: Path) -> None:
     for path in (data, postgres_bin()):
         if not os.access(path, os.X_OK):
             sys.exit(
-                f"expected that the user {_NO_ROOT}, as which root runs PostgreSQL, can reach {path}; it cannot: "
-                "open the folders above it to others, or work as another user than root"
+                f"expected the user {_NO_ROOT}, as which root runs PostgreSQL, to have access to {path}, found none; "
+                "make its parent folders accessible to others, or run as a user other than root"
             )
 
 
-def _make(unfinished: Path, database: Path) -> None:
+def _create(unfinished: Path, database: Path) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     user, password = os.environ["POSTGRES_USER"], os.environ["POSTGRES_PASSWORD_FILE"]
-    how = [f"--username={user}", "--auth=scram-sha-256", f"--pwfile={password}", "--encoding=utf8", "--no-instructions"]
-    _run([str(postgres_bin() / "initdb"), *how, "-D", str(unfinished)])
+    options = [
+        f"--username={user}",
+        "--auth=scram-sha-256",
+        f"--pwfile={password}",
+        "--encoding=utf8",
+        "--no-instructions",
+    ]
+    _run([str(postgres_bin() / "initdb"), *options, "-D", str(unfinished)])
     command = [str(postgres_bin() / "postgres"), "--single", "-D", str(unfinished), "postgres"]
     _run(command, f'CREATE DATABASE "{os.environ["POSTGRES_DB"]}"\n')
     unfinished.rename(database)
 
 
-def _run(command: list[str], said: str = "") -> None:
-    subprocess.run(command, input=said, text=True, check=True)
+def _run(command: list[str], stdin: str = "") -> None:
+    subprocess.run(command, input=stdin, text=True, check=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Services in a folder: brought up in order, shown, and taken down again."""
+"""Lifecycle of the services in a folder: start in order, status, logs and removal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.stack.deaths import end_of
 from scripts.stack.supervision import SERVICES, Process, StackError, Supervisor
 
 CHOICES = "statecheck-stack.json"
-"""What was chosen for a folder; by this file ``down`` knows a folder that ``up`` has made."""
+"""File with the settings of ``up``; ``down`` deletes only folders that contain it."""
 _POLL_SECONDS = 0.5
 _CHECK_SECONDS = 30
 _FINE = ("healthy", "done")
@@ -23,13 +23,13 @@ _FINE = ("healthy", "done")
 
 class Stack:
     """
-    The services of a folder.
+    Services of a folder.
 
-    :param folder: Where their processes live.
-    :param services: All of them, each after those that it waits for.
-    :param choices: What was chosen for them; those whose names end with ``_PORT`` are ports that they open.
-    :param prepare: Puts into the new folder what the services expect there.
-    :param limit_seconds: How long all of them may take until they are healthy.
+    :param folder: Folder of the processes.
+    :param services: Services in start order.
+    :param choices: Settings; those whose names end with ``_PORT`` are ports that the services open.
+    :param prepare: Function that creates the files that the services expect in a new folder.
+    :param limit_seconds: Time limit in seconds until all services are healthy.
     """
 
     def __init__(
@@ -49,34 +49,34 @@ class Stack:
 
     def up(self) -> bool:
         """
-        Start what was not started yet, and tell whether all of it becomes healthy.
+        Start the services that are not running, and return whether all of them become healthy.
 
-        :raises StackError: where the folder or a port is taken.
+        :raises StackError: The folder or a port is in use.
         """
         if not self.supervisor.is_running():
             self._check_folder()
             self._check_ports()
-            self._make_folder()
+            self._create_folder()
             self.supervisor.launch(self._services)
-        self._start_again()
+        self._restart_failed()
         return self._start_in_order()
 
     def status(self) -> bool:
-        """Show each service and each that ended by itself; tell whether all are healthy."""
+        """Print the state of each service and unexpected exits; return whether all services are healthy."""
         if not self.supervisor.is_running():
-            self._say_what_is_left()
+            self._say_remaining()
             return False
-        told = [self._say_state(service) for service in self._services]
+        healths = [self._say_state(service) for service in self._services]
         deaths = self.folder / "deaths.txt"
         if deaths.exists():
             say(f"\n{deaths.read_text()}")
-        return all(health in _FINE for health in told)
+        return all(health in _FINE for health in healths)
 
     def logs(self, only: str | None, lines: int) -> None:
         """
-        Show the end of each log, or of one.
+        Print the last lines of each log, or of one.
 
-        :raises StackError: for a service that is none.
+        :raises StackError: There is no such service.
         """
         names = [service.name for service in self._services]
         if only and only not in names:
@@ -88,19 +88,21 @@ class Stack:
 
     def down(self) -> None:
         """
-        End everything and remove the folder.
+        Stop all processes and delete the folder.
 
-        :raises StackError: for a folder of something else, and for processes that do not end.
+        :raises StackError: ``up`` did not create the folder, or a process does not end.
         """
         if self.folder.exists() and not _is_of_a_stack(self.folder):
-            raise StackError(f"expected a folder that up has made, found another in {self.folder}; it stays as it is")
+            raise StackError(
+                f"expected a folder that up created, found other files in {self.folder}; nothing was deleted"
+            )
         if self.supervisor.is_running():
             for service in reversed(self._services):
                 self.supervisor.stop(service.name)
         self.supervisor.end()
         if self.folder.exists():
             shutil.rmtree(self.folder)
-        say(f"Nothing of {self.folder} is left.")
+        say(f"All processes of {self.folder} were stopped, and its files were deleted.")
 
     def _check_folder(self) -> None:
         self.supervisor.check_folder()
@@ -108,28 +110,28 @@ class Stack:
             shutil.rmtree(self.folder)
         if self.folder.exists():
             raise StackError(
-                f"expected no folder {self.folder}, found what an earlier start has left; run make down first"
+                f"expected no folder {self.folder}, found the files of an earlier start; run make down first"
             )
 
     def _check_ports(self) -> None:
         chosen: dict[str, str] = {}
         for name, port in self._choices.items():
             if name.endswith("_PORT"):
-                wrong = _wrong_with(port, chosen)
-                if wrong:
-                    raise StackError(f"{wrong}; choose another: {name}=… make up")
+                problem = _port_problem(port, chosen)
+                if problem:
+                    raise StackError(f"{problem}; choose another: {name}=… make up")
                 chosen[port] = name
 
-    def _make_folder(self) -> None:
+    def _create_folder(self) -> None:
         self.folder.mkdir(parents=True)
-        self.folder.chmod(0o711)  # PostgreSQL's user passes through, whatever the umask
+        self.folder.chmod(0o711)  # PostgreSQL's user needs access with any umask
         written = self.folder / f"{CHOICES}.new"
         written.write_text(json.dumps(dict(self._choices), indent=1))
         written.rename(self.folder / CHOICES)
         self._prepare(self.folder)
 
-    def _start_again(self) -> None:
-        """Start what had failed when ``up`` was given before, but no service whose end lost what it held."""
+    def _restart_failed(self) -> None:
+        """Start the services that failed in an earlier ``up``, except those that lost their data when they ended."""
         for service in self._services:
             process = self.supervisor.process(service.name)
             if (service.is_job or service.restarts) and _has_ended(service, process) and process.status != 0:
@@ -146,7 +148,7 @@ class Stack:
                     say(f"{service.name:<16} {health}")
                     del waiting[service.name]
                 elif _has_ended(service, process) or time.monotonic() > deadline:
-                    self._name_the_dead(service, process, health)
+                    self._say_failed(service, process, health)
                     return False
             time.sleep(_POLL_SECONDS if waiting else 0)
         return True
@@ -158,9 +160,9 @@ class Stack:
         self.supervisor.start(service.name)
         return self.supervisor.process(service.name)
 
-    def _name_the_dead(self, service: Service, process: Process, health: str) -> None:
+    def _say_failed(self, service: Service, process: Process, health: str) -> None:
         log = self.supervisor.log(service.name)
-        say(f"{service.name} is not healthy: {process.state}, {health}; the end of {log}:\n{end_of(log)}")
+        say(f"{service.name} is not healthy: {process.state}, {health}; last lines of {log}:\n{end_of(log)}")
         say("make logs shows more, make down cleans up.")
 
     def _say_state(self, service: Service) -> str:
@@ -169,43 +171,45 @@ class Stack:
         say(f"{service.name:<16} {process.state:<9} {process.pid or '':<8} {health}")
         return health
 
-    def _say_what_is_left(self) -> None:
-        left = len(list(self.supervisor.left()))
-        if left:
-            say(f"supervisord of {self.folder} is gone, {left} of its processes are left; make down ends them.")
+    def _say_remaining(self) -> None:
+        remaining = len(list(self.supervisor.left()))
+        if remaining:
+            say(
+                f"supervisord of {self.folder} has ended, {remaining} of its processes are running; make down stops them."
+            )
         elif self.folder.exists():
-            say(f"Nothing runs in {self.folder}, which an earlier start has left; make down removes it.")
+            say(f"No processes in {self.folder}, but files of an earlier start; make down deletes them.")
         else:
-            say(f"Nothing runs in {self.folder}; make up starts it.")
+            say(f"No processes in {self.folder}; make up starts them.")
 
 
 def choices_of(folder: Path) -> dict[str, str]:
-    """Return with which choices a folder was made, none for a folder that is not there."""
+    """Return the settings with which a folder was created, empty for a missing folder."""
     file = folder / CHOICES
     return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def _health(service: Service, process: Process) -> str:
     if service.is_job:
-        return "done" if process.state == "EXITED" and process.status == 0 else process.told
+        return "done" if process.state == "EXITED" and process.status == 0 else process.description
     if process.state != "RUNNING":
-        return process.told or process.state.lower()
+        return process.description or process.state.lower()
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             service.check, env=service.environment, capture_output=True, text=True, timeout=_CHECK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"unhealthy: no answer within {_CHECK_SECONDS} s"
-    return "healthy" if done.returncode == 0 else f"unhealthy: {(done.stdout + done.stderr).strip()[-300:]}"
+        return f"unhealthy: no reply within {_CHECK_SECONDS} s"
+    return "healthy" if result.returncode == 0 else f"unhealthy: {(result.stdout + result.stderr).strip()[-300:]}"
 
 
 def _has_ended(service: Service, process: Process) -> bool:
-    # One that is started again is EXITED for a moment too.
+    # A service that restarts is also EXITED for a moment.
     return process.state == "FATAL" or (process.state == "EXITED" and not service.restarts)
 
 
@@ -217,11 +221,11 @@ def _was_interrupted(folder: Path) -> bool:
     return (folder / CHOICES).exists() and not (folder / SERVICES).exists()
 
 
-def _wrong_with(port: str, chosen: Mapping[str, str]) -> str:
+def _port_problem(port: str, chosen: Mapping[str, str]) -> str:
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
-        return f"expected the number of a port, found {port!r}"
+        return f"expected a port number, found {port!r}"
     if port in chosen:
-        return f"expected a port for each, found {port} for {chosen[port]} too"
+        return f"expected a different port for each service, found {port} for {chosen[port]} too"
     return f"expected port {port} to be free, found it in use" if _is_taken(int(port)) else ""
 
 

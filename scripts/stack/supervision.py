@@ -1,4 +1,4 @@
-"""The processes of a folder, under supervisord: started, started again, ended, and what became of them."""
+"""Processes of a folder under supervisord: start, stop and state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scripts.stack.become import MARKS
 from scripts.stack.compose import Service
 
 MARK, SERVICE_MARK = MARKS
-"""The variables by which every process of a folder and of a service is known, its children's children too."""
+"""Environment variables that identify all processes of a folder and of a service, including descendants."""
 
 HERE = Path(__file__).parent
 SERVICES = "services.json"
@@ -35,26 +35,26 @@ _POLL_SECONDS = 0.1
 
 
 class StackError(Exception):
-    """What a user of the commands can mend."""
+    """Error that a user of the commands can fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What supervisord knows of one service."""
+    """State of a service in supervisord."""
 
     state: str
-    """RUNNING, STOPPED, EXITED, BACKOFF, FATAL, …, as supervisord names them."""
+    """State name of supervisord: RUNNING, STOPPED, EXITED, BACKOFF, FATAL, …"""
     pid: int
     status: int
-    """With what it ended, if it did."""
-    told: str
+    """Exit status, if it has ended."""
+    description: str
 
 
 class Supervisor:
     """
-    The supervisord of a folder.
+    Instance of supervisord for a folder.
 
-    :param folder: Where its configuration, its socket and all logs are.
+    :param folder: Folder of its configuration, its socket and all logs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,9 +63,9 @@ class Supervisor:
 
     def check_folder(self) -> None:
         """
-        Look whether processes can live in a folder of this name.
+        Check the path of the folder.
 
-        :raises StackError: for a path that is too long for a socket, or that no configuration or shell takes as it is.
+        :raises StackError: The path is too long for a socket, or needs quoting in configurations or shells.
         """
         if len(os.fsencode(self._socket)) > _LONGEST_SOCKET:
             raise StackError(
@@ -76,18 +76,18 @@ class Supervisor:
             raise StackError(f"expected a folder with none of {_UNQUOTED!r} in its path, found {self._folder}")
 
     def is_running(self) -> bool:
-        """Tell whether supervisord answers."""
+        """Return whether supervisord replies."""
         try:
-            self._ask("getState")
+            self._call("getState")
         except (StackError, Fault):
             return False
         return True
 
     def launch(self, services: list[Service]) -> None:
         """
-        Start supervisord, and no service yet.
+        Start supervisord without services.
 
-        :raises StackError: where it does not come up.
+        :raises StackError: It does not start.
         """
         self.log("supervisord").parent.mkdir(exist_ok=True)
         marked = {service.name: self._marked(service) for service in services}
@@ -95,59 +95,59 @@ class Supervisor:
         (self._folder / "supervisord.conf").write_text("\n".join(_sections(services)))
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", "supervisord.conf"]
         subprocess.run(command, cwd=self._folder, check=True, env={**os.environ, **self._marks})
-        if not _comes_true(self.is_running):
-            raise StackError(f"expected supervisord to answer, found silence; {self.log('supervisord')} may tell why")
+        if not _becomes_true(self.is_running):
+            raise StackError(f"expected a reply of supervisord, found none; see {self.log('supervisord')}")
 
     def start(self, name: str) -> None:
-        """Start a service, without waiting for its health."""
-        self._ask("startProcess", name, False)
+        """Start a service without waiting until it is healthy."""
+        self._call("startProcess", name, False)
 
     def stop(self, name: str) -> None:
-        """End a service, if it runs, and wait until it has ended."""
+        """Stop a service if it is running, and wait until it has ended."""
         with suppress(StackError, Fault):
-            self._ask("stopProcess", name, True)
+            self._call("stopProcess", name, True)
 
     def process(self, name: str) -> Process:
         """
-        Return what became of a service.
+        Return the state of a service.
 
-        :raises StackError: where supervisord is gone.
+        :raises StackError: supervisord does not reply.
         """
-        found = self._ask("getProcessInfo", name)
+        found = self._call("getProcessInfo", name)
         return Process(found["statename"], found["pid"], found["exitstatus"], found["description"])
 
     def log(self, name: str) -> Path:
-        """Return the file of what a service says."""
+        """Return the log file of a service."""
         return self._folder / "logs" / f"{name}.log"
 
     def end(self) -> None:
         """
-        End supervisord and whatever is left of the folder's processes, also where supervisord itself is gone.
+        Stop supervisord and all remaining processes of the folder, also if supervisord itself has died.
 
-        :raises StackError: for processes that do not end.
+        :raises StackError: A process does not end.
         """
         with suppress(StackError, Fault):
-            self._ask("shutdown")
-        _comes_true(lambda: not self.is_running())
-        if not _comes_true(self._kill_what_is_left):
+            self._call("shutdown")
+        _becomes_true(lambda: not self.is_running())
+        if not _becomes_true(self._kill_remaining):
             pids = [process.pid for process in self.left()]
-            raise StackError(f"expected that the processes of {self._folder} end, found {pids} alive; kill them")
+            raise StackError(f"expected the processes of {self._folder} to end, found {pids} running; kill them")
 
     def left(self) -> Iterator[psutil.Process]:
-        """Find every process that was started for the folder, by a variable that all of them inherit."""
+        """Yield all processes of the folder, identified by an inherited environment variable."""
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.pid != os.getpid() and process.environ().get(MARK) == str(self._folder):
                     yield process
 
-    def _kill_what_is_left(self) -> bool:
-        """Tell whether nothing was left: what a process starts while it is being killed is found the next time."""
-        left = list(self.left())
-        for process in left:
+    def _kill_remaining(self) -> bool:
+        """Kill all processes and return whether there were none; children started meanwhile need another call."""
+        remaining = list(self.left())
+        for process in remaining:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
-        return not left
+        psutil.wait_procs(remaining, timeout=_GRACE_SECONDS)
+        return not remaining
 
     def _marked(self, service: Service) -> dict[str, Any]:
         environment = {**service.environment, **self._marks, SERVICE_MARK: service.name}
@@ -155,26 +155,26 @@ class Supervisor:
 
     @property
     def _marks(self) -> dict[str, str]:
-        # Airflow's processes write a title over their environment, unless the second one forbids it.
+        # Without SPT_NOENV, Airflow's processes overwrite their environment with a process title.
         return {MARK: str(self._folder), "SPT_NOENV": "1"}
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        # One connection for each call: one that was refused once is of no use afterwards.
+    def _call(self, method: str, *arguments: Any) -> Any:
+        # One connection per call, because a refused connection cannot be reused.
         transport = SupervisorTransport(None, None, f"unix://{self._socket}")
         server = ServerProxy("http://localhost", transport=transport).supervisor
         try:
             return getattr(server, method)(*arguments)
         except (OSError, HTTPException, ProtocolError) as error:
             raise StackError(
-                f"expected supervisord of {self._folder} to answer, found none: {error}; make down ends what is left"
+                f"expected a reply of supervisord of {self._folder}, found none: {error}; make down stops the others"
             ) from error
 
 
 def _sections(services: list[Service]) -> Iterator[str]:
-    # Every path but those of our programs is relative to the folder, in which supervisord starts.
+    # Paths are relative to the folder in which supervisord starts, except those of these scripts.
     yield "[supervisord]\nlogfile=logs/supervisord.log\npidfile=supervisord.pid\nchildlogdir=logs\nsilent=true"
     if os.geteuid() == 0:
-        yield "user=root"  # as which it was started; without this it warns
+        yield "user=root"  # avoids a warning about running as root
     yield "[unix_http_server]\nfile=supervisor.sock\nchmod=0700"
     yield "[rpcinterface:supervisor]\nsupervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface"
     yield f"[eventlistener:deaths]\ncommand={_command(HERE / 'deaths.py')}"
@@ -197,7 +197,7 @@ def _command(*arguments: object) -> str:
     return " ".join(quote(str(part)) for part in (sys.executable, *arguments)).replace("%", "%%")
 
 
-def _comes_true(condition: Callable[[], bool]) -> bool:
+def _becomes_true(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + _GRACE_SECONDS
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

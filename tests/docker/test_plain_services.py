@@ -237,7 +237,7 @@ class TestReading:
         assert [service.name for service in found] == ["first", "middle", "last"]
 
     def test_a_health_check_of_another_form_is_refused(self, written):
-        with pytest.raises(ValueError, match="expected a health check that begins with CMD, found"):
+        with pytest.raises(ValueError, match="expected a health check that starts with CMD, found"):
             written({"one": self._service("run", healthcheck={"test": ["CMD-SHELL", "exit 0"]})})
 
     def test_names_of_services_are_replaced_as_addresses_only(self, written):

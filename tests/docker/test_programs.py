@@ -197,7 +197,7 @@ class TestPrepare:
     def test_the_second_time_it_migrates_and_leaves_the_rest_as_it_is(self, prepare, called):
         first = prepare()
         assert first.returncode == 0, first.stderr
-        assert "Made the bucket made-at-the-start-" in first.stdout
+        assert "Created bucket made-at-the-start-" in first.stdout
         assert called.read_text().splitlines() == [
             "airflow db migrate",
             "data data",

@@ -155,7 +155,7 @@ class TestUp:
 
         assert not stacks(service("silent", LASTS, check=("sleep", "60")), limit=0).up()
 
-        assert "unhealthy: no answer within 0.1 s" in capsys.readouterr().out
+        assert "unhealthy: no reply within 0.1 s" in capsys.readouterr().out
 
     def test_a_service_has_its_own_environment_and_the_folder_as_its_own(self, stacks, folder, monkeypatch):
         monkeypatch.setenv("SECRET_OF_THE_SHELL", "x")
@@ -229,7 +229,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("port", ["", "eighty", "0", "65536"])
     def test_a_port_that_is_none(self, stacks, folder, port):
-        with pytest.raises(StackError, match=f"expected the number of a port, found '{port}'"):
+        with pytest.raises(StackError, match=f"expected a port number, found '{port}'"):
             stacks(job("ends", "true"), A_PORT=port).up()
         assert not folder.exists()
 
@@ -241,7 +241,7 @@ class TestRefusals:
     def test_a_folder_that_is_there(self, stacks, folder):
         folder.mkdir()
 
-        with pytest.raises(StackError, match=r"found what an earlier start has left; run make down first"):
+        with pytest.raises(StackError, match=r"found the files of an earlier start; run make down first"):
             stacks(job("ends", "true")).up()
         assert list(folder.iterdir()) == []
 
@@ -250,7 +250,7 @@ class TestRefusals:
         assert stack.up()
         stack.supervisor.end()
 
-        with pytest.raises(StackError, match=r"found what an earlier start has left; run make down first"):
+        with pytest.raises(StackError, match=r"found the files of an earlier start; run make down first"):
             stack.up()
 
     def test_a_path_that_is_too_long_for_a_socket(self, stacks, place):
@@ -294,9 +294,12 @@ class TestDeaths:
 
         deaths = folder / "deaths.txt"
         eventually("an entry", lambda: deaths.exists() and "words" in deaths.read_text())
-        assert f"dies ended by itself as process {pid}; the end of its log:\n    first words\n" in deaths.read_text()
+        assert (
+            f"dies exited unexpectedly as process {pid}; last lines of its log:\n    first words\n"
+            in deaths.read_text()
+        )
         assert not stack.status()
-        assert f"dies ended by itself as process {pid}" in capsys.readouterr().out
+        assert f"dies exited unexpectedly as process {pid}" in capsys.readouterr().out
 
     def test_a_job_that_is_done_and_a_service_that_is_stopped_are_no_deaths(self, stacks, folder):
         stack = stacks(job("done", "true"), service("stopped", LASTS), service("dies", LASTS))
@@ -358,7 +361,7 @@ class TestStatus:
     def test_a_folder_that_is_not_there_is_told(self, stacks, capsys):
         assert not stacks().status()
 
-        assert "make up starts it" in capsys.readouterr().out
+        assert "make up starts them" in capsys.readouterr().out
 
     def test_what_a_killed_supervisord_leaves_is_told(self, stacks, folder, capsys):
         stack = stacks(service("lasts", LASTS))
@@ -367,8 +370,8 @@ class TestStatus:
 
         assert not stack.status()
 
-        assert "is gone" in capsys.readouterr().out
-        with pytest.raises(StackError, match=r"expected supervisord of .* to answer"):
+        assert "has ended" in capsys.readouterr().out
+        with pytest.raises(StackError, match=r"expected a reply of supervisord of"):
             stack.supervisor.process("lasts")
 
 
@@ -426,7 +429,7 @@ class TestDown:
         (folder / "thesis.txt").touch()
         (folder / "services.json").touch()
 
-        with pytest.raises(StackError, match="expected a folder that up has made"):
+        with pytest.raises(StackError, match="expected a folder that up created"):
             stacks(service("lasts", LASTS)).down()
 
         assert (folder / "thesis.txt").exists()
@@ -476,15 +479,13 @@ class TestCommands:
         done = self._run("up", "--folder", str(folder), AIRFLOW_PORT="eighty")
 
         assert (done.returncode, done.stdout) == (1, "")
-        assert (
-            done.stderr == "up: expected the number of a port, found 'eighty'; choose another: AIRFLOW_PORT=… make up\n"
-        )
+        assert done.stderr == "up: expected a port number, found 'eighty'; choose another: AIRFLOW_PORT=… make up\n"
         assert not folder.exists()
 
     def test_the_status_of_nothing_fails(self, folder):
         done = self._run("status", "--folder", str(folder))
 
-        assert (done.returncode, done.stdout) == (1, f"Nothing runs in {folder}; make up starts it.\n")
+        assert (done.returncode, done.stdout) == (1, f"No processes in {folder}; make up starts them.\n")
 
     def test_the_status_asks_where_the_folder_was_started(self, folder, monkeypatch):
         """Also from a shell that does not repeat the choices."""
@@ -507,7 +508,7 @@ class TestCommands:
         monkeypatch.setattr(sys, "argv", ["stack", "status", "--folder", str(folder)])
 
         assert __main__.main() == 130
-        assert "make up waits for the rest of it, make down ends it" in capsys.readouterr().out
+        assert "make up waits for the others, make down stops all" in capsys.readouterr().out
 
     def test_a_folder_is_given_what_containers_have(self, folder):
         folder.mkdir()

@@ -86,7 +86,7 @@ def test_killed_worker_comes_back_and_costs_no_try(stack: RunningStack) -> None:
     assert run.wait_for_end() == "success", run.log()
     check_report(report)
     assert [a.status for a in run.view().attempts] == [AttemptStatus.FINISHED]
-    assert f"spark-worker-1 ended by itself as process {pid}" in stack.command("status").stdout
+    assert f"spark-worker-1 exited unexpectedly as process {pid}" in stack.command("status").stdout
 
 
 @pytest.mark.soak
