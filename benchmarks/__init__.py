@@ -1,1 +1,1 @@
-"""What this library costs, measured against peers in turn in one run."""
+"""Benchmarks of this library against peers, measured alternately in one run."""

@@ -1,4 +1,4 @@
-"""A process that keeps its session and works off requests, one JSON line each; for any Python, without packages."""
+"""Request loop of a benchmark process: one JSON line per request, without third-party packages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 def answer(work: Callable[..., dict[str, Any]]) -> None:
     """
-    Answer each request of standard input until it ends.
+    Answer the requests from standard input until it ends.
 
-    :param work: Gets the values of a request by name, and returns JSON.
+    :param work: Function that takes the values of a request as keyword arguments and returns a JSON object.
     """
-    # What libraries print must not get among the answers.
+    # Libraries may print to standard output, which must contain only replies.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,8 +1,8 @@
 """
-C1: one checkpoint through the coordinator on PostgreSQL, against the bare transactions that any such protocol needs.
+C1: a checkpoint through the coordinator on PostgreSQL, compared with the minimal transactions of such a protocol.
 
-The peer writes the same two transactions by hand with psycopg: lock the job, draw the id, insert the pending row; lock the
-job, complete the row, subsume the oldest. It checks no epoch and derives no effects.
+The peer executes the transactions with psycopg: lock the job, allocate the id and insert the pending row; lock the job,
+complete the row and subsume the oldest. It does not check epochs or derive effects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSERT INTO peer_job VALUES (1, 0, 1, now());
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure rounds of checkpoints, both sides in turn on one server."""
+    """Measure rounds of checkpoints, both sides alternately on one server."""
     rounds = 20 if quick else 200
     with tempfile.TemporaryDirectory(dir=work) as folder, postgres(Path(folder)) as url:
         ours, peer = _Coordinator(url), _Bare(url)
@@ -67,13 +67,13 @@ class _Coordinator:
         self._attempt = self._coordinator.register(make_registration()).attempt
 
     def checkpoints(self, count: int) -> None:
-        """Complete so many checkpoints; discards are confirmed as a driver does."""
+        """Complete ``count`` checkpoints and confirm their discards like a driver."""
         for _ in range(count):
             pending = self._coordinator.trigger(TriggerCheckpoint(attempt=self._attempt, request_key=new_key()))
             reply = self._coordinator.acknowledge(make_acknowledgement(self._attempt, pending.checkpoint_id))
-            gone = tuple(c.checkpoint_id for c in reply.effects.discards)
-            if gone:
-                confirm = ConfirmDiscards(job_id=self._attempt.job_id, checkpoint_ids=gone, attempt=self._attempt)
+            discarded = tuple(c.checkpoint_id for c in reply.effects.discards)
+            if discarded:
+                confirm = ConfirmDiscards(job_id=self._attempt.job_id, checkpoint_ids=discarded, attempt=self._attempt)
                 self._coordinator.confirm_discards(confirm)
 
     def close(self) -> None:
@@ -89,11 +89,11 @@ class _Bare:
         self._connection.commit()
 
     def checkpoints(self, count: int) -> None:
-        """Complete so many checkpoints, the confirmation of the discard included."""
+        """Complete ``count`` checkpoints and confirm their discards."""
         for _ in range(count):
-            drawn = self._trigger()
-            self._complete(drawn)
-            self._confirm(drawn - 2)
+            checkpoint_id = self._trigger()
+            self._complete(checkpoint_id)
+            self._confirm(checkpoint_id - 2)
 
     def _lock(self) -> None:
         self._cursor.execute("UPDATE peer_job SET version = version + 1, seen_at = now() WHERE id = 1")
@@ -101,22 +101,22 @@ class _Bare:
     def _trigger(self) -> int:
         self._lock()
         self._cursor.execute("UPDATE peer_job SET next_id = next_id + 1 WHERE id = 1 RETURNING next_id - 1")
-        [(drawn,)] = self._cursor.fetchall()
-        values = (drawn, f"memory://base/chk-{drawn}")
+        [(checkpoint_id,)] = self._cursor.fetchall()
+        values = (checkpoint_id, f"memory://base/chk-{checkpoint_id}")
         self._cursor.execute("INSERT INTO peer_checkpoint VALUES (1, %s, 'pending', %s, now())", values)
         self._connection.commit()
-        return int(drawn)
+        return int(checkpoint_id)
 
-    def _complete(self, drawn: int) -> None:
+    def _complete(self, checkpoint_id: int) -> None:
         self._lock()
         self._cursor.execute(
             "UPDATE peer_checkpoint SET status = 'completed', completed_at = now(), metadata_uri = %s, "
             "metadata_sha256 = %s, state_size = 100 WHERE job = 1 AND id = %s AND status = 'pending'",
-            (f"memory://base/chk-{drawn}/_metadata", "0" * 64, drawn),
+            (f"memory://base/chk-{checkpoint_id}/_metadata", "0" * 64, checkpoint_id),
         )
         self._cursor.execute(
             "UPDATE peer_checkpoint SET status = 'subsumed' WHERE job = 1 AND id <= %s AND status = 'completed'",
-            (drawn - 2,),
+            (checkpoint_id - 2,),
         )
         self._connection.commit()
 

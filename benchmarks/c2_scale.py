@@ -1,8 +1,9 @@
 """
-C2: how the coordinators grow with the operators of a job and with the subtasks of an operator, on PostgreSQL.
+C2: growth of the coordinators with the operators of a job and the subtasks of an operator, on PostgreSQL.
 
-There is no peer but the law itself: statements per checkpoint do not depend on subtasks, nor on the job's other operators
-where one operator's checkpoint is taken, and are linear in the operators of an aligned one. Times are held against 1 s.
+The peer is the expected complexity. The number of statements of a checkpoint is independent of the subtasks, and of the other
+operators of the job for a checkpoint of one operator. It is linear in the operators of an aligned checkpoint. Times are
+compared with 1 s.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ _CHECKPOINT = CheckpointProperties.for_checkpoint()
 
 @dataclass
 class Reading:
-    """What checkpoints of one size cost."""
+    """Cost of checkpoints of one size."""
 
     statements: float
-    """Per checkpoint."""
+    """Number of statements per checkpoint."""
     completions: list[float] = field(default_factory=list)
-    """Seconds of the acknowledgements that complete a checkpoint."""
+    """Durations in seconds of the acknowledgements that complete a checkpoint."""
 
     @property
     def p99(self) -> float:
-        """Return what 99 of 100 completions stay below; the slowest, where there are fewer."""
+        """Return the 99th percentile of the completions."""
         return sorted(self.completions)[int(0.99 * (len(self.completions) - 1) + 0.999)]
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure each way to grow at its sizes, from small to large."""
+    """Measure each dimension at its sizes, from small to large."""
     rounds = 20 if quick else 200
     jobs = (1, 10, 50) if quick else (1, 100, 1_000)
     operators = (5, 20) if quick else (10, 100, 1_000)
@@ -129,8 +130,8 @@ def _checkpoint(coordinator: AttemptCoordinator, attempt: AttemptRef) -> float:
     replies: list[Any] = []
     message = make_acknowledgement(attempt, pending.checkpoint_id)
     took = seconds(lambda: replies.append(coordinator.acknowledge(message)))
-    gone = tuple(discard.checkpoint_id for discard in replies[0].effects.discards)
-    coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
+    discarded = tuple(discard.checkpoint_id for discard in replies[0].effects.discards)
+    coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=discarded, attempt=attempt))
     return took
 
 
@@ -167,13 +168,13 @@ def _acknowledge(
 
 
 def spread(state: OperatorState, subtasks: int) -> OperatorState:
-    """Return the state of an operator as if each of its subtasks had written the same."""
+    """Return a state of an operator in which every subtask has the state of the first one."""
     return replace(state, subtask_states=dict.fromkeys(range(subtasks), state.subtask_states[0]))
 
 
 @contextmanager
 def counted(engine: Engine) -> Iterator[list[str]]:
-    """Collect the statements that an engine runs."""
+    """Collect the statements that an engine executes."""
     statements: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""D1: what a Dag file pays for importing every operator, beyond the Airflow operators that they extend."""
+"""D1: time to import all operators in a Dag file, compared with the Airflow operators that they extend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print((ours - begin) * 1000, (peer - begin) * 1000)
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure in fresh interpreters, both sides one after the other in each: what is compared is the difference."""
+    """Measure the additional time of our imports after those of the peer, in fresh interpreters."""
     _read()
     readings = [_read() for _ in range(1 if quick else 15)]
     ours, peer = medians(readings)
@@ -48,5 +48,5 @@ def run(work: Path, *, quick: bool) -> list[Result]:
 
 def _read() -> list[float]:
     command = [sys.executable, "-W", "ignore", "-c", IN_ONE_INTERPRETER]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [float(number) for number in done.stdout.splitlines()[-1].split()]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [float(number) for number in result.stdout.splitlines()[-1].split()]

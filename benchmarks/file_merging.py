@@ -1,8 +1,8 @@
 """
-F1: the checkpoints of many subtasks in merged files, against a file for each piece of state.
+F1: checkpoints of many subtasks in merged files, compared with one file for each piece of state.
 
-Both sides write the same bytes to local files through the same storage, in one thread, and every checkpoint is durable
-before the next one begins. Each checkpoint subsumes the one before the last, as with two retained ones.
+Both sides write the same bytes to local files through the same storage in one thread. Every checkpoint is durable before the
+next one starts. Two checkpoints are retained.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ DATA = bytes(range(256)) * (STATE_BYTES // 256)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one run of one side left."""
+    """Result of one run of one side."""
 
     seconds: float
     files: float
-    """Written over all checkpoints."""
+    """Number of files written by all checkpoints."""
     bytes_left: float
-    """On disk at the end, for two retained checkpoints."""
+    """Bytes on disk at the end, for two retained checkpoints."""
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure with 200 subtasks of five states each, or 5 where it is to be quick."""
+    """Measure with 200 subtasks of five states each, or with 5 subtasks if ``quick``."""
     subtasks, pairs = (5, 1) if quick else (200, 5)
     found: list[Result] = []
     for merging_type in FileMergingType:
@@ -57,9 +57,9 @@ def _compare(
     ours: list[Written] = []
     theirs: list[Written] = []
 
-    def read(side: Callable[[CheckpointStorage, int], int], kept: list[Written]) -> float:
-        kept.append(_measured(work, lambda storage: side(storage, subtasks)))
-        return kept[-1].seconds
+    def read(side: Callable[[CheckpointStorage, int], int], results: list[Written]) -> float:
+        results.append(_measured(work, lambda storage: side(storage, subtasks)))
+        return results[-1].seconds
 
     def merged(storage: CheckpointStorage, subtasks: int) -> int:
         return _merged(storage, subtasks, merging_type, scope)

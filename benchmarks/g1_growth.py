@@ -1,8 +1,8 @@
 """
-G1: how time and memory of K1 grow with the data: TPC-H 1, 3 and 10, in as many increments.
+G1: growth of the time and memory of K1 with the data: TPC-H scales 1, 3 and 10 in the same number of increments.
 
-There is no peer. The time of the larger table is set against that of the smallest, scaled by the rows to the power of the
-goal; the memory is the most that a Python process of Spark's tasks had.
+There is no peer. The time for the largest table is compared with that for the smallest, multiplied by the ratio of the rows
+to the power of ``EXPONENT``. The memory is the maximum of the Python processes of Spark's tasks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.tpch import lineitem, rows_of
 KEY = "l_partkey"
 EXPONENT = 1.05
 FLAT = 1.25
-"""By how much the memory may grow, from rounding and the allocator's whims."""
+"""Allowed growth of the memory, for rounding and the behaviour of the allocator."""
 
 
 def run(work: Path, *, quick: bool, scales: tuple[str, ...] = ("1", "3", "10"), runs: int = 3) -> list[Result]:
-    """Measure all scales, or two small ones where it is to be quick."""
+    """Measure all scales, or two small ones if ``quick``."""
     if quick:
         scales, runs = ("0.01", "0.03"), 1
     with stage_side(work) as ours:

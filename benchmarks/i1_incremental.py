@@ -1,4 +1,4 @@
-"""I1: what a snapshot costs after 1 % of the keys changed, against a snapshot of all of them."""
+"""I1: incremental snapshot after a change of 1 % of the keys, compared with a full snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.measure import Result, in_turn, median_ratio, medians, seconds
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure the bytes and the time of the snapshots; and the time with opening the state and reading what changes."""
+    """Measure the bytes and the time of the snapshots, with and without the time for opening and reading the state."""
     count, pairs = (500_000, 3) if quick else (5_000_000, 5)
     keys = distinct_keys(count)
     changed = np.random.default_rng(2).choice(keys, count // 100, replace=False)

@@ -1,7 +1,7 @@
 """
-I2: how often data is written again, and how much space it takes, over 100 increments of 1 % of the keys.
+I2: write and space amplification over 100 increments of 1 % of the keys.
 
-Each increment is a new backend, as on Spark. The peers are the goals themselves.
+Each increment opens a new backend, as on Spark. The peers are the goals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_SPACE = 2.0
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure the bytes of each snapshot, and those that its handle names."""
+    """Measure the written bytes of each snapshot and the bytes that its handle references."""
     count, increments = (200_000, 20) if quick else (5_000_000, 100)
     keys, subtask, random = distinct_keys(count), Subtask(work), np.random.default_rng(3)
     backend = subtask.open()
@@ -32,8 +32,8 @@ def run(work: Path, *, quick: bool) -> list[Result]:
         some = random.choice(keys, count // 100, replace=False)
         change(backend, some)
         handle, new = subtask.save(backend)
-        written, largest = written + new, max(largest, _named(handle))
-        changed += _alone(work, some)
+        written, largest = written + new, max(largest, _referenced_bytes(handle))
+        changed += _changed_bytes(work, some)
     backend.dispose()
     about = {"keys": count, "increments": increments}
     return [
@@ -42,12 +42,12 @@ def run(work: Path, *, quick: bool) -> list[Result]:
     ]
 
 
-def _named(handle: object) -> int:
+def _referenced_bytes(handle: object) -> int:
     return handle.state_size if isinstance(handle, IncrementalKeyedStateHandle) else 0
 
 
-def _alone(work: Path, keys: object) -> int:
-    """Return how many bytes the changes of an increment are, written for themselves."""
+def _changed_bytes(work: Path, keys: object) -> int:
+    """Return the size of the changes of an increment in a separate snapshot."""
     subtask = Subtask(work)
     backend = subtask.open()
     fill(backend, keys)

@@ -1,9 +1,9 @@
 """
-K1: sum, count and maximum by key over TPC-H lineitem, one file an increment and a checkpoint behind each.
+K1: sum, count and maximum by key over TPC-H lineitem, with one file per increment and a checkpoint after each.
 
-Each side has a session that is started and warm; a reading is one run from nothing to the end of the input. What changed
-goes nowhere on all sides. Flink reads CSV, for which we read the same CSV; its time is what the job itself tells, without
-the start of its cluster.
+Each side has a warm session. A measurement is one run over the whole input without earlier state, and the output is
+discarded. Flink reads CSV, and our side reads the same CSV in this case. The time of Flink is the reported run time of the
+job, without the start of its cluster.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from benchmarks.sides import ratio_result, require_same_figures, stage_side
 from benchmarks.tpch import KEYS, first_parts, lineitem, lineitem_csv, rows_of
 
 SMALL = "0.01"
-"""For what is run once to compare results, where a peer gives them row by row."""
+"""Scale for the comparison of results with peers that return them row by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another side."""
+    """Peer of a comparison."""
 
     name: str
     module: str
@@ -44,7 +44,7 @@ PEERS = (ROCKSDB, HDFS, FLINK)
 def run(
     work: Path, *, quick: bool, peers: Sequence[Peer] = PEERS, keys: Sequence[str] = KEYS, pairs: int = 5
 ) -> list[Result]:
-    """Measure every key against every peer, or a small table against the first where it is to be quick."""
+    """Measure every key against every peer, or a small table against the first peer if ``quick``."""
     if quick:
         peers, keys, pairs = peers[:1], keys[:1], 1
     results: list[Result] = []
@@ -56,9 +56,9 @@ def run(
 
 
 def peer_side(peer: Peer, work: Path) -> Side:
-    """Return the process of a peer, which is not started yet."""
-    place = work / f"{peer.name.split()[0]}"
-    log, arguments = place.with_suffix(".log"), [str(place), *peer.arguments]
+    """Return the unstarted process of a peer."""
+    folder = work / f"{peer.name.split()[0]}"
+    log, arguments = folder.with_suffix(".log"), [str(folder), *peer.arguments]
     if peer.reads_csv:
         return Side(peer.module, log, python=flink_python(), arguments=arguments)
     return Side(peer.module, log, arguments=arguments)
@@ -78,7 +78,7 @@ def _compared(ours: Side, theirs: Side, peer: Peer, key: str, work: Path, pairs:
 
 
 def same_figures(ours: Side, theirs: Side, kind: str, files: Path, key: str, work: Path) -> int:
-    """Run both sides once more, compare what they give, and return how many keys there are."""
+    """Run both sides once, compare their results, and return the number of keys."""
     mine, other = work / uuid.uuid4().hex, work / uuid.uuid4().hex
     ours.ask(kind=kind, files=str(files), key=key, output=str(mine))
     theirs.ask(files=str(files), key=key, output=str(other))

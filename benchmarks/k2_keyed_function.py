@@ -1,8 +1,9 @@
 """
-K2: a Python function by key over a value in state, on two files of TPC-H lineitem, against Spark's and PyFlink's.
+K2: a Python function by key with a value in state, on two files of TPC-H lineitem, compared with Spark and PyFlink.
 
-A peer that does not finish is stopped, and its reading is the limit: the ratio is at least that. PyFlink reads CSV, for
-which we read the same CSV; its cache of states is as large as the keys are many, and its time is what the job itself tells.
+A peer that exceeds the time limit is stopped, and its measurement is the limit; the ratio is then a lower bound. PyFlink
+reads CSV, and our side reads the same CSV in this case. The state cache of PyFlink is large enough for all keys, and its time
+is the reported run time of the job.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def run(
     pairs: int = 3,
     limit: float = LIMIT_SECONDS,
 ) -> list[Result]:
-    """Measure both numbers of keys against every peer, or a small table against the first where it is to be quick."""
+    """Measure both keys against every peer, or a small table against the first peer if ``quick``."""
     if quick:
         peers, keys, pairs = peers[:1], keys[:1], 1
     results: list[Result] = []
@@ -56,7 +57,7 @@ def _compared(
     files = first_parts(lineitem_csv(scale) if peer.reads_csv else lineitem(scale), FILES, work)
     request: dict[str, Any] = {"files": str(files), "key": key}
     goal = peer.goal if peer.reads_csv else GOALS_OF_SPARK[key]
-    # Stopped any sooner, a peer could not show whether the goal is met.
+    # With a lower limit, a stopped peer would not prove that the goal is met.
     limit = max(limit, float(round(_MARGIN * goal * ours.seconds(kind="function", **request))))
     readings = _readings(
         lambda: ours.seconds(kind="function", **request), lambda: _within(theirs, peer, request, limit), pairs, limit
@@ -74,14 +75,14 @@ def _readings(ours: Callable[[], float], peer: Callable[[], float], pairs: int, 
     first = [ours(), peer()]
     if first[1] >= limit:
         return [first]
-    # What takes long enough needs no warm-up but that of its session.
-    kept = [first] if first[1] >= _LONG_SECONDS else []
-    return kept + [[ours(), peer()] for _ in range(pairs - len(kept))]
+    # Long runs need no warm-up except for the session, so the first pair counts.
+    counted = [first] if first[1] >= _LONG_SECONDS else []
+    return counted + [[ours(), peer()] for _ in range(pairs - len(counted))]
 
 
 def _within(side: Side, peer: Peer, request: dict[str, Any], limit: float) -> float:
     if not side.is_running:
-        # What had to be stopped is started and warm before the next reading.
+        # Restart and warm up a stopped peer before the next measurement.
         small = lineitem_csv(SMALL) if peer.reads_csv else lineitem(SMALL)
         side.ask(within=limit, **{**request, "files": str(small)})
     return side.seconds(within=limit, **request)

@@ -1,4 +1,4 @@
-"""Keyed state in Arrow files for measurements: one subtask with bigint keys, and batches of them."""
+"""Keyed state in Arrow files for benchmarks: one subtask with bigint keys."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ BALANCE: ValueStateDescriptor[float] = ValueStateDescriptor("balance", pa.float6
 
 class Subtask:
     """
-    The only subtask of an operator.
+    Operator with one subtask.
 
-    :param folder: Where its checkpoints go.
+    :param folder: Folder for checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Subtask:
         self._checkpoint_id = 0
 
     def open(self, *restored: KeyedStateHandle) -> ArrowKeyedStateBackend:
-        """Return its state, as an increment opens it."""
+        """Open the state like an increment."""
         environment = StateEnvironment(
             storage=self._storage,
             subtask_index=0,
@@ -50,7 +50,7 @@ class Subtask:
         )
 
     def save(self, backend: ArrowKeyedStateBackend) -> tuple[KeyedStateHandle, int]:
-        """Write a snapshot; return its handle and how many bytes were new."""
+        """Write a snapshot, and return its handle and the number of new bytes."""
         self._checkpoint_id += 1
         base = f"{self._storage.base_uri}/{'0' * 32}"
         streams = FsCheckpointStreamFactory(
@@ -66,7 +66,7 @@ class Subtask:
 
 
 def batch_of(keys: Any) -> KeyBatch:
-    """Return distinct keys, a numpy array, as a batch."""
+    """Return a batch of distinct keys from a numpy array."""
     columns = (pa.array(keys),)
     groups = KEYS.key_groups_of(columns, KEY_GROUPS)
     order = np.argsort(groups, kind="stable")
@@ -74,18 +74,18 @@ def batch_of(keys: Any) -> KeyBatch:
 
 
 def distinct_keys(count: int, seed: int = 0) -> Any:
-    """Return keys as customers have them: scattered, with gaps."""
+    """Return random distinct keys with gaps, similar to customer ids."""
     return np.random.default_rng(seed).permutation(count * 3)[:count].astype("int64")
 
 
 def fill(backend: ArrowKeyedStateBackend, keys: Any, seed: int = 1) -> None:
-    """Give keys random balances of two decimals."""
+    """Write random balances with two decimals for keys."""
     batch = batch_of(keys)
     amounts = np.random.default_rng(seed).integers(0, 1_000_000, len(keys)) / 100
     backend.batch_state(BALANCE).put(batch, pa.array(amounts))
 
 
 def change(backend: ArrowKeyedStateBackend, keys: Any) -> None:
-    """Read the balances of keys and write others."""
+    """Read and update the balances of keys."""
     batch, state = batch_of(keys), backend.batch_state(BALANCE)
     state.put(batch, pa.compute.add(state.get(batch), 1.0))

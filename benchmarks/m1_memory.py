@@ -1,4 +1,4 @@
-"""M1: whether state of 50 million keys is built, saved and gone through with 512 MB of memory for Python."""
+"""M1: state of 50 million keys is built, saved and scanned with 512 MB of memory for Python."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure the largest resident size of a process that does nothing else."""
+    """Measure the maximum resident size of a separate process."""
     count = 5_000_000 if quick else 50_000_000
     program = _PROGRAM.format(chunk=_CHUNK)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program, str(work), str(count)], check=True, capture_output=True, text=True
     )
-    rows, peak = done.stdout.split()
+    rows, peak = result.stdout.split()
     if int(rows) != count:
         raise RuntimeError(f"Expected {count} rows, found {rows}.")
     return [

@@ -1,4 +1,8 @@
-"""Pairs of readings: both sides in turn, after a warm-up, so that a drift of the machine hits both."""
+"""
+Measurement of pairs and their results.
+
+Both sides are measured alternately after a warm-up, which distributes changes in the speed of the machine over both.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One comparison; ``ratio`` is written so that larger is better, and a case without a goal is told and not judged."""
+    """Result of a comparison. A larger ``ratio`` is better; a case without a goal is informational."""
 
     id: str
     case: str
@@ -27,7 +31,7 @@ class Result:
     sizes: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result with what it was measured on."""
+        """Return the result with the machine, the versions and the date."""
         return {
             "id": self.id,
             "case": self.case,
@@ -47,24 +51,24 @@ class Result:
 
     @property
     def is_met(self) -> bool | None:
-        """Tell whether the goal is reached; ``None`` without one."""
+        """Return whether the goal is reached, ``None`` without a goal."""
         return None if self.goal is None else self.ratio >= self.goal
 
     def line(self) -> str:
-        """Return the result for a terminal."""
+        """Return the result as a line of text."""
         verdict = "(no goal)" if self.goal is None else f"(goal {self.goal:g}) {'met' if self.is_met else 'NOT met'}"
         return f"{self.id} {self.case}: {self.ratio:.2f}x {verdict}"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long a piece of work takes."""
+    """Return the duration of ``work`` in seconds."""
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
 
 
 def in_turn(ours: Callable[[], float], peer: Callable[[], float], pairs: int) -> list[list[float]]:
-    """Read both sides ``pairs`` times in turn, the side that begins changing each time; a first pair warms up."""
+    """Measure both sides ``pairs`` times, alternating the first side of a pair; an additional first pair is a warm-up."""
     readings: list[list[float]] = []
     for i in range(pairs + 1):
         mine, theirs = (ours(), peer()) if i % 2 == 0 else tuple(reversed((peer(), ours())))
@@ -73,7 +77,7 @@ def in_turn(ours: Callable[[], float], peer: Callable[[], float], pairs: int) ->
 
 
 def median_ratio(pairs: list[list[float]]) -> float:
-    """Return the median of peer over ours."""
+    """Return the median of the ratios of peer to ours."""
     return statistics.median(theirs / mine for mine, theirs in pairs)
 
 

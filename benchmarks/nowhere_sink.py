@@ -1,4 +1,4 @@
-"""A sink whose output goes nowhere, as that of the peers."""
+"""Sink that discards its output, like the sinks of the peers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from airflow_provider_statecheck.spark.sinks.sink import SinkContext, SinkTaskCo
 
 
 class NowhereSink:
-    """Takes tables and commits nothing."""
+    """Sink that discards tables and commits nothing."""
 
     def open(self, context: SinkContext) -> None:
         """Accept any attempt."""
 
     def writer(self, context: SinkTaskContext) -> NowhereSink:
-        """Return itself: there is nothing to keep apart."""
+        """Return this sink, which has no state of an attempt."""
         return self
 
     def write(self, table: Any) -> None:
-        """Drop a table."""
+        """Discard a table."""
 
     def prepare_commit(self) -> list[dict[str, Any]]:
-        """Return that there is nothing to commit."""
+        """Return an empty committable."""
         return [{}]
 
     def abort(self) -> None:
-        """Give up nothing."""
+        """Do nothing."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[Mapping[str, Any]]) -> None:
-        """Publish nothing."""
+        """Do nothing."""
 
     def close(self, succeeded: bool) -> None:
-        """End."""
+        """Do nothing."""

@@ -1,9 +1,9 @@
 """
-O1: what checkpoints add to a stage, against the same stage with the last checkpoint alone.
+O1: overhead of checkpoints in a stage, compared with the same stage with only its final checkpoint.
 
-At the automatic interval, which leaves out those that cost more than they may save, and every ten seconds, so that there
-are some. Both sides write what changed of the state behind each increment, which is how it gets to the next one. The ratio
-is the time without over the time with checkpoints.
+Measured with the automatic interval, which skips checkpoints that cost more than they may save, and with an interval of ten
+seconds. Both sides write the changes of the state after each increment, which passes the state to the next one. The ratio is
+the time without checkpoints divided by the time with checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INCREMENT = {"bytes_per_increment": "64 MiB"}
 
 
 def run(work: Path, *, quick: bool, scale: str = "10", pairs: int = 3) -> list[Result]:
-    """Measure a stage of a minute or more, or a short one where it is to be quick."""
+    """Measure a stage of a minute or more, or a short one if ``quick``."""
     if quick:
         scale, pairs = "0.03", 1
     files = lineitem(scale)

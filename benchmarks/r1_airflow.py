@@ -1,4 +1,4 @@
-"""An Airflow of its own that runs the Dags of R1, and the kill of a driver."""
+"""Airflow installation for the Dags of R1, with the kill of a driver."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one run of a Dag."""
+    """Result of a Dag run."""
 
     marks: list[Mark]
     output: Path
 
     @property
     def seconds(self) -> float:
-        """Return the time from the begin of the first try to the end of the work."""
+        """Return the time from the start of the first try to the end of the work."""
         return self._last(END) - next(each.at for each in self.marks if each.name == TRY)
 
     @property
     def is_retried(self) -> bool:
-        """Tell whether there was a second try."""
+        """Return whether there was a second try."""
         return [each.name for each in self.marks].count(TRY) > 1
 
     @property
     def last_try(self) -> float:
-        """Return the time from the begin of the last try to the end of the work."""
+        """Return the time from the start of the last try to the end of the work."""
         return self._last(END) - self._last(TRY)
 
     def _last(self, name: str) -> float:
@@ -52,9 +52,9 @@ class Run:
 
 class PrivateAirflow:
     """
-    Runs Airflow's commands over a database of its own.
+    Airflow with a separate database.
 
-    :param work: Where that, the checkpoints and the output go.
+    :param work: Folder for the database, the checkpoints and the output.
     """
 
     def __init__(self, work: Path) -> None:
@@ -66,10 +66,12 @@ class PrivateAirflow:
 
     def run(self, dag: str, files: Path, kill_at: Moment | None = None) -> Run:
         """
-        Run a Dag to its end.
+        Run a Dag until it ends.
 
-        :param kill_at: When its driver gets kill -9, once, unless its work is over before that.
-        :raises RuntimeError: if the run failed.
+        :param dag: Id of the Dag.
+        :param files: Folder with the input.
+        :param kill_at: Moment at which the driver is killed with SIGKILL, unless its work ends earlier.
+        :raises RuntimeError: The run failed.
         """
         self._runs += 1
         folder = self._work / f"run-{self._runs}"
@@ -83,8 +85,8 @@ class PrivateAirflow:
             self._finish(process)
         finally:
             _end(process)
-        for left in ("checkpoints", SPARK_FILES):
-            shutil.rmtree(self._work / left, ignore_errors=True)
+        for folder_name in ("checkpoints", SPARK_FILES):
+            shutil.rmtree(self._work / folder_name, ignore_errors=True)
         return Run(marks_in(marks), output)
 
     def _kill_driver(self, process: subprocess.Popen[bytes], moment: Moment, marks: Path) -> None:
@@ -96,7 +98,7 @@ class PrivateAirflow:
             return
         found = [each for each in psutil.Process(process.pid).children(recursive=True) if each.name() == "java"]
         if len(found) != 1:
-            raise RuntimeError(f"Expected one driver at work at {moment}, found {found}; see {self._log}.")
+            raise RuntimeError(f"Expected one running driver at {moment}, found {found}; see {self._log}.")
         os.kill(found[0].pid, signal.SIGKILL)
 
     def _start(self, *arguments: str, **places: Path) -> subprocess.Popen[bytes]:
@@ -114,10 +116,10 @@ class PrivateAirflow:
         status = process.wait()
         if status != 0:
             last = self._log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"Expected Airflow's command to succeed, found the status {status}: {last}")
+            raise RuntimeError(f"Expected Airflow's command to succeed, found exit status {status}: {last}")
 
     def _environment(self) -> dict[str, str]:
-        # What the caller's shell says of another Airflow must not count here.
+        # Settings of the caller's Airflow must not affect this one.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         return inherited | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -127,14 +129,14 @@ class PrivateAirflow:
             "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "r1_dags"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__STATECHECK__CHECKPOINT_DIR": (self._work / "checkpoints").as_uri(),
-            # A driver that is killed leaves its shuffles.
+            # A killed driver does not delete its shuffle files.
             "SPARK_LOCAL_DIRS": str(self._work / SPARK_FILES),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
         }
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    # A run that went wrong must not go on beside the next one.
+    # A failed run must not continue during the next one.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,4 +1,4 @@
-"""Our side of R1, as it is submitted: four of the five steps are snapshots, the fifth is the output."""
+"""Submitted application of our side of R1: four of the five steps are snapshots, and the fifth is the output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.r1_steps import KEYS, with_neighbours
 
 
 def main(files: str, output: str, marks: str) -> None:
-    """Compute all steps that no checkpoint has."""
+    """Compute the steps that are not in a checkpoint."""
     mark(marks, BEGIN)
     spark: Any = SparkSession.builder.getOrCreate()
     with StageContext.current(spark) as checkpoint:

@@ -1,4 +1,4 @@
-"""When the programs of R1 came to what, as they say themselves, over all tries."""
+"""Timestamps of the progress of R1's programs, over all tries."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ TRY, BEGIN, END = "try", "begin", "end"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point that a program came to."""
+    """Point in the progress of a program."""
 
     name: str
     at: float
-    """By the clock of the machine, which its processes share."""
+    """Time in seconds since the epoch."""
 
 
 def mark(file: str, name: str) -> None:
-    """Note that a point is reached."""
+    """Record that a point was reached."""
     with Path(file).open("a") as marks:
         marks.write(json.dumps({"name": name, "at": time.time()}) + "\n")
 
 
 def marks_in(file: Path) -> list[Mark]:
-    """Return what was noted so far."""
+    """Return the marks recorded so far."""
     if not file.exists():
         return []
-    # A line without its end is still being written.
+    # A line without a newline is incomplete.
     return [Mark(**json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A moment in a run: so many seconds after a mark, so that what came before may take longer this time."""
+    """Moment in a run, relative to a mark, which makes it independent of the duration of earlier steps."""
 
     after: str
     seconds: float
+    """Seconds after the mark."""
 
     @classmethod
     def at(cls, share: float, marks: list[Mark]) -> Moment:
         """
-        Return the moment at which a share of the time was over that a run took.
+        Return the moment at a share of the duration of a run.
 
-        :param marks: Of a run that nothing disturbed.
+        :param share: Share between 0 and 1.
+        :param marks: Marks of an undisturbed run.
         """
-        own = [each for each in marks if each.name != TRY]
-        moment = own[0].at + share * (own[-1].at - own[0].at)
-        last = [each for each in own if each.at <= moment][-1]
+        steps = [each for each in marks if each.name != TRY]
+        moment = steps[0].at + share * (steps[-1].at - steps[0].at)
+        last = [each for each in steps if each.at <= moment][-1]
         return cls(last.name, moment - last.at)
 
     def is_over(self, marks: list[Mark]) -> bool:
-        """Tell whether a run that is under way has come so far."""
+        """Return whether a running program has passed this moment."""
         return any(each.name == self.after and time.time() >= each.at + self.seconds for each in marks)

@@ -1,9 +1,9 @@
 """
-R1: a job of five steps whose driver gets kill -9 at 90 % of its work, and its retry by Airflow.
+R1: a job of five steps whose driver is killed at 90 % of its work and retried by Airflow.
 
-Our operator keeps four of the steps as snapshots; the peer is the same work by Spark's own operator, in one Spark job
-without anything between its input and its output, whose retry begins with nothing. A reading is the time from the begin
-of the task's first try to the end of its work; how long a run takes undisturbed is measured right before it.
+Our operator takes snapshots of four steps. The peer is the same work with Spark's operator as one Spark job without
+intermediate results, whose retry starts from the beginning. A measurement is the time from the start of the first try to the
+end of the work. The undisturbed run is measured immediately before it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Both runs of one side."""
+    """Undisturbed and killed run of one side."""
 
     undisturbed: Run
     killed: Run
 
     @property
     def factor(self) -> float:
-        """Return how many times the undisturbed run the killed one took."""
+        """Return the duration of the killed run relative to the undisturbed run."""
         return self.killed.seconds / self.undisturbed.seconds
 
 
 def run(work: Path, *, quick: bool, scale: str = "3", pairs: int = 3) -> list[Result]:
-    """Measure on TPC-H lineitem, on a very small one where it is to be quick."""
+    """Measure on TPC-H lineitem, or on a very small one if ``quick``."""
     if quick:
         scale, pairs = "0.01", 1
     files = lineitem(scale)
@@ -72,21 +72,21 @@ def _reading(airflow: PrivateAirflow, dag: str, files: Path, sums: list[list[Any
         killed = _run(airflow, dag, files, sums, Moment.at(KILLED_AT, undisturbed.marks))
         if killed.is_retried:
             return Reading(undisturbed, killed)
-        # It was so much faster that it was over by then.
+        # The run ended before the kill, so it is the new undisturbed run.
         undisturbed = killed
-    raise RuntimeError(f"Expected a run of {dag} to kill, found {_TRIES} that were over too soon.")
+    raise RuntimeError(f"Expected a run of {dag} that can be killed, found {_TRIES} that ended before the kill.")
 
 
 def _run(airflow: PrivateAirflow, dag: str, files: Path, sums: list[list[Any]], kill_at: Moment | None = None) -> Run:
-    done = airflow.run(dag, files, kill_at)
-    sums.append(_sums_of(done.output))
-    shutil.rmtree(done.output)
-    return done
+    result = airflow.run(dag, files, kill_at)
+    sums.append(_sums_of(result.output))
+    shutil.rmtree(result.output)
+    return result
 
 
 def _sums_of(output: Path) -> list[Any]:
     """Return the number of rows and the sum of each column that a step added."""
-    names = [f"{what}_by_{key}" for key in KEYS for what in ("previous", "number")]
+    names = [f"{column}_by_{key}" for key in KEYS for column in ("previous", "number")]
     output_of = ds.dataset(output, format="parquet")
     return [output_of.count_rows(), *(pc.sum(output_of.to_table([name])[name]).as_py() for name in names)]
 

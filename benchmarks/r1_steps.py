@@ -1,4 +1,4 @@
-"""The five steps of R1: each shuffles and sorts lineitem by another key and adds what the neighbours of a row tell."""
+"""Five steps of R1: each shuffles and sorts lineitem by another key and adds columns from neighbouring rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ KEYS = ("l_partkey", "l_suppkey", "l_orderkey", "l_commitdate", "l_receiptdate")
 
 
 def with_neighbours(frame: Any, key: str) -> Any:
-    """Add to each row the price before it and its number among the rows of a key."""
+    """Add the price of the previous row and the row number within its key to each row."""
     from pyspark.sql import Window, functions as F
 
     rows = Window.partitionBy(key).orderBy("l_shipdate", "l_orderkey", "l_linenumber")

@@ -1,4 +1,4 @@
-"""A stage that keeps a text for each key, and stops where a retry of it would first work with them."""
+"""Stage with a text for each key in state, which fails when a retry first reads the state."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from benchmarks.keyed_state import distinct_keys
 NOTE: ValueStateDescriptor[str] = ValueStateDescriptor("note", str)
 ROWS_AT_ONCE = 250_000
 ASKED = 100
-"""One of so many keys is in the second increment."""
+"""Every 100th key is in the second increment."""
 
 
 class Notes(KeyedProcessFunction[int, Any, Any]):
     """
-    Keeps what comes, and at the first rows that bring nothing reads their state, says when it had it, and fails.
+    Store the texts of rows. At the first rows without texts, read their state, record the time and fail.
 
-    :param first_work: The file that gets the time.
+    :param first_work: File for the time.
     """
 
     def __init__(self, first_work: str) -> None:
         self._first_work = Path(first_work)
 
     def open(self, runtime_context: RuntimeContext) -> None:
-        """Ask for the state, so that it is known before there are rows."""
+        """Register the state before the first rows."""
         runtime_context.get_state(NOTE)
 
     def process_batch(self, table: Any, context: Any) -> None:
-        """Keep the texts of keys, each of which is there once."""
+        """Store the texts of distinct keys."""
         notes = table.column("note").combine_chunks()
         if notes.null_count == 0:
             context.state(NOTE).put(context.keys, notes)
             return
         found = context.state(NOTE).get(context.keys)
-        # The subtask that comes second has nothing to say.
+        # Only the first subtask records the time.
         with suppress(FileExistsError), self._first_work.open("x") as file:
             file.write(str(time.time()))
-        raise RuntimeError(f"Planned: the state of {len(found) - found.null_count} of {len(found)} keys is there.")
+        raise RuntimeError(f"Planned: found the state of {len(found) - found.null_count} of {len(found)} keys.")
 
 
 def write_input(folder: Path, keys: int, width: int) -> None:
-    """Write two files: texts that cannot be compressed for all keys, and some of the keys with nothing."""
+    """Write two files: incompressible texts for all keys, and a subset of the keys without texts."""
     folder.mkdir(parents=True)
     ids, random = distinct_keys(keys), np.random.default_rng(0)
     schema = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -67,13 +67,13 @@ def write_input(folder: Path, keys: int, width: int) -> None:
 
 
 def _texts(random: Any, count: int, width: int) -> Any:
-    """Return texts of a width that is a multiple of four."""
+    """Return random texts; ``width`` is a multiple of four."""
     data = base64.b64encode(random.bytes(count * width // 4 * 3))
     offsets = np.arange(count + 1, dtype=np.int32) * width
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data))
 
 
 def stage_over(files: Path, first_work: Path) -> Stage:
-    """Return the stage; each file is an increment."""
+    """Return the stage with one increment per file."""
     source = ParquetSource(sorted(map(str, files.iterdir())), files_per_increment=1)
     return Stage("notes").source(source).key_by("id").process(Notes(str(first_work)))

@@ -1,10 +1,10 @@
 """
-R2: how long a retry takes until it first works with state of 1 GB, against reading the same bytes with pyarrow.
+R2: time of a retry until a function first reads its state of 1 GB, compared with reading the same bytes with pyarrow.
 
-A reading is the time from the call that begins the retry, in a session that is started and warm, until a function has
-the state of its first batch of rows; a case of its own adds the start of the process and of its Spark. The peer reads all
-files of the checkpoint, several at once, and keeps nothing. Local files are in the cache of the operating system on both
-sides, which is the peer's advantage: ours reads little of them. The object store is a simulation on the same machine.
+A measurement is the time from the start of the retry in a warm session until a function has the state of its first batch of
+rows. A separate case includes the start of the process and of Spark. The peer reads all files of the checkpoint concurrently
+and discards them. Local files are in the cache of the operating system, which favours the peer, because our side reads only
+few of the bytes. The object store is simulated on the same machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a state is."""
+    """Location of a state."""
 
     name: str
     base: str
@@ -34,14 +34,14 @@ class Place:
 
 
 def run(work: Path, *, quick: bool, keys: int = 5_000_000, pairs: int = 5) -> list[Result]:
-    """Measure with keys of 200 bytes each, or a fiftieth of them on local files where it is to be quick."""
+    """Measure with 200 bytes per key, or a fiftieth of the keys on local files if ``quick``."""
     local = Place("local files", str(work / "r2-checkpoints"))
     with state_side(work, "r2") as ours, Side("benchmarks.peers.arrow_reader", work / "r2-peer.log") as theirs:
         if quick:
             return _compared(ours, theirs, local, keys // 50, 1)
         results = _compared(ours, theirs, local, keys, pairs, starts=_STARTS)
         with running_object_store() as store:
-            # Past the proxy, which is there for tests and is no fast one.
+            # Bypasses the proxy of the tests, which is slow.
             options = {"key": KEY, "secret": SECRET, "endpoint_url": store.direct_url}
             results += _compared(ours, theirs, Place("S3", f"s3://{store.bucket}/r2", options), keys, pairs)
     return results
@@ -65,7 +65,7 @@ def _compared(ours: Side, theirs: Side, place: Place, keys: int, pairs: int, sta
 
 
 def _from_start(ours: Side, request: dict[str, Any]) -> float:
-    """Return the time until the first work of a retry in a process that is yet to be started."""
+    """Return the time until the first work of a retry, including the start of its process."""
     ours.stop()
     begin = time.time()
     answer = ours.ask(what="retry", **request)
@@ -74,12 +74,12 @@ def _from_start(ours: Side, request: dict[str, Any]) -> float:
 
 
 def state_side(work: Path, name: str) -> Side:
-    """Return the process that has the states, which is not started yet."""
+    """Return the unstarted process of our side."""
     return Side("benchmarks.r2_side", work / f"{name}-ours.log", arguments=[str(work / f"{name}-ours")])
 
 
 def built(side: Side, **request: Any) -> dict[str, Any]:
-    """Have a state built; return its pointer, its files and their bytes."""
+    """Build a state, and return its pointer, its files and their size in bytes."""
     state = side.ask(what="build", **request)
     assert state is not None
     return state

@@ -1,4 +1,4 @@
-"""Our side of R2 and W1: state of a stage that stopped, and what begins from it."""
+"""Our side of R2 and W1: the state of a failed stage, its retries and its reader."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from benchmarks.spark_side import CONF
 
 class StateSide:
     """
-    Builds states, restores them, and reads them.
+    Build, restore and read states.
 
-    :param work: Where each has a folder, by its name.
+    :param work: Parent folder of the states.
     """
 
     def __init__(self, work: Path) -> None:
@@ -36,7 +36,7 @@ class StateSide:
         Answer a request.
 
         :param what: ``build``, ``retry``, ``copy`` or ``read``.
-        :param name: Of the state.
+        :param name: Name of the state.
         """
         answers: dict[str, Callable[..., dict[str, Any]]] = {
             "build": self._build,
@@ -60,8 +60,8 @@ class StateSide:
         }
 
     def _retry(self, folder: Path, *, base: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Run the stage from its last checkpoint to where it first works with its state."""
-        # A task of the try before may still come to its first work.
+        """Run the stage from its last checkpoint until it first reads its state."""
+        # A new file for each try, because a task of the previous try may still write its file.
         first_work = folder / f"first_work-{uuid4().hex}"
         begin = time.time()
         try:
@@ -96,7 +96,7 @@ class StateSide:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     work = Path(sys.argv[1])
     work.mkdir(parents=True, exist_ok=True)

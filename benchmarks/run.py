@@ -1,4 +1,4 @@
-"""Runs the benchmarks, writes ``benchmarks/results/*.json``, and the table and the chart of ``docs/benchmarks.md``."""
+"""Run the benchmarks and write ``benchmarks/results/*.json`` and the table and chart of ``docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ WORKLOADS: dict[str, Callable[..., list[Result]]] = {
     "W1": w1_state_reader.run,
 }
 LONG_IF_SMALL = ("R1",)
-"""Where starts are most of it: they are left out of the quick run unless it names them."""
+"""Workloads dominated by start times, which the quick run skips unless they are named."""
 
 
 def main() -> None:
-    """Measure what was asked for and say whether the goals are met."""
+    """Measure the selected workloads and print whether the goals are met."""
     arguments = _arguments()
     names = arguments.only.split(",") if arguments.only else _all_names(quick=arguments.quick)
     lines: list[str] = []
     for name in names:
-        # What a workload leaves is gone before the next one fills the disk.
+        # Each workload has its own folder, which is deleted to free the disk for the next one.
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"statecheck-bench-{name}-") as folder:
             results = WORKLOADS[name](Path(folder), quick=arguments.quick)
         print(f"{name} took {time.monotonic() - begin:.0f} s", flush=True)
         lines.extend(result.line() for result in results)
         if not arguments.quick:
-            _keep(name, results)
+            _write_results(name, results)
     if not arguments.quick:
         _write_page()
     print("\n".join(lines))
@@ -77,7 +77,7 @@ def main() -> None:
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="ids separated by commas")
-    parser.add_argument("--quick", action="store_true", help="small sizes; keeps no results")
+    parser.add_argument("--quick", action="store_true", help="use small sizes and do not write results")
     return parser.parse_args()
 
 
@@ -85,7 +85,7 @@ def _all_names(*, quick: bool) -> list[str]:
     return [name for name in WORKLOADS if not quick or name not in LONG_IF_SMALL]
 
 
-def _keep(name: str, results: list[Result]) -> None:
+def _write_results(name: str, results: list[Result]) -> None:
     content = json.dumps([result.as_json() for result in results], indent=1)
     (HERE / "results" / f"{name}.json").write_text(content + "\n")
 

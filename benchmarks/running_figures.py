@@ -1,4 +1,4 @@
-"""The function of K2: sum, count and maximum by key, one element after the other."""
+"""Function of K2: sum, count and maximum by key, element by element."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from airflow_provider_statecheck.state.functions.user_functions import KeyedProc
 
 
 class RunningFigures(KeyedProcessFunction[int, Any, Any]):
-    """Keeps the figures of each key; gives them when the input has ended, if asked to."""
+    """Aggregate the figures of each key, and emit them at the end of input if ``gives``."""
 
     def __init__(self, *, gives: bool) -> None:
         self._gives = gives
 
     def open(self, runtime_context: RuntimeContext) -> None:
-        """Ask for the state."""
+        """Register the state."""
         self._figures = runtime_context.get_state(ValueStateDescriptor("figures", tuple[float, int, float]))
 
     def process_element(self, value: Any, context: KeyedContext[int]) -> None:
@@ -25,6 +25,6 @@ class RunningFigures(KeyedProcessFunction[int, Any, Any]):
         self._figures.update((total + value.price, count + 1, max(top, value.price)))
 
     def on_end_of_input(self, context: KeyedContext[int]) -> Any:
-        """Give the figures of a key."""
+        """Emit the figures of a key."""
         if self._gives:
             yield context.current_key, *(self._figures.value() or ())

@@ -1,8 +1,8 @@
 """
-S1: a snapshot of a wide DataFrame against writing it plainly, and against Spark's own checkpoint.
+S1: a snapshot of a wide DataFrame, compared with a plain write and with Spark's checkpoint.
 
-The case on S3 is that of a Spark whose Hadoop has no such filesystem: Python writes on the executors. Its peer is one
-process that reads the same files with pyarrow and writes them to the same server, without Spark.
+In the case of S3, Spark's Hadoop has no S3 filesystem, and Python writes on the executors. The peer is one process without
+Spark that reads the same files with pyarrow and writes them to the same server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONF = {
 
 
 def run(work: Path, *, quick: bool) -> list[Result]:
-    """Measure on TPC-H lineitem, scale 1, or 0.1 where it is to be quick."""
+    """Measure on TPC-H lineitem of scale 1, or 0.1 if ``quick``."""
     scale, pairs = ("0.1", 1) if quick else ("1", 5)
     source = lineitem(scale)
     spark = start_session(CONF)
@@ -84,7 +84,7 @@ def _against_pyarrow_on_s3(
     spark: Any, frame: Any, source: Path, work: Path, pairs: int, sizes: dict[str, Any]
 ) -> Result:
     with running_object_store() as store:
-        # Past the proxy, which is there for tests and is no fast one.
+        # Bypasses the proxy of the tests, which is slow.
         options = {"key": KEY, "secret": SECRET, "endpoint_url": store.direct_url}
         base = f"s3://{store.bucket}"
 
@@ -105,7 +105,7 @@ def _copy_with_pyarrow(source: Path, target: str, options: dict[str, Any]) -> No
 
 
 def _snapshot(spark: Any, frame: Any, work: Path) -> tuple[float, float]:
-    """Take one snapshot with its completed checkpoint; return its seconds and its bytes."""
+    """Take a snapshot with a completed checkpoint, and return its duration in seconds and its size in bytes."""
     folder = work / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     return _timed_snapshot(spark, frame, work, str(folder), {})

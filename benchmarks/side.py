@@ -1,4 +1,4 @@
-"""One side of a comparison: a process with a session that stays, so that starting it is in no reading."""
+"""Side of a comparison: a long-running process, which excludes its start from the measurements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROOT = Path(__file__).parent.parent
 
 class Side:
     """
-    Asks a process, which is started with the first request and after it had to be stopped.
+    Process that answers requests; it starts with the first request, and again after it was stopped.
 
-    :param module: What it runs.
-    :param log: Where it writes what it has to say.
-    :param python: The interpreter.
-    :param arguments: For the process.
+    :param module: Module to run.
+    :param log: File for its standard error.
+    :param python: Python interpreter.
+    :param arguments: Arguments of the process.
     """
 
     def __init__(self, module: str, log: Path, *, python: str = sys.executable, arguments: Sequence[str] = ()) -> None:
@@ -41,10 +41,10 @@ class Side:
 
     def ask(self, *, within: float | None = None, **request: Any) -> dict[str, Any] | None:
         """
-        Return the answer to a request.
+        Return the reply to a request, ``None`` if the process exceeded the time limit and was stopped.
 
-        :param within: After how many seconds the process is stopped, and the answer is ``None``.
-        :raises RuntimeError: if the process ended.
+        :param within: Time limit in seconds.
+        :raises RuntimeError: The process ended.
         """
         process = self._started()
         assert process.stdin is not None
@@ -57,22 +57,22 @@ class Side:
         line = process.stdout.readline()
         if not line:
             self.stop()
-            raise RuntimeError(f"Expected an answer to {request}, found that the process ended: {self._last_words()}")
+            raise RuntimeError(f"Expected a reply to {request}, found that the process ended: {self._end_of_log()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the process is there."""
+        """Return whether the process is running."""
         return self._process is not None
 
     def seconds(self, *, within: float | None = None, **request: Any) -> float:
-        """Return how long a request took by what it says itself, or the limit where it did not finish."""
+        """Return the duration of a request that the process reports, or the limit if it was exceeded."""
         found = self.ask(within=within, **request)
         return float(within or 0.0) if found is None else float(found["seconds"])
 
     def stop(self) -> None:
-        """End the process with all that it started."""
+        """Kill the process and its descendants."""
         process, self._process = self._process, None
         if process is not None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -88,11 +88,11 @@ class Side:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    # Spark's own Python workers would otherwise be whatever is first on the path.
+                    # Without it, Spark's Python workers use the first python3 on the path.
                     env={**os.environ, "PYSPARK_PYTHON": self._command[0]},
                     start_new_session=True,
                 )
         return self._process
 
-    def _last_words(self) -> str:
+    def _end_of_log(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]

@@ -1,4 +1,4 @@
-"""Comparisons of our stages with a peer, each in a process of its own."""
+"""Comparisons of our stages with a peer, each side in a separate process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ROUNDING = 1e-9
 
 
 def stage_side(work: Path) -> Side:
-    """Return our side."""
+    """Return the unstarted process of our side."""
     return Side("benchmarks.stage_side", work / "ours.log", arguments=[str(work / "ours")])
 
 
 def ratio_result(
     id: str, case: str, readings: list[list[float]], goal: float | None, sizes: dict[str, Any], unit: str = "s"
 ) -> Result:
-    """Return a result from pairs of ours and the peer's."""
+    """Return the result for pairs of measurements of ours and the peer."""
     ours, peer = medians(readings)
     ratio = median_ratio(readings)
     return Result(
@@ -35,12 +35,13 @@ def ratio_result(
 
 def require_same_figures(ours: Path, peer: Path, key: str) -> int:
     """
-    Compare what two sides say of all keys, prices up to the rounding of doubles.
+    Compare the figures of all keys, prices up to the rounding of doubles.
 
-    :param ours: A folder of Parquet files.
-    :param peer: Such a folder, or a CSV file; of a key with several rows the one that counted most is the last.
-    :return: How many keys there are.
-    :raises RuntimeError: if they differ.
+    :param ours: Folder of Parquet files.
+    :param peer: Folder of Parquet files, or a CSV file. Of several rows of a key, the one with the highest count is used.
+    :param key: Name of the key column.
+    :return: Number of keys.
+    :raises RuntimeError: The figures differ.
     """
     mine, theirs = _figures(ours, key), _figures(peer, key)
     same = len(mine) == len(theirs) and all(mine.column(name).equals(theirs.column(name)) for name in (key, "n"))

@@ -1,4 +1,4 @@
-"""What the sides on Spark have in common."""
+"""Common settings of the sides on Spark."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CONF = {
 }
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 COLUMNS = "l_suppkey bigint, l_partkey bigint, l_orderkey bigint, price double"
-"""Of the CSV files."""
+"""Columns of the CSV files."""
 
 
 def prices(key: str, spark: Any, files: str) -> Any:
-    """Return a key of lineitem and the price as a number that Python works with fast."""
+    """Return a key of lineitem and the price as a double, which is faster in Python than a decimal."""
     return spark.read.parquet(files).selectExpr(key, "cast(l_extendedprice as double) as price")

@@ -1,4 +1,4 @@
-"""Our side of the comparisons of stages; a request is one run of a stage from nothing."""
+"""Our side of the comparisons of stages; each request runs a stage without earlier state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FIGURES = "total double, n bigint, top double"
 
 class StageSide:
     """
-    Runs the stages of the workloads.
+    Run the stages of the workloads.
 
-    :param work: Where checkpoints and the database go.
+    :param work: Folder for checkpoints and the database.
     """
 
     def __init__(self, work: Path) -> None:
@@ -54,11 +54,12 @@ class StageSide:
         Run a stage.
 
         :param kind: ``aggregate`` or ``function``.
-        :param files: A folder; one file is an increment.
-        :param output: Where the figures of all keys are written at the end; by default those that changed go nowhere.
-        :param interval: Between two checkpoints.
-        :param increment: How large increments are, other than one file.
-        :param watch: Whether the memory of the Python workers is watched.
+        :param files: Folder with the input.
+        :param key: Name of the key column.
+        :param output: Folder for the final figures of all keys; by default changed figures are emitted and discarded.
+        :param interval: Interval between two checkpoints.
+        :param increment: Size of increments; by default one file.
+        :param watch: Whether to measure the peak memory of the Python workers.
         """
         name = uuid.uuid4().hex
         sink = ParquetSink(output) if output else NowhereSink()
@@ -104,7 +105,7 @@ def _figured(stage: Stage, kind: str, key: str, price: str, *, is_given: bool) -
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     work = Path(sys.argv[1])
     work.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""TPC-H lineitem as the workloads read it; made once and kept."""
+"""Input of the workloads: TPC-H lineitem, generated once and cached."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEYS = ("l_suppkey", "l_partkey", "l_orderkey")
 PARTS = 8
 
 
-def kept_folder() -> Path:
-    """Return where large things that are the same each time are kept, outside of the repository."""
+def cache_folder() -> Path:
+    """Return the folder for large reusable files, outside of the repository."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "airflow-provider-statecheck-benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -25,8 +25,8 @@ def kept_folder() -> Path:
 
 
 def lineitem(scale: str) -> Path:
-    """Return a folder with the table in parts of the same size."""
-    target = kept_folder() / f"tpch{scale}"
+    """Return the folder of the table, in files of equal size."""
+    target = cache_folder() / f"tpch{scale}"
     if not target.exists():
         made = target.with_name(f"{target.name}.part")
         shutil.rmtree(made, ignore_errors=True)
@@ -36,8 +36,8 @@ def lineitem(scale: str) -> Path:
 
 
 def lineitem_csv(scale: str) -> Path:
-    """Return a folder with the keys and the price as CSV without a header, for peers that read no Parquet by themselves."""
-    target = kept_folder() / f"tpch{scale}-csv"
+    """Return a folder with the keys and the price as CSV without a header, for peers without a Parquet reader."""
+    target = cache_folder() / f"tpch{scale}-csv"
     if not target.exists():
         made = target.with_name(f"{target.name}.part")
         shutil.rmtree(made, ignore_errors=True)
@@ -51,7 +51,7 @@ def lineitem_csv(scale: str) -> Path:
 
 
 def first_parts(folder: Path, count: int, work: Path) -> Path:
-    """Return a folder with the first parts of another alone."""
+    """Return a folder with the first ``count`` files of another folder."""
     target = work / f"{folder.parent.name}-{folder.name}-{count}"
     if not target.exists():
         target.mkdir()
@@ -61,5 +61,5 @@ def first_parts(folder: Path, count: int, work: Path) -> Path:
 
 
 def rows_of(folder: Path) -> int:
-    """Return how many rows the Parquet files of a folder have."""
+    """Return the number of rows in the Parquet files of a folder."""
     return sum(pq.ParquetFile(part).metadata.num_rows for part in folder.glob("*.parquet"))

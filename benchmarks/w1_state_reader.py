@@ -1,8 +1,8 @@
 """
-W1: the whole state of a function as a DataFrame of Spark, against Spark reading the same rows from Parquet.
+W1: reading the whole state of a function as a Spark DataFrame, compared with reading the same rows from Parquet.
 
-Both sides have a session that is started and warm, and write what they read nowhere. The Parquet files are what Spark
-writes of the DataFrame; their rows are compared once with those that went into the state.
+Both sides have a warm session and discard the rows. Spark writes the Parquet files from the DataFrame of the state, and their
+rows are compared once with the input.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.sides import ratio_result
 
 GOAL = 0.8
 STATES = ((5_000_000, 200), (10_000_000, 8))
-"""Keys, and bytes of the text of each."""
+"""Number of keys, and size of the text of a key in bytes."""
 
 
 def run(work: Path, *, quick: bool, pairs: int = 5) -> list[Result]:
-    """Measure a state of large values and one of small ones, or a hundredth of the first where it is to be quick."""
+    """Measure a state of large and one of small values, or a hundredth of the first one if ``quick``."""
     states: tuple[tuple[int, int], ...] = STATES
     if quick:
         states, pairs = ((STATES[0][0] // 100, STATES[0][1]),), 1
@@ -54,5 +54,5 @@ def _require_same(given: Path, copy: Path) -> None:
 
 def _sorted(table: Any) -> Any:
     renamed = table.rename_columns(["id", "note"]).sort_by("id")
-    # Spark writes large texts and Arrow's own alike as texts, and what may be null is told otherwise.
+    # Normalize the string type and nullability, which differ between Spark and the input.
     return renamed.cast(pa.schema([("id", pa.int64()), ("note", pa.string())])).combine_chunks()

@@ -1,1 +1,1 @@
-"""The other sides of comparisons, each run in a process of its own."""
+"""Peers of the comparisons, each run in a separate process."""

@@ -1,4 +1,4 @@
-"""The peer of R2: pyarrow, which reads files of state as fast as it can and keeps nothing of them."""
+"""Peer of R2: pyarrow reads all state files and discards their content."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ FILES_AT_ONCE = 8
 
 def read(*, files: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """
-    Read all files whole, several at once.
+    Read all files completely and concurrently.
 
-    :param options: Of the object store that has them; none for local files.
+    :param files: Paths of the files.
+    :param options: Options of the object store; empty for local files.
     """
     begin = time.perf_counter()
     filesystem = _s3(options) if options else pa.fs.LocalFileSystem()

@@ -1,4 +1,4 @@
-"""Flink SQL: ``GROUP BY`` over a bounded stream of CSV, state on the heap, with checkpoints."""
+"""Peer of K1: ``GROUP BY`` in Flink SQL over a bounded stream of CSV, with checkpoints and state on the heap."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.peers.flink_side import configuration, create_source, job_second
 
 class SqlAggregate:
     """
-    Runs a query from nothing to the end of its input.
+    Query that runs over its whole input.
 
-    :param work: Where checkpoints go.
+    :param work: Folder for checkpoints.
     """
 
     def __init__(self, work: Path) -> None:
@@ -28,9 +28,11 @@ class SqlAggregate:
 
     def run(self, *, files: str, key: str, output: str | None = None) -> dict[str, Any]:
         """
-        Run it.
+        Run the query.
 
-        :param output: Where all that it gives goes, in order, as CSV; by default nowhere.
+        :param files: Folder with the input.
+        :param key: Name of the key column.
+        :param output: CSV file for the results; by default they are discarded.
         """
         name = f"t{uuid.uuid4().hex}"
         create_source(self._tables, files, name)
@@ -56,7 +58,7 @@ def _collect(result: Any, key: str, output: str) -> int:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     answer(SqlAggregate(Path(sys.argv[1])).run)
 
 

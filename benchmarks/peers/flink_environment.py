@@ -1,4 +1,4 @@
-"""A virtual environment with PyFlink, which pins other versions of shared packages; made once and kept."""
+"""Cached virtual environment for PyFlink, which pins other versions of shared packages."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import shutil
 import subprocess
 import sys
 
-from benchmarks.tpch import kept_folder
+from benchmarks.tpch import cache_folder
 
 VERSION = "2.2.1"
 
 
 def flink_python() -> str:
     """Return the interpreter of the environment."""
-    target = kept_folder() / f"flink-{VERSION}"
+    target = cache_folder() / f"flink-{VERSION}"
     python = target / "bin" / "python"
     ready = target / "ready"
     if not ready.exists():
@@ -28,5 +28,5 @@ def flink_python() -> str:
 
 
 def _environment() -> dict[str, str]:
-    # The one of the benchmarks must not be taken for the one to install into.
+    # Without VIRTUAL_ENV, uv cannot install into the environment of the benchmarks.
     return {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | {"UV_PYTHON": sys.executable}

@@ -1,4 +1,4 @@
-"""PyFlink: a ``KeyedProcessFunction`` over a bounded stream of CSV, with checkpoints."""
+"""Peer of K2: a ``KeyedProcessFunction`` of PyFlink over a bounded stream of CSV, with checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.answering import answer
 from benchmarks.peers.flink_side import configuration, create_source, job_seconds
 
 CACHED_STATES = 1_000_000
-"""By default a thousand are, and nearly every element of ten thousand keys would ask the JVM for its state."""
+"""Size of the state cache. With the default of 1,000, nearly every element would read its state from the JVM."""
 
 
 def _function() -> Any:
@@ -21,10 +21,10 @@ def _function() -> Any:
     from pyflink.datastream.state import ValueStateDescriptor  # type: ignore[import-not-found]
 
     class RunningFigures(KeyedProcessFunction):  # type: ignore[misc]
-        """Keeps the figures of each key."""
+        """Aggregate the figures of each key."""
 
         def open(self, runtime_context: Any) -> None:
-            """Ask for the state."""
+            """Register the state."""
             figures = Types.TUPLE([Types.DOUBLE(), Types.LONG(), Types.DOUBLE()])
             self._figures = runtime_context.get_state(ValueStateDescriptor("figures", figures))
 
@@ -39,10 +39,10 @@ def _function() -> Any:
 
 class ProcessFunction:
     """
-    Runs a job from nothing to the end of its input.
+    Job that runs over its whole input.
 
-    :param work: Where checkpoints go.
-    :param mode: ``process`` or ``thread``: where Python runs.
+    :param work: Folder for checkpoints.
+    :param mode: Execution mode of Python, ``process`` or ``thread``.
     """
 
     def __init__(self, work: Path, mode: str) -> None:
@@ -50,14 +50,14 @@ class ProcessFunction:
             "python.execution-mode": mode,
             "python.executable": sys.executable,
             "python.client.executable": sys.executable,
-            # An interpreter within the JVM does not find what belongs to a virtual environment.
+            # Python inside the JVM does not find the packages of a virtual environment.
             "python.pythonpath": sysconfig.get_path("purelib"),
             "python.fn-execution.bundle.size": "100000",
             "python.state.cache-size": str(CACHED_STATES),
         }
 
     def run(self, *, files: str, key: str) -> dict[str, Any]:
-        """Run it."""
+        """Run the job."""
         from pyflink.common import Configuration, Types
         from pyflink.datastream import StreamExecutionEnvironment
         from pyflink.table import StreamTableEnvironment  # type: ignore[import-not-found]
@@ -77,7 +77,7 @@ class ProcessFunction:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     answer(ProcessFunction(Path(sys.argv[1]), sys.argv[2]).run)
 
 

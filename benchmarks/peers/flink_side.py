@@ -1,4 +1,4 @@
-"""What the sides on Flink have in common."""
+"""Common parts of the peers on Flink."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHECKPOINT_INTERVAL = "1500ms"
 
 
 def configuration(work: Path) -> dict[str, str]:
-    """Return the settings: two slots, state on the heap, checkpoints about as often as our increments end."""
+    """Return the settings: two slots, state on the heap, and about as many checkpoints as our side takes."""
     return {
         "parallelism.default": "2",
         "state.backend.type": "hashmap",
@@ -22,13 +22,13 @@ def configuration(work: Path) -> dict[str, str]:
 
 
 def create_source(tables: Any, files: str, name: str) -> None:
-    """Declare the CSV files of a folder as a table."""
+    """Create a table for the CSV files of a folder."""
     options = f"'connector'='filesystem', 'path'='{Path(files).as_uri()}', 'format'='csv'"
     tables.execute_sql(f"create temporary table {name} ({COLUMNS}) with ({options})")
 
 
 def job_seconds(result: Any) -> float:
-    """Wait for a job and return how long it ran by its own account, without the start of its cluster."""
+    """Wait for a job and return its reported run time in seconds, without the start of its cluster."""
     result.wait()
     finished = result.get_job_client().get_job_execution_result().result()
     return float(finished.get_net_runtime()) / 1000

@@ -1,4 +1,4 @@
-"""Spark Structured Streaming: ``groupBy.agg`` by what is available now, one file at a time."""
+"""Peer of K1: ``groupBy.agg`` in Spark Structured Streaming with one file per batch and the trigger ``availableNow``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PROVIDERS = {
 
 class StreamingAggregate:
     """
-    Runs a query from nothing to the end of its input.
+    Query that runs over its whole input.
 
-    :param work: Where checkpoints go.
-    :param provider: Of the state store.
+    :param work: Folder for checkpoints.
+    :param provider: Provider of the state store.
     """
 
     def __init__(self, work: Path, provider: str) -> None:
@@ -38,9 +38,11 @@ class StreamingAggregate:
 
     def run(self, *, files: str, key: str, output: str | None = None) -> dict[str, Any]:
         """
-        Run it.
+        Run the query.
 
-        :param output: Where the state is written after that.
+        :param files: Folder with the input.
+        :param key: Name of the key column.
+        :param output: Folder for the final state; by default it is not written.
         """
         checkpoints = str(self._work / uuid.uuid4().hex)
         frame = self._stream(files, key)
@@ -73,7 +75,7 @@ class StreamingAggregate:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     answer(StreamingAggregate(Path(sys.argv[1]), sys.argv[2]).run)
 
 

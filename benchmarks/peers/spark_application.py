@@ -1,4 +1,4 @@
-"""The peer of R1, as it is submitted: the same five steps in one Spark job, which keeps nothing but its output."""
+"""Submitted application of the peer of R1: the same five steps in one Spark job without intermediate results."""
 
 from __future__ import annotations
 

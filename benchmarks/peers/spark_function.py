@@ -1,4 +1,4 @@
-"""Spark Structured Streaming: a Python function by key with ``transformWithStateInPandas``."""
+"""Peer of K2: a Python function by key with ``transformWithStateInPandas`` of Spark Structured Streaming."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FIGURES = "total double, n bigint, top double"
 
 
 class RunningFigures(StatefulProcessor):
-    """Keeps the figures of each key; what it gets of a key is added up by pandas, which is the faster way."""
+    """Aggregate the figures of each key, with pandas for the rows of a batch, which is faster than a loop."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Ask for the state."""
+        """Register the state."""
         self._figures = handle.getValueState("figures", FIGURES)
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
@@ -38,14 +38,14 @@ class RunningFigures(StatefulProcessor):
         yield pd.DataFrame({"key": [key[0]], "total": [total], "n": [count], "top": [top]})
 
     def close(self) -> None:
-        """Have nothing to close."""
+        """Do nothing."""
 
 
 class StreamingFunction:
     """
-    Runs a query from nothing to the end of its input.
+    Query that runs over its whole input.
 
-    :param work: Where checkpoints go.
+    :param work: Folder for checkpoints.
     """
 
     def __init__(self, work: Path) -> None:
@@ -56,9 +56,11 @@ class StreamingFunction:
 
     def run(self, *, files: str, key: str, output: str | None = None) -> dict[str, Any]:
         """
-        Run it.
+        Run the query.
 
-        :param output: Where all that is given goes, with the number of the batch; by default nowhere.
+        :param files: Folder with the input.
+        :param key: Name of the key column.
+        :param output: Folder for the results of all batches; by default they are discarded.
         """
         writing = self._given(files, key).writeStream.outputMode("update")
         if output is None:
@@ -90,7 +92,7 @@ def _append(frame: Any, number: int, key: str, output: str) -> None:
 
 
 def main() -> None:
-    """Answer until there is nothing more to do."""
+    """Answer requests until standard input ends."""
     answer(StreamingFunction(Path(sys.argv[1])).run)
 
 

@@ -1,4 +1,4 @@
-"""The peer of W1: Spark, which reads Parquet files of its own."""
+"""Peer of W1: Spark reads Parquet files that it wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.spark_side import CONF
 
 
 class SparkReader:
-    """Reads with a session that stays."""
+    """Reader with a warm session."""
 
     def __init__(self) -> None:
         self._spark = SparkSession.builder.config(map={**CONF}).getOrCreate()

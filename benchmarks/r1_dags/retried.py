@@ -1,4 +1,4 @@
-"""The Dags of R1: the same work submitted by our operator and by Spark's own, with a retry that comes at once."""
+"""Dags of R1: the same work with our operator and with Spark's operator, with an immediate retry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MARKS = os.environ["R1_MARKS"]
 
 
 def begin_try(context: Any) -> None:
-    """Note that a try begins."""
+    """Record the start of a try."""
     mark(MARKS, TRY)
 
 
