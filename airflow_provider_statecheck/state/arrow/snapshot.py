@@ -29,10 +29,10 @@ from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
 from airflow_provider_statecheck.state.backends.full_snapshot import cancelled_error
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.snapshots import SnapshotResult
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 

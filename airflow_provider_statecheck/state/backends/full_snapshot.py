@@ -37,9 +37,9 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.backends.restored_state import StateRows
-from airflow_provider_statecheck.state.backends.state_backend import SnapshotResult
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+from airflow_provider_statecheck.state.snapshots import SnapshotResult
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 MAGIC = b"SCKEYED\x01"

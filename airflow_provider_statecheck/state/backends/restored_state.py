@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow_provider_statecheck.exceptions import (
     BackendRestoreError,
@@ -17,7 +17,6 @@ from airflow_provider_statecheck.state.keyed.cell_migration import CellMigration
 from airflow_provider_statecheck.state.schemas import StateSchema
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.state.backends.hash_keyed_backend import HashMapTable, HashStateTable
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
     from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 
@@ -29,6 +28,14 @@ VALUE = "value"
 
 Backend = TypeVar("Backend")
 Handles = TypeVar("Handles")
+
+
+class RestorableTable(Protocol):
+    """Table that takes restored rows."""
+
+    def restore(self, key_group: int, namespace: str, key: Any, user_key: Any, cell: Any) -> None:
+        """Add a row; ``user_key`` is ``None`` unless the state is a map."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,7 @@ class RestoredRows:
         """Return the number of rows."""
         return len(self._rows)
 
-    def fill(
-        self, table: HashStateTable | HashMapTable, state: RegisteredState, key_serializer: KeySerializer, now_ms: int
-    ) -> None:
+    def fill(self, table: RestorableTable, state: RegisteredState, key_serializer: KeySerializer, now_ms: int) -> None:
         """
         Migrate the rows to the types of a state and add them to its table.
 

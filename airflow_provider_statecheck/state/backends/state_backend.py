@@ -1,10 +1,10 @@
-"""Contracts of state backends, their environment and their snapshots."""
+"""Contracts of state backends, and the environment in which they run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle, OperatorStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
@@ -123,43 +123,3 @@ class StateEnvironment:
     """Operator name for errors."""
     schemas: OperatorSchemas | None = None
     """Schemas of the restored state, if any."""
-
-
-Handle = TypeVar("Handle")
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotResult(Generic[Handle]):
-    """Result of a snapshot."""
-
-    handle: Handle | None = None
-    """Handle of the snapshot; ``None`` if there was no state."""
-    new_bytes: int = 0
-    """Bytes written by this snapshot, without the files of earlier snapshots."""
-
-    @classmethod
-    def empty(cls) -> SnapshotResult[Handle]:
-        """Return the result of a snapshot without state."""
-        return cls()
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether there was no state."""
-        return self.handle is None
-
-
-class StateSnapshot(Protocol[Handle]):
-    """Captured state that is not written yet. Later changes are not included."""
-
-    def run(self) -> SnapshotResult[Handle]:
-        """
-        Write the state. Called once, possibly in another thread.
-
-        :raises StorageError: if the storage fails; written files are deleted.
-        :raises SnapshotCancelledError: if the snapshot was cancelled.
-        """
-        ...
-
-    def cancel(self) -> None:
-        """Stop the write and delete its files. Has no effect after the end of the write."""
-        ...

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         StateDescriptor,
         ValueStateDescriptor,
     )
-    from airflow_provider_statecheck.state.keyed.abstract_backend import AbstractKeyedStateBackend
     from airflow_provider_statecheck.state.keyed.map_state import MapState
     from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
     from airflow_provider_statecheck.state.keyed.states import (
@@ -77,6 +76,14 @@ class KeyedStateStore(Protocol):
         ...
 
 
+class PartitionedStates(Protocol):
+    """States that are partitioned by key, as a keyed state backend has them."""
+
+    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> State:
+        """Return the state of a descriptor, bound to the current key."""
+        ...
+
+
 class DefaultKeyedStateStore:
     """
     Store of the states of a backend.
@@ -84,7 +91,7 @@ class DefaultKeyedStateStore:
     :param backend: Keyed state backend.
     """
 
-    def __init__(self, backend: AbstractKeyedStateBackend) -> None:
+    def __init__(self, backend: PartitionedStates) -> None:
         self._backend = backend
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
