@@ -1,1 +1,1 @@
-"""The coordinator's tables. SQLAlchemy without Airflow; only the DB manager and its migrations know Airflow."""
+"""Tables of the coordinator. Only ``db_manager`` and the migrations import Airflow."""

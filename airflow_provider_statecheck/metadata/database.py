@@ -1,4 +1,4 @@
-"""Engines for use without Airflow, and the classification of database errors."""
+"""Engines for use without Airflow, and the mapping of database errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SQLITE_WAIT_SECONDS = 30.0
 
 def open_engine(url: str) -> Engine:
     """
-    Open a database and make its tables where they are missing.
+    Open a database and create missing tables.
 
-    Only for databases that this package owns: in Airflow's own one the tables come from ``airflow db migrate``.
+    Use it for separate databases only. In Airflow's database, ``airflow db migrate`` creates the tables.
 
-    :param url: A SQLAlchemy URL such as ``sqlite:///state.db``.
+    :param url: SQLAlchemy URL such as ``sqlite:///state.db``.
     """
     wait = {"timeout": _SQLITE_WAIT_SECONDS} if url.startswith("sqlite") else {}
     engine = create_engine(url, connect_args=wait)
@@ -37,43 +37,47 @@ def open_engine(url: str) -> Engine:
 @contextmanager
 def executing() -> Iterator[None]:
     """
-    Run statements before a commit: whatever fails here changed nothing.
+    Map errors of statements before a commit; after such an error, nothing was changed.
 
-    :raises EnvironmentNotReadyError: if the tables are missing.
-    :raises CoordinatorUnavailableError: if the database did not answer; the call may be repeated.
+    :raises EnvironmentNotReadyError: if tables are missing.
+    :raises CoordinatorUnavailableError: if the database did not respond; the caller may retry.
+    :raises CoordinatorError: if the database rejected a statement.
     """
     try:
         yield
     except DBAPIError as error:
-        raise _definite(error) from error
+        raise _mapped(error) from error
 
 
 @contextmanager
 def committing() -> Iterator[None]:
     """
-    Commit: an error here says nothing about whether the commit took effect.
+    Map errors of a commit; after such an error, the commit may or may not have taken effect.
 
-    :raises CommitStateUnknownError: for any error; the call may be repeated, nothing may be deleted.
+    :raises CommitStateUnknownError: for any error; the caller may retry but must not delete anything.
     """
     try:
         yield
     except SQLAlchemyError as error:
         raise CommitStateUnknownError(
-            "The database failed while a transition of the job was committed, so it may or may not have taken effect; "
-            "nothing was deleted. Repeat the call."
+            "Expected a successful commit, found that the database failed during it, so the change may or may not have "
+            "taken effect; nothing was deleted, repeat the call."
         ) from error
 
 
-def _definite(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:
+def _mapped(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:
     if _is_missing_table(error):
         return EnvironmentNotReadyError(
-            "Expected the tables statecheck_* in the metadata database and found none; run 'airflow db migrate'."
+            "Expected the tables statecheck_* in the metadata database, found that one is missing; run 'airflow db migrate'."
         )
     if isinstance(error, OperationalError) or error.connection_invalidated:
         return CoordinatorUnavailableError(
-            f"The metadata database did not carry out a statement ({error.orig}); nothing was changed. Try again."
+            f"Expected the metadata database to execute a statement, found it unavailable ({error.orig}); nothing was "
+            f"changed, try again."
         )
-    return CoordinatorError(f"The metadata database refused a statement: {error.orig}; nothing was changed.")
+    return CoordinatorError(
+        f"Expected the metadata database to accept a statement, found an error ({error.orig}); nothing was changed."
+    )
 
 
 def _is_missing_table(error: DBAPIError) -> bool:

@@ -1,4 +1,4 @@
-"""Lets ``airflow db migrate`` make and upgrade the tables; the only module of this package's tables that knows Airflow."""
+"""DB manager with which ``airflow db migrate`` creates and upgrades the tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REVISION_HEADS = {"0.1.0": "0007_0_1_0"}
 
 
 class StatecheckDBManager(BaseDBManager):
-    """The tables ``statecheck_*`` and their own version table."""
+    """Manager of the tables ``statecheck_*``, which have their own version table."""
 
     metadata = Base.metadata
     version_table_name = VERSION_TABLE
@@ -29,15 +29,15 @@ class StatecheckDBManager(BaseDBManager):
     @override
     def downgrade(self, to_revision: str, from_revision: str | None = None, show_sql_only: bool = False) -> None:
         """
-        Take the tables back to an earlier revision, ``base`` for none at all.
+        Downgrade the tables to an earlier revision.
 
-        :param to_revision: The revision to go to.
-        :param from_revision: Where the statements begin that are shown, by default the newest revision.
+        :param to_revision: Target revision; ``base`` removes all tables.
+        :param from_revision: First revision of the printed statements. The default is the newest revision.
         :param show_sql_only: Print the statements instead of running them.
         """
         from alembic import command
 
         config: Any = self.get_alembic_config()  # type: ignore[no-untyped-call]
-        # Without a database to look at, alembic wants to be told both ends.
+        # Without a database, alembic needs both revisions.
         revision = f"{from_revision or 'heads'}:{to_revision}" if show_sql_only else to_revision
         command.downgrade(config, revision, sql=show_sql_only)

@@ -1,4 +1,4 @@
-"""The rows of one job during a transition, and the whole job as a view."""
+"""Row cache of a transition, and the view of a whole job."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ Record = TypeVar("Record")
 
 class HeldRows:
     """
-    Rows that were read once, as this transition left them.
+    Cache of the rows of a job during a transition, including the changes of the transition.
 
-    Nobody else writes rows of a job while its own is locked, so what was read once stays true.
+    The transition locks the job's row, and only the holder of this lock writes rows of the job. Cached rows are
+    therefore current.
 
-    :param connection: Where the job's row is locked.
-    :param job_id: The job.
+    :param connection: Connection that holds the lock.
+    :param job_id: Id of the job.
     """
 
     def __init__(self, connection: Connection, job_id: str) -> None:
@@ -46,35 +47,35 @@ class HeldRows:
         self._records: dict[tuple[object, ...], object | None] = {}
 
     def holds(self, table: RecordTable[Record], *key: object) -> bool:
-        """Tell whether it is known which row a key has, or that it has none."""
+        """Return ``True`` if the row of a key, or its absence, is cached."""
         return (table, *key) in self._records
 
     def get(self, table: RecordTable[Record], *key: object) -> Record | None:
-        """Return the row of a key."""
+        """Return the row of a key, or ``None``; read it if it is not cached."""
         if not self.holds(table, *key):
             row = table.find(self._connection, *key)
             self._records[table, *key] = None if row is None else table.read(row)
         return cast("Record | None", self._records[table, *key])
 
     def hold(self, table: RecordTable[Record], record: Record | None, *key: object) -> None:
-        """Remember which row a key has."""
+        """Cache the row of a key, or its absence."""
         self._records[table, *key] = record
 
     def read(self, table: RecordTable[Record], query: Select[Any], **values: object) -> list[Record]:
-        """Return the rows of the job that a query finds, and remember them."""
-        found = self._connection.execute(query, keys(job_id=self._job_id, **values))
-        records = [table.read(row) for row in found]
+        """Return the rows of a query on the job, and cache them."""
+        rows = self._connection.execute(query, keys(job_id=self._job_id, **values))
+        records = [table.read(row) for row in rows]
         for record in records:
             self.hold(table, record, *table.key_of(record))
         return records
 
     def insert(self, table: RecordTable[Record], record: Record) -> None:
-        """Insert a row."""
+        """Insert a row and cache it."""
         table.insert(self._connection, table.values_of(record))
         self.hold(table, record, *table.key_of(record))
 
     def save(self, table: RecordTable[Record], record: Record) -> None:
-        """Insert or replace a row."""
+        """Insert or replace a row and cache it; only changed columns are written if the old row is cached."""
         key = table.key_of(record)
         known = cast("Record | None", self._records.get((table, *key)))
         if known is not None:
@@ -86,7 +87,7 @@ class HeldRows:
         self.hold(table, record, *key)
 
     def remove(self, model: type[Base], *conditions: ColumnElement[bool]) -> None:
-        """Delete the rows of the job that meet all conditions, in one statement."""
+        """Delete the rows of the job that meet all conditions, in one statement, and clear the cache."""
         self._connection.execute(remove(table_of(model), *conditions), keys(job_id=self._job_id))
         self._records.clear()
 
@@ -98,7 +99,7 @@ class HeldRows:
 
 
 def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
-    """Return a job as it stands."""
+    """Return the view of a job: its newest checkpoints, and all rows that are still in use."""
 
     def rows_of(table: RecordTable[Record], query: Select[Any]) -> tuple[Record, ...]:
         return tuple(table.read(row) for row in connection.execute(query, keys(job_id=job.job_id)))
@@ -116,6 +117,6 @@ def view_of(connection: Connection, job: JobRecord, now: datetime) -> JobView:
         read_at=time_of_job(job.seen_at, now),
         requests=tuple(sorted(requests, key=lambda r: (r.requested_at, r.request_key))),
         statistics=rows_of(STATISTICS, statements.ALL_STATISTICS),
-        # After the attempts: one that has ended by now has added no handle since.
+        # Read after the attempts, so the view has all handles of attempts that it shows as ended.
         handle_uris=uris_of(connection.scalars(statements.ALL_HANDLES, keys(job_id=job.job_id))),
     )

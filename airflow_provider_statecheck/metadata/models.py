@@ -1,8 +1,8 @@
 """
-The ``statecheck_*`` tables and their column types.
+Models of the tables ``statecheck_*`` and their column types.
 
-They have their own ``MetaData`` and no foreign key to a table of Airflow's: such a key would stop ``airflow db reset``
-and would let a deleted Dag run take its checkpoints with it.
+They have a separate ``MetaData`` and no foreign keys to tables of Airflow. Such a key would block ``airflow db reset``,
+and would delete the checkpoints of a Dag run together with the run.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A time-zone aware UTC time; SQLite keeps no time zone, so it is put back on reading."""
+    """An aware UTC time. SQLite stores no time zone, so it is added on reading."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     @override
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Turn an aware time into UTC."""
+        """Convert an aware time to UTC."""
         return None if value is None else value.astimezone(UTC)
 
     @override
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give an aware UTC time back."""
+        """Return an aware UTC time."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -62,13 +62,13 @@ NAMING_CONVENTION = {
 
 
 class Base(DeclarativeBase):
-    """Registry of this package's own tables."""
+    """Declarative base of the tables of this package."""
 
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
 
 
 class Job(Base):
-    """The unit of recovery; the update of its version is what serialises the writers of one job."""
+    """A job. Each transition first updates the version of its row, which serialises the writers of the job."""
 
     __tablename__ = "statecheck_job"
 
@@ -81,7 +81,7 @@ class Job(Base):
 
 
 class Operator(Base):
-    """A stateful step of a job and its fence."""
+    """A stateful step of a job, with its current epoch."""
 
     __tablename__ = "statecheck_operator"
 
@@ -95,7 +95,7 @@ class Operator(Base):
 
 
 class Attempt(Base):
-    """One try of a stage."""
+    """One try of an operator."""
 
     __tablename__ = "statecheck_attempt"
 
@@ -119,14 +119,14 @@ class Attempt(Base):
 
 
 class Checkpoint(Base):
-    """One checkpoint of one operator; its state is on storage, never here."""
+    """A checkpoint of an operator. Its state is on storage, not in the database."""
 
     __tablename__ = "statecheck_checkpoint"
     __table_args__ = (
         Index(None, "job_id", "operator_id", "discarded_at"),
-        # PostgreSQL would cut the name that the convention gives.
+        # PostgreSQL would truncate the name of the naming convention.
         Index("idx_statecheck_checkpoint_completed", "job_id", "operator_id", "generation", "completed_at"),
-        # Holds few rows however long the history is, so that every planner prefers it.
+        # This partial index has few entries even with a long history, so every planner prefers it.
         Index(
             "idx_statecheck_checkpoint_undiscarded",
             "job_id",
@@ -167,7 +167,7 @@ class Checkpoint(Base):
 
 
 class Acknowledgement(Base):
-    """The part of one operator in a checkpoint of several."""
+    """The acknowledgement of one operator in an aligned checkpoint of several operators."""
 
     __tablename__ = "statecheck_acknowledgement"
 
@@ -186,7 +186,7 @@ class Acknowledgement(Base):
 
 
 class Request(Base):
-    """A checkpoint or savepoint that somebody asked for; it is forgotten as long after its end as what came of it."""
+    """A request for a checkpoint or savepoint."""
 
     __tablename__ = "statecheck_request"
     __table_args__ = (Index(None, "job_id", "operator_id", "status"), Index(None, "job_id", "requested_at"))
@@ -207,7 +207,7 @@ class Request(Base):
 
 
 class Claim(Base):
-    """Who may delete the files of a restored snapshot; known by the hash of its pointer, which is too long for a key."""
+    """A claimed snapshot and its new owner. The key is the hash of the pointer, which is too long for a key."""
 
     __tablename__ = "statecheck_claim"
 
@@ -219,7 +219,7 @@ class Claim(Base):
 
 
 class Statistics(Base):
-    """What is kept of an operator's checkpoints after their rows are gone."""
+    """Checkpoint statistics of an operator, which outlive the rows of its checkpoints."""
 
     __tablename__ = "statecheck_statistics"
 
@@ -229,7 +229,7 @@ class Statistics(Base):
 
 
 class Token(Base):
-    """What a caller of the API may do; of the token itself only a hash is kept."""
+    """A token of the API, stored as a hash."""
 
     __tablename__ = "statecheck_token"
 
@@ -245,7 +245,7 @@ class Token(Base):
 
 
 class StateHandleRow(Base):
-    """A name under which an operator keeps a pointer to state on storage."""
+    """A named pointer of an operator to state on storage."""
 
     __tablename__ = "statecheck_state_handle"
 
@@ -260,7 +260,7 @@ class StateHandleRow(Base):
 
 
 class StateHandleLock(Base):
-    """Says that a store uses a state handle, until its lease ends."""
+    """A lock of a store on a state handle, with a lease."""
 
     __tablename__ = "statecheck_state_handle_lock"
 

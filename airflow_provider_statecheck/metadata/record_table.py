@@ -1,4 +1,4 @@
-"""Tables by key with prepared statements, and rows as domain records."""
+"""Access to tables by primary key, and conversion of rows to records."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from airflow_provider_statecheck.metadata.models import Base, UtcDateTime
 Record = TypeVar("Record")
 
 _KEY = "key_"
-"""Parameters of a condition have names of their own, apart from the values that are written."""
+"""Prefix of the parameters of conditions, which separates them from the values to write."""
 
 
 def given(column: Column[Any]) -> ColumnElement[bool]:
-    """Return the condition that a column has the value of its parameter in :func:`keys`."""
+    """Return the condition that a column equals its parameter from :func:`keys`."""
     return column == bindparam(_KEY + column.name, type_=column.type)
 
 
 def keys(**values: object) -> dict[str, object]:
-    """Return the parameters of conditions."""
+    """Return the parameters for conditions of :func:`given`, by column name."""
     return {_KEY + name: value for name, value in values.items()}
 
 
@@ -56,51 +56,51 @@ def table_of(model: type[Base]) -> Table:
 
 class KeyedTable:
     """
-    A table whose rows are found and replaced by their primary key.
+    A table whose rows are read and written by primary key.
 
-    :param model: Its model.
-    :param kept: Columns that only the first write of a row sets.
+    :param model: Model of the table.
+    :param write_once: Columns that an update does not change.
     """
 
-    def __init__(self, model: type[Base], kept: Sequence[str] = ()) -> None:
+    def __init__(self, model: type[Base], write_once: Sequence[str] = ()) -> None:
         self.table = table_of(model)
         self.key_names = tuple(column.name for column in self.table.primary_key)
-        self._kept = frozenset((*self.key_names, *kept))
+        self._write_once = frozenset((*self.key_names, *write_once))
         conditions = [given(column) for column in self.table.primary_key]
         self._find = select(*self.table.c).where(*conditions)
         self._insert = insert(self.table)
         self._update = update(self.table).where(*conditions)
 
     def find(self, connection: Connection, *key: object) -> Row[Any] | None:
-        """Return the row of a key."""
-        return connection.execute(self._find, self._meant(key)).one_or_none()
+        """Return the row of a key, or ``None``."""
+        return connection.execute(self._find, self._parameters(key)).one_or_none()
 
     def insert(self, connection: Connection, values: Mapping[str, Any]) -> None:
         """Insert a row."""
         connection.execute(self._insert, dict(values))
 
     def update(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        """Write the given columns of the row of a key; tell whether there is one."""
-        written = {name: value for name, value in values.items() if name not in self._kept}
-        key = self._meant([values[name] for name in self.key_names])
+        """Update the given columns of the row of a key; return ``False`` if there is no such row."""
+        written = {name: value for name, value in values.items() if name not in self._write_once}
+        key = self._parameters([values[name] for name in self.key_names])
         return connection.execute(self._update, written | key).rowcount == 1
 
     def save(self, connection: Connection, values: Mapping[str, Any]) -> None:
-        """Insert or replace a row; nobody else may write it meanwhile."""
+        """Insert or replace a row; the caller must be the only writer of the row."""
         if not self.update(connection, values):
             self.insert(connection, values)
 
-    def _meant(self, key: Sequence[object]) -> dict[str, object]:
+    def _parameters(self, key: Sequence[object]) -> dict[str, object]:
         return keys(**dict(zip(self.key_names, key, strict=True)))
 
 
 class RecordTable(KeyedTable, Generic[Record]):
     """
-    A table whose columns are the fields of a record.
+    A table whose columns are the fields of a record class.
 
-    :param model: Its model.
-    :param record: The record.
-    :param readers: What makes a field of a column where the two differ.
+    :param model: Model of the table.
+    :param record: Record class.
+    :param readers: Functions that convert the value of a column to its field, by name of the column.
     """
 
     def __init__(self, model: type[Base], record: type[Record], **readers: Callable[[Any], Any]) -> None:
@@ -123,22 +123,22 @@ class RecordTable(KeyedTable, Generic[Record]):
         return tuple(getattr(record, name) for name in self.key_names)
 
     def values_of(self, record: Record) -> dict[str, Any]:
-        """Return a record as values of its columns."""
+        """Return the values of the columns for a record."""
         return {name: _column(getattr(record, name)) for name in self.names}
 
     def with_a_time_after(self, time: BindParameter[Any]) -> Select[Any]:
-        """Return the query for the rows of a job in which a time is later than the given one."""
+        """Return the query for the rows of a job with any time later than the given one."""
         times = [column > time for column in self.columns if isinstance(column.type, UtcDateTime)]
         return select(*self.columns).where(given(self.table.c.job_id), or_(*times))
 
     def change(self, connection: Connection, known: Record, record: Record) -> None:
-        """Write the columns in which a record differs from the row of its key."""
+        """Update the columns in which a record differs from its row."""
         changes = self.changes(known, record)
         if changes:
             self.update(connection, changes | dict(zip(self.key_names, self.key_of(record), strict=True)))
 
     def changes(self, known: Record, record: Record) -> dict[str, Any]:
-        """Return the columns in which a record differs from a known one of the same key."""
+        """Return the columns in which a record differs from a known record with the same key."""
         both = ((name, getattr(known, name), getattr(record, name)) for name in self.names)
         return {name: _column(new) for name, old, new in both if new != old}
 
@@ -147,13 +147,13 @@ def _column(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if is_dataclass(value):
-        # A record within a record is one column of JSON; enums in it are texts already.
+        # A nested record is stored as one JSON column; its enums are already texts.
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return value
 
 
 def attempt_record(row: models.Attempt) -> AttemptRecord:
-    """Return an attempt's row as a record."""
+    """Return the row of an attempt as a record."""
     return ATTEMPTS.read([getattr(row, name) for name in ATTEMPTS.names])
 
 

@@ -1,4 +1,8 @@
-"""The rows of all jobs in a database: SQLite, PostgreSQL, and SQL that MySQL takes too."""
+"""
+Job store in a database.
+
+SQLite and PostgreSQL are supported; the statements are also valid for MySQL.
+"""
 
 from __future__ import annotations
 
@@ -50,279 +54,21 @@ from airflow_provider_statecheck.metadata.record_table import (
 
 log = logging.getLogger(__name__)
 
-_OF_ATTEMPTS = len(OPERATORS.columns)
-"""Where the columns of the attempt begin in a row of an operator with its attempt."""
+_FIRST_ATTEMPT_COLUMN = len(OPERATORS.columns)
+"""Index of the first column of the attempt in a row of ``OPERATOR_AND_ATTEMPT``."""
 _VALUES_PER_STATEMENT = 1000
-"""Databases limit how many values a statement may name."""
+"""Databases limit the number of parameters of a statement."""
 
-_READS_BESIDE_WRITERS = 3
-"""How often a view is read without holding up writers."""
-
-
-class SqlJobTransaction:
-    """One transition of one job, on a connection that already holds the job's row."""
-
-    def __init__(self, connection: Connection, job: JobRecord) -> None:
-        self._connection = connection
-        self._job = job
-        self._rows = HeldRows(connection, job.job_id)
-        self._open: dict[OperatorId, set[int]] = {}
-        self._parts: dict[int, dict[OperatorId, AcknowledgementRecord]] = {}
-
-    @property
-    def now(self) -> datetime:
-        """Return the time of this transition."""
-        return self._job.seen_at
-
-    @property
-    def connection(self) -> Connection:
-        """Return the connection, for rows that change together with the job's."""
-        return self._connection
-
-    @property
-    def job(self) -> JobRecord:
-        """Return the job's row."""
-        return self._job
-
-    def draw_checkpoint_id(self) -> int:
-        """Return the next id of the job."""
-        drawn = self._job.next_checkpoint_id
-        self.set_next_checkpoint_id(drawn + 1)
-        return drawn
-
-    def set_next_checkpoint_id(self, following: int) -> None:
-        """Make a number the next id of the job."""
-        values = keys(job_id=self._job.job_id) | {"next_checkpoint_id": following}
-        self._connection.execute(statements.SET_NEXT_CHECKPOINT_ID, values)
-        self._job = replace(self._job, next_checkpoint_id=following)
-
-    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
-        """Return an operator of the job; the attempt that holds its epoch comes with it."""
-        if not self._rows.holds(OPERATORS, self._job.job_id, operator_id):
-            self._read_operator(operator_id)
-        return self._rows.get(OPERATORS, self._job.job_id, operator_id)
-
-    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
-        """Return the operators whose uid none of the given tasks has, each with its newest attempt."""
-        found = self._rows.read(OPERATORS, statements.ALL_OPERATORS)
-        others = [o for o in found if task_uids.isdisjoint(task_uids_of(o.uid))]
-        if others:
-            self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
-        return [(o, self.attempt(o.operator_id, o.epoch)) for o in others]
-
-    def save_operator(self, record: OperatorRecord) -> None:
-        """Insert or replace an operator."""
-        self._rows.save(OPERATORS, record)
-
-    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
-        """Return an attempt by its epoch."""
-        return self._rows.get(ATTEMPTS, self._job.job_id, operator_id, epoch)
-
-    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
-        """Return an attempt by the key its client made."""
-        return next(iter(self._rows.read(ATTEMPTS, statements.ATTEMPT_BY_KEY, attempt_key=attempt_key)), None)
-
-    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
-        """Return the newest attempt that a run made of an operator."""
-        values = keys(job_id=self._job.job_id, operator_id=operator_id) | {"run_key": run_key}
-        row = self._connection.execute(statements.LAST_ATTEMPT_OF_RUN, values).one_or_none()
-        return None if row is None else ATTEMPTS.read(row)
-
-    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
-        """Return the checkpoint directories of the attempts of an operator, each once, sorted."""
-        return tuple(sorted(self._found(statements.storage_bases(operator_id))))
-
-    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
-        """Return the epochs of ended attempts, oldest first, at most so many."""
-        return self._found(statements.ended_attempts(wanted, limit))
-
-    def save_attempt(self, record: AttemptRecord) -> None:
-        """Insert or replace an attempt."""
-        self._rows.save(ATTEMPTS, record)
-
-    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
-        """Return a checkpoint of the job."""
-        return self._rows.get(CHECKPOINTS, self._job.job_id, checkpoint_id)
-
-    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
-        """Return a checkpoint by the key its client made."""
-        found = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
-        return next(iter(found), None)
-
-    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator that are pending, completed or await their discard."""
-        if operator_id not in self._open:
-            found = self._rows.read(CHECKPOINTS, statements.OPEN_CHECKPOINTS, operator_id=operator_id)
-            self._open[operator_id] = {checkpoint.checkpoint_id for checkpoint in found}
-        rows = (self.checkpoint(checkpoint_id) for checkpoint_id in sorted(self._open[operator_id]))
-        return [row for row in rows if row is not None and row.discarded_at is None]
-
-    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
-        """Return the ids of ended checkpoints whose bytes are confirmed to be gone, at most so many."""
-        return self._found(statements.discarded_checkpoints(wanted, limit))
-
-    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
-        """Tell whether there is a row of a checkpoint that an operator completed, in a generation or in any."""
-        values = keys(job_id=self._job.job_id, operator_id=operator_id)
-        if generation is None:
-            return bool(self._connection.scalar(statements.HAS_EVER_COMPLETED, values))
-        return bool(self._connection.scalar(statements.HAS_COMPLETED, values | keys(generation=generation)))
-
-    def add_checkpoint(self, record: CheckpointRecord) -> None:
-        """Insert a checkpoint."""
-        self._rows.insert(CHECKPOINTS, record)
-        self._parts[record.checkpoint_id] = {}
-        if record.operator_id in self._open:
-            self._open[record.operator_id].add(record.checkpoint_id)
-
-    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
-        """Replace a checkpoint if its status is still the expected one."""
-        meant = keys(
-            job_id=record.job_id, checkpoint_id=record.checkpoint_id, epoch=record.epoch, status=expected.value
-        )
-        written = {"status": record.status.value} | self._changes(record)
-        if self._connection.execute(statements.UPDATE_CHECKPOINT, written | meant).rowcount != 1:
-            raise CoordinatorError(
-                f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, "
-                f"but another writer changed it; load it again.",
-                checkpoint_id=record.checkpoint_id,
-            )
-        self._rows.hold(CHECKPOINTS, record, *CHECKPOINTS.key_of(record))
-
-    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
-        """Return the parts that operators have in an aligned checkpoint."""
-        if checkpoint_id not in self._parts:
-            found = self._rows.read(ACKNOWLEDGEMENTS, statements.PARTS, checkpoint_id=checkpoint_id)
-            self._parts[checkpoint_id] = {part.operator_id: part for part in found}
-        return [part for _, part in sorted(self._parts[checkpoint_id].items())]
-
-    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
-        """Insert or replace the part of an operator."""
-        known = self._parts.get(record.checkpoint_id)
-        if known is None:
-            self._rows.save(ACKNOWLEDGEMENTS, record)
-            return
-        if record.operator_id not in known:
-            self._rows.hold(ACKNOWLEDGEMENTS, None, *ACKNOWLEDGEMENTS.key_of(record))
-        self._rows.save(ACKNOWLEDGEMENTS, record)
-        known[record.operator_id] = record
-
-    def request(self, request_key: str) -> SnapshotRequest | None:
-        """Return a request by the key its client made."""
-        return self._rows.get(REQUESTS, self._job.job_id, request_key)
-
-    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
-        """Return the requests to an operator that have not ended."""
-        return self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
-
-    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
-        """Return the keys of the requests to an operator that ended before a time, at most so many."""
-        return self._found(statements.ended_requests(operator_id, before, limit))
-
-    def save_request(self, record: SnapshotRequest) -> None:
-        """Insert or replace a request."""
-        self._rows.save(REQUESTS, record)
-
-    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
-        """Remove the rows of requests."""
-        self._remove_each(models.Request, models.Request.request_key, request_keys)
-
-    def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
-        return _claim(self._connection, pointer)
-
-    def save_claim(self, record: ClaimRecord) -> None:
-        """Insert a claim."""
-        values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
-        try:
-            CLAIMS.insert(self._connection, values)
-        except IntegrityError as error:
-            raise already_claimed(record.pointer) from error
-
-    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
-        """Return what is kept of an operator's checkpoints."""
-        return self._rows.get(STATISTICS, self._job.job_id, operator_id)
-
-    def save_statistics(self, record: StatisticsRecord) -> None:
-        """Insert or replace what is kept of an operator's checkpoints."""
-        self._rows.save(STATISTICS, record)
-
-    def view(self) -> JobView:
-        """Return the job as this transition left it so far."""
-        return view_of(self._connection, self._job, self.now)
-
-    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
-        """Remove the rows of checkpoints."""
-        for model in (models.Acknowledgement, models.Checkpoint):
-            self._remove_each(model, model.checkpoint_id, checkpoint_ids)
-
-    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
-        """Remove the rows of attempts and of the tokens that mean them."""
-        for operator_id in {attempt.operator_id for attempt in attempts}:
-            epochs = [attempt.epoch for attempt in attempts if attempt.operator_id == operator_id]
-            # A token without its attempt's row would no longer be known to be revoked.
-            for model in (models.Token, models.Attempt):
-                self._remove_each(model, model.epoch, epochs, model.operator_id == operator_id)
-
-    def remove_state_handles(self) -> None:
-        """Remove every state handle of the job and its locks."""
-        for model in (models.StateHandleLock, models.StateHandleRow):
-            self._remove(model)
-
-    def remove_job(self) -> None:
-        """Remove all of the job but what counts and what it claimed."""
-        self.remove_state_handles()
-        for model in (
-            models.Token,
-            models.Acknowledgement,
-            models.Request,
-            models.Statistics,
-            models.Checkpoint,
-            models.Attempt,
-        ):
-            self._remove(model)
-
-    def _read_operator(self, operator_id: OperatorId) -> None:
-        key = keys(job_id=self._job.job_id, operator_id=operator_id)
-        row = self._connection.execute(statements.OPERATOR_AND_ATTEMPT, key).one_or_none()
-        if row is None:
-            self._rows.hold(OPERATORS, None, self._job.job_id, operator_id)
-            return
-        operator = OPERATORS.read(row[:_OF_ATTEMPTS])
-        has_attempt = row[_OF_ATTEMPTS] is not None
-        attempt = ATTEMPTS.read(row[_OF_ATTEMPTS:]) if has_attempt else None
-        self._rows.hold(OPERATORS, operator, self._job.job_id, operator_id)
-        self._rows.hold(ATTEMPTS, attempt, self._job.job_id, operator_id, operator.epoch)
-
-    def _changes(self, record: CheckpointRecord) -> dict[str, object]:
-        known = self.checkpoint(record.checkpoint_id)
-        return {} if known is None else CHECKPOINTS.changes(known, record)
-
-    def _found(self, query: Select[Any]) -> tuple[Any, ...]:
-        return tuple(self._connection.scalars(query, keys(job_id=self._job.job_id)))
-
-    def _remove_each(
-        self,
-        model: type[models.Base],
-        column: InstrumentedAttribute[Any],
-        values: Sequence[object],
-        *conditions: ColumnElement[bool],
-    ) -> None:
-        for start in range(0, len(values), _VALUES_PER_STATEMENT):
-            self._remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
-
-    def _remove(self, model: type[models.Base], *conditions: ColumnElement[bool]) -> None:
-        self._rows.remove(model, *conditions)
-        self._open.clear()
-        self._parts.clear()
+_READS_WITHOUT_LOCK = 3
+"""Number of tries to read a consistent view before the reader locks the job."""
 
 
 class SqlJobStore:
     """
-    Rows in the tables ``statecheck_*``.
+    ``JobStore`` in the tables ``statecheck_*``.
 
-    :param engine: The database; its tables exist.
-    :param clock: Where time comes from.
+    :param engine: Database that has the tables.
+    :param clock: Clock for times. The default is the system clock.
     """
 
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
@@ -331,7 +77,7 @@ class SqlJobStore:
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[SqlJobTransaction]:
-        """Begin a transition of a job with a write to its row, so that no other writer is between read and commit."""
+        """Begin a transition; its first statement locks the row of the job against other writers until the commit."""
         if create_as is not None:
             self._ensure_job(job_id, create_as)
         with executing():
@@ -343,27 +89,27 @@ class SqlJobStore:
                 self._commit(connection)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot, of whatever job."""
+        """Return the claim on a snapshot by any job, or ``None``."""
         with executing(), self._connect() as connection:
             return _claim(connection, pointer)
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """Return all jobs, the most recently active first."""
+        """Return all jobs, most recently active first."""
         with executing(), self._connect() as connection:
             return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stood at one moment, although a view takes several statements."""
-        for _ in range(_READS_BESIDE_WRITERS):
+        """Return a consistent view of a job."""
+        for _ in range(_READS_WITHOUT_LOCK):
             view = self._read_view(job_id)
             if view is not None:
                 return view
-        # Writers come faster than the rows are read, so this reader takes its turn among them.
+        # Transitions were committed during each read, so this read locks the job.
         with self.transaction(job_id) as tx:
             return tx.view()
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by the key its client made."""
+        """Return a request of a job by the key that its client generated."""
         with executing(), self._connect() as connection:
             row = REQUESTS.find(connection, job_id, request_key)
         return None if row is None else REQUESTS.read(row)
@@ -381,7 +127,7 @@ class SqlJobStore:
             return tuple(CHECKPOINTS.read(row) for row in rows)
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the checkpoint that a restore of an operator would start from, ``None`` if it has none."""
+        """Return the newest restorable checkpoint of an operator, or ``None``."""
         with executing(), self._connect() as connection:
             values = keys(job_id=job_id, operator_id=operator_id)
             row = connection.execute(statements.LATEST_CHECKPOINT, values).one_or_none()
@@ -393,7 +139,7 @@ class SqlJobStore:
         with executing(), self._connect() as connection:
             before = self._visible_job(connection, job_id)
             view = view_of(connection, before, self._clock.now())
-            # Each transition raises the version, so an equal one says that none was committed between the statements.
+            # Each transition increments the version; an equal one means that none was committed between the statements.
             return view if self._visible_job(connection, job_id).version == before.version else None
 
     def _visible_job(self, connection: Connection, job_id: JobId) -> JobRecord:
@@ -414,8 +160,8 @@ class SqlJobStore:
         if connection.dialect.update_returning:
             row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
         else:
-            is_there = connection.execute(statements.BEGIN[is_known], values).rowcount == 1
-            row = JOBS.find(connection, job_id) if is_there else None
+            exists = connection.execute(statements.BEGIN[is_known], values).rowcount == 1
+            row = JOBS.find(connection, job_id) if exists else None
         if row is None:
             raise _no_such_job(job_id)
         job = JOBS.read(row)
@@ -432,17 +178,16 @@ class SqlJobStore:
             try:
                 JOBS.insert(connection, JOBS.values_of(job))
             except IntegrityError:
-                # Another process created it in between; that row is as good as ours.
-                return
+                return  # another process created the same row
             self._commit(connection)
 
 
 class JoinedSqlJobStore(SqlJobStore):
     """
-    The same within a transaction of somebody else, who commits it or rolls it back.
+    ``SqlJobStore`` within an open transaction, which the caller commits or rolls back.
 
-    :param connection: On which that transaction is open.
-    :param clock: Where time comes from.
+    :param connection: Connection with the open transaction.
+    :param clock: Clock for times. The default is the system clock.
     """
 
     def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
@@ -453,20 +198,276 @@ class JoinedSqlJobStore(SqlJobStore):
         return nullcontext(self._connection)
 
     def _commit(self, connection: Connection) -> None:
-        """Leave it to the owner."""
+        """Leave the commit to the caller."""
+
+
+class SqlJobTransaction:
+    """A transition of a job, on a connection that holds the lock on the job's row."""
+
+    def __init__(self, connection: Connection, job: JobRecord) -> None:
+        self._connection = connection
+        self._job = job
+        self._rows = HeldRows(connection, job.job_id)
+        self._open: dict[OperatorId, set[int]] = {}
+        self._acknowledgements: dict[int, dict[OperatorId, AcknowledgementRecord]] = {}
+
+    @property
+    def now(self) -> datetime:
+        """Return the time of the transition."""
+        return self._job.seen_at
+
+    @property
+    def connection(self) -> Connection:
+        """Return the connection, for changes of other tables in the same transaction."""
+        return self._connection
+
+    @property
+    def job(self) -> JobRecord:
+        """Return the job's row."""
+        return self._job
+
+    def draw_checkpoint_id(self) -> int:
+        """Allocate the next checkpoint id of the job."""
+        checkpoint_id = self._job.next_checkpoint_id
+        self.set_next_checkpoint_id(checkpoint_id + 1)
+        return checkpoint_id
+
+    def set_next_checkpoint_id(self, checkpoint_id: int) -> None:
+        """Set the next checkpoint id of the job."""
+        values = keys(job_id=self._job.job_id) | {"next_checkpoint_id": checkpoint_id}
+        self._connection.execute(statements.SET_NEXT_CHECKPOINT_ID, values)
+        self._job = replace(self._job, next_checkpoint_id=checkpoint_id)
+
+    def operator(self, operator_id: OperatorId) -> OperatorRecord | None:
+        """Return an operator of the job, and cache the attempt that holds its epoch."""
+        if not self._rows.holds(OPERATORS, self._job.job_id, operator_id):
+            self._read_operator(operator_id)
+        return self._rows.get(OPERATORS, self._job.job_id, operator_id)
+
+    def operators_besides(self, task_uids: AbstractSet[str]) -> list[tuple[OperatorRecord, AttemptRecord | None]]:
+        """Return the operators that belong to none of the given tasks, with their newest attempts."""
+        operators = self._rows.read(OPERATORS, statements.ALL_OPERATORS)
+        besides = [o for o in operators if task_uids.isdisjoint(task_uids_of(o.uid))]
+        if besides:
+            self._rows.read(ATTEMPTS, statements.NEWEST_ATTEMPTS)
+        return [(o, self.attempt(o.operator_id, o.epoch)) for o in besides]
+
+    def save_operator(self, record: OperatorRecord) -> None:
+        """Insert or replace an operator."""
+        self._rows.save(OPERATORS, record)
+
+    def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
+        """Return an attempt by its epoch."""
+        return self._rows.get(ATTEMPTS, self._job.job_id, operator_id, epoch)
+
+    def attempt_by_key(self, attempt_key: str) -> AttemptRecord | None:
+        """Return an attempt by the key that its client generated."""
+        return next(iter(self._rows.read(ATTEMPTS, statements.ATTEMPT_BY_KEY, attempt_key=attempt_key)), None)
+
+    def last_attempt_of_run(self, operator_id: OperatorId, run_key: str) -> AttemptRecord | None:
+        """Return the newest attempt of an operator in a run."""
+        values = keys(job_id=self._job.job_id, operator_id=operator_id) | {"run_key": run_key}
+        row = self._connection.execute(statements.LAST_ATTEMPT_OF_RUN, values).one_or_none()
+        return None if row is None else ATTEMPTS.read(row)
+
+    def storage_bases(self, operator_id: OperatorId) -> tuple[str, ...]:
+        """Return the distinct checkpoint directories of the attempts of an operator, sorted."""
+        return tuple(sorted(self._select(statements.storage_bases(operator_id))))
+
+    def ended_attempts(self, wanted: EndedAttempts, limit: int | None) -> tuple[int, ...]:
+        """Return the epochs of at most ``limit`` ended attempts, oldest first."""
+        return self._select(statements.ended_attempts(wanted, limit))
+
+    def save_attempt(self, record: AttemptRecord) -> None:
+        """Insert or replace an attempt."""
+        self._rows.save(ATTEMPTS, record)
+
+    def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
+        """Return a checkpoint of the job."""
+        return self._rows.get(CHECKPOINTS, self._job.job_id, checkpoint_id)
+
+    def checkpoint_by_request(self, request_key: str) -> CheckpointRecord | None:
+        """Return a checkpoint by the key that its client generated."""
+        checkpoints = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
+        return next(iter(checkpoints), None)
+
+    def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
+        """Return the checkpoints of an operator that are pending, completed or awaiting the deletion of their files."""
+        if operator_id not in self._open:
+            checkpoints = self._rows.read(CHECKPOINTS, statements.OPEN_CHECKPOINTS, operator_id=operator_id)
+            self._open[operator_id] = {checkpoint.checkpoint_id for checkpoint in checkpoints}
+        rows = (self.checkpoint(checkpoint_id) for checkpoint_id in sorted(self._open[operator_id]))
+        return [row for row in rows if row is not None and row.discarded_at is None]
+
+    def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
+        """Return the ids of at most ``limit`` ended checkpoints whose files were deleted."""
+        return self._select(statements.discarded_checkpoints(wanted, limit))
+
+    def has_completed(self, operator_id: OperatorId, generation: int | None = None) -> bool:
+        """Return ``True`` if an operator has the row of a completed checkpoint, in a generation or in any."""
+        values = keys(job_id=self._job.job_id, operator_id=operator_id)
+        if generation is None:
+            return bool(self._connection.scalar(statements.HAS_EVER_COMPLETED, values))
+        return bool(self._connection.scalar(statements.HAS_COMPLETED, values | keys(generation=generation)))
+
+    def add_checkpoint(self, record: CheckpointRecord) -> None:
+        """Insert a checkpoint."""
+        self._rows.insert(CHECKPOINTS, record)
+        self._acknowledgements[record.checkpoint_id] = {}
+        if record.operator_id in self._open:
+            self._open[record.operator_id].add(record.checkpoint_id)
+
+    def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
+        """Replace a checkpoint if its status is still the expected one."""
+        key = keys(job_id=record.job_id, checkpoint_id=record.checkpoint_id, epoch=record.epoch, status=expected.value)
+        values = {"status": record.status.value} | self._changes(record)
+        if self._connection.execute(statements.UPDATE_CHECKPOINT, values | key).rowcount != 1:
+            raise CoordinatorError(
+                f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, found that "
+                f"another writer changed it; read it again.",
+                checkpoint_id=record.checkpoint_id,
+            )
+        self._rows.hold(CHECKPOINTS, record, *CHECKPOINTS.key_of(record))
+
+    def acknowledgements(self, checkpoint_id: int) -> list[AcknowledgementRecord]:
+        """Return the acknowledgements of the operators of an aligned checkpoint."""
+        if checkpoint_id not in self._acknowledgements:
+            rows = self._rows.read(ACKNOWLEDGEMENTS, statements.ACKNOWLEDGEMENTS_OF, checkpoint_id=checkpoint_id)
+            self._acknowledgements[checkpoint_id] = {row.operator_id: row for row in rows}
+        return [row for _, row in sorted(self._acknowledgements[checkpoint_id].items())]
+
+    def save_acknowledgement(self, record: AcknowledgementRecord) -> None:
+        """Insert or replace the acknowledgement of an operator."""
+        known = self._acknowledgements.get(record.checkpoint_id)
+        if known is None:
+            self._rows.save(ACKNOWLEDGEMENTS, record)
+            return
+        if record.operator_id not in known:
+            self._rows.hold(ACKNOWLEDGEMENTS, None, *ACKNOWLEDGEMENTS.key_of(record))
+        self._rows.save(ACKNOWLEDGEMENTS, record)
+        known[record.operator_id] = record
+
+    def request(self, request_key: str) -> SnapshotRequest | None:
+        """Return a request by the key that its client generated."""
+        return self._rows.get(REQUESTS, self._job.job_id, request_key)
+
+    def open_requests(self, operator_id: OperatorId) -> list[SnapshotRequest]:
+        """Return the open requests of an operator."""
+        return self._rows.read(REQUESTS, statements.OPEN_REQUESTS, operator_id=operator_id)
+
+    def ended_requests(self, operator_id: OperatorId, before: datetime, limit: int | None) -> tuple[str, ...]:
+        """Return the keys of at most ``limit`` requests of an operator that ended before a time."""
+        return self._select(statements.ended_requests(operator_id, before, limit))
+
+    def save_request(self, record: SnapshotRequest) -> None:
+        """Insert or replace a request."""
+        self._rows.save(REQUESTS, record)
+
+    def remove_requests(self, request_keys: tuple[str, ...]) -> None:
+        """Remove the rows of requests."""
+        self._remove_each(models.Request, models.Request.request_key, request_keys)
+
+    def claim(self, pointer: str) -> ClaimRecord | None:
+        """Return the claim on a snapshot by any job, or ``None``."""
+        return _claim(self._connection, pointer)
+
+    def save_claim(self, record: ClaimRecord) -> None:
+        """Insert a claim."""
+        values = CLAIMS.values_of(record) | {"pointer_sha256": _digest(record.pointer)}
+        try:
+            CLAIMS.insert(self._connection, values)
+        except IntegrityError as error:
+            raise already_claimed(record.pointer) from error
+
+    def statistics(self, operator_id: OperatorId) -> StatisticsRecord | None:
+        """Return the statistics of an operator."""
+        return self._rows.get(STATISTICS, self._job.job_id, operator_id)
+
+    def save_statistics(self, record: StatisticsRecord) -> None:
+        """Insert or replace the statistics of an operator."""
+        self._rows.save(STATISTICS, record)
+
+    def view(self) -> JobView:
+        """Return the job with the changes of the transition."""
+        return view_of(self._connection, self._job, self.now)
+
+    def remove_checkpoints(self, checkpoint_ids: tuple[int, ...]) -> None:
+        """Remove the rows of checkpoints."""
+        for model in (models.Acknowledgement, models.Checkpoint):
+            self._remove_each(model, model.checkpoint_id, checkpoint_ids)
+
+    def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
+        """Remove the rows of attempts and of their tokens."""
+        for operator_id in {attempt.operator_id for attempt in attempts}:
+            epochs = [attempt.epoch for attempt in attempts if attempt.operator_id == operator_id]
+            # Without the row of its attempt, a token would no longer be recognised as revoked.
+            for model in (models.Token, models.Attempt):
+                self._remove_each(model, model.epoch, epochs, model.operator_id == operator_id)
+
+    def remove_state_handles(self) -> None:
+        """Remove all state handles of the job and their locks."""
+        for model in (models.StateHandleLock, models.StateHandleRow):
+            self._remove(model)
+
+    def remove_job(self) -> None:
+        """Remove all rows of the job except the epochs and ids of its job and operators, and its claims."""
+        self.remove_state_handles()
+        for model in (
+            models.Token,
+            models.Acknowledgement,
+            models.Request,
+            models.Statistics,
+            models.Checkpoint,
+            models.Attempt,
+        ):
+            self._remove(model)
+
+    def _read_operator(self, operator_id: OperatorId) -> None:
+        key = keys(job_id=self._job.job_id, operator_id=operator_id)
+        row = self._connection.execute(statements.OPERATOR_AND_ATTEMPT, key).one_or_none()
+        if row is None:
+            self._rows.hold(OPERATORS, None, self._job.job_id, operator_id)
+            return
+        operator = OPERATORS.read(row[:_FIRST_ATTEMPT_COLUMN])
+        has_attempt = row[_FIRST_ATTEMPT_COLUMN] is not None
+        attempt = ATTEMPTS.read(row[_FIRST_ATTEMPT_COLUMN:]) if has_attempt else None
+        self._rows.hold(OPERATORS, operator, self._job.job_id, operator_id)
+        self._rows.hold(ATTEMPTS, attempt, self._job.job_id, operator_id, operator.epoch)
+
+    def _changes(self, record: CheckpointRecord) -> dict[str, object]:
+        known = self.checkpoint(record.checkpoint_id)
+        return {} if known is None else CHECKPOINTS.changes(known, record)
+
+    def _select(self, query: Select[Any]) -> tuple[Any, ...]:
+        return tuple(self._connection.scalars(query, keys(job_id=self._job.job_id)))
+
+    def _remove_each(
+        self,
+        model: type[models.Base],
+        column: InstrumentedAttribute[Any],
+        values: Sequence[object],
+        *conditions: ColumnElement[bool],
+    ) -> None:
+        for start in range(0, len(values), _VALUES_PER_STATEMENT):
+            self._remove(model, column.in_(values[start : start + _VALUES_PER_STATEMENT]), *conditions)
+
+    def _remove(self, model: type[models.Base], *conditions: ColumnElement[bool]) -> None:
+        self._rows.remove(model, *conditions)
+        self._open.clear()
+        self._acknowledgements.clear()
 
 
 def _commit(connection: Connection) -> None:
     try:
         connection.commit()
     except BaseException:
-        # The pool would hand it out with its transaction still open, for the next user to commit.
+        # In the pool, its open transaction could be committed by the next user of the connection.
         connection.invalidate()
         raise
 
 
 def _set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecord:
-    log.warning("Job %s: its time was %s ahead of the clock and is set back", job.name, job.seen_at - now)
+    log.warning("Job %s: reset its time, which was %s ahead of the clock", job.name, job.seen_at - now)
     values = keys(job_id=job.job_id) | {"now": now}
     connection.execute(statements.SET_SEEN_AT, values)
     for table, query in statements.DATED_LATER.items():
@@ -486,4 +487,6 @@ def _digest(pointer: str) -> str:
 
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)
+    return CheckpointNotFoundError(
+        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
+    )

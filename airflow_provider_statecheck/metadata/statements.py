@@ -1,7 +1,7 @@
 """
-The statements of transitions and views, each built once.
+SQL statements of transitions and views.
 
-Parameters are named by ``keys`` of ``record_table``; columns come in the order in which the record's table reads them.
+Parameters have the names of ``record_table.keys``. Columns are in the order of the record table that reads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _handles, _locks = table_of(StateHandleRow), table_of(StateHandleLock)
 
 _now, _longest = (bindparam(name, type_=_job.seen_at.type) for name in ("now", "longest"))
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
-"""A job without any was removed, or its first registration never came to its end."""
+"""A job without attempts was removed, or its first registration was not completed."""
 
 _begin = (
     update(JOBS.table)
@@ -57,13 +57,13 @@ _begin = (
     .values(version=_job.version + 1, seen_at=case((_job.seen_at > _now, _job.seen_at), else_=_now))
 )
 BEGIN = {False: _begin, True: _begin.where(_has_attempt)}
-"""The write that a transition of a job begins with; whether the job has to be a known one."""
+"""First statement of a transition, by whether the job must have an attempt."""
 BEGIN_AND_READ = {is_known: statement.returning(*JOBS.columns) for is_known, statement in BEGIN.items()}
 SET_SEEN_AT = update(JOBS.table).where(given(_job.job_id)).values(seen_at=_now)
 DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
     table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS)
 }
-"""The rows of a job that a clock dated which was ahead."""
+"""Rows of a job with times in the future, from a clock that was ahead."""
 SHORTEN_LOCKS = update(_locks).where(given(_locks.c.job_id), _locks.c.expires_at > _longest).values(expires_at=_longest)
 SET_NEXT_CHECKPOINT_ID = (
     update(JOBS.table).where(given(_job.job_id)).values(next_checkpoint_id=bindparam("next_checkpoint_id"))
@@ -83,7 +83,7 @@ OPERATOR_AND_ATTEMPT = (
     .outerjoin(ATTEMPTS.table, _holds_epoch)
     .where(given(_operator.job_id), given(_operator.operator_id))
 )
-"""An operator and the attempt that holds its epoch."""
+"""An operator with the attempt that holds its epoch."""
 LAST_ATTEMPT_OF_RUN = (
     select(*ATTEMPTS.columns)
     .where(
@@ -95,7 +95,7 @@ LAST_ATTEMPT_OF_RUN = (
     .limit(1)
 )
 NEWEST_ATTEMPTS = select(*ATTEMPTS.columns).join(OPERATORS.table, _holds_epoch).where(given(_attempt.job_id))
-"""The attempts that hold the epochs of the job's operators."""
+"""The attempts that hold the epochs of the operators of a job."""
 ATTEMPT_BY_KEY = select(*ATTEMPTS.columns).where(given(_attempt.job_id), given(_attempt.attempt_key))
 
 CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id), given(_checkpoint.request_key))
@@ -133,12 +133,12 @@ LATEST_CHECKPOINT = (
     .order_by(_checkpoint.checkpoint_id.desc())
     .limit(1)
 )
-"""What a restore of an operator would start from; the condition is ``CheckpointRecord.is_restorable`` in SQL."""
+"""The newest restorable checkpoint of an operator; the condition is ``CheckpointRecord.is_restorable`` in SQL."""
 UPDATE_CHECKPOINT = update(CHECKPOINTS.table).where(
     given(_checkpoint.job_id), given(_checkpoint.checkpoint_id), given(_checkpoint.epoch), given(_checkpoint.status)
 )
 
-PARTS = select(*ACKNOWLEDGEMENTS.columns).where(given(_part.job_id), given(_part.checkpoint_id))
+ACKNOWLEDGEMENTS_OF = select(*ACKNOWLEDGEMENTS.columns).where(given(_part.job_id), given(_part.checkpoint_id))
 _is_open = or_(*(_request.status == status.value for status in RequestStatus if status.is_open))
 OPEN_REQUESTS = (
     select(*REQUESTS.columns)
@@ -148,7 +148,7 @@ OPEN_REQUESTS = (
 
 ALL_OPERATORS = select(*OPERATORS.columns).where(given(_operator.job_id)).order_by(_operator.uid)
 ALL_ATTEMPTS = select(*ATTEMPTS.columns).where(given(_attempt.job_id)).order_by(_attempt.operator_id, _attempt.epoch)
-# Found operator by operator, because the index of undiscarded rows begins with the operator.
+# The join lets the database use the partial index of undiscarded rows, which begins with the job and the operator.
 UNDISCARDED_CHECKPOINTS = (
     select(*CHECKPOINTS.columns)
     .join_from(
@@ -180,7 +180,7 @@ ALL_HANDLES = select(_handles.c.handle).where(given(_handles.c.job_id))
 
 
 def page_of(page: CheckpointPage) -> Select[Any]:
-    """Return the statement that reads a page of the checkpoints of a job, newest first."""
+    """Return the query for a page of the checkpoints of a job, newest first."""
     conditions = [given(_checkpoint.job_id)]
     if page.before is not None:
         conditions.append(_checkpoint.checkpoint_id < page.before)
@@ -193,7 +193,7 @@ def page_of(page: CheckpointPage) -> Select[Any]:
 
 
 def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select[Any]:
-    """Return the statement for ``EndedCheckpoints.includes``, among the checkpoints whose bytes are gone."""
+    """Return the query for the checkpoints of ``EndedCheckpoints.includes`` whose files were deleted."""
     conditions = [
         given(_checkpoint.job_id),
         _checkpoint.operator_id == wanted.operator_id,
@@ -208,13 +208,12 @@ def discarded_checkpoints(wanted: EndedCheckpoints, limit: int | None) -> Select
 
 
 def storage_bases(operator_id: OperatorId) -> Select[Any]:
-    """Return the statement that finds the checkpoint directories of the attempts of an operator."""
-    mine = (given(_attempt.job_id), _attempt.operator_id == operator_id)
-    return select(_attempt.storage_base).where(*mine).distinct()
+    """Return the query for the checkpoint directories of the attempts of an operator."""
+    return select(_attempt.storage_base).where(given(_attempt.job_id), _attempt.operator_id == operator_id).distinct()
 
 
 def ended_attempts(wanted: EndedAttempts, limit: int | None) -> Select[Any]:
-    """Return the statement that finds the epochs of ended attempts, oldest first."""
+    """Return the query for the epochs of ended attempts, oldest first."""
     conditions = [
         given(_attempt.job_id),
         _attempt.operator_id == wanted.operator_id,
@@ -227,12 +226,12 @@ def ended_attempts(wanted: EndedAttempts, limit: int | None) -> Select[Any]:
 
 
 def ended_requests(operator_id: OperatorId, before: datetime, limit: int | None) -> Select[Any]:
-    """Return the statement that finds the keys of ended requests."""
-    # A request ends after it was made; the condition on its making is the one that has an index.
+    """Return the query for the keys of ended requests."""
+    # The condition on requested_at is implied by the one on ended_at, but only requested_at has an index.
     conditions = (_request.requested_at < before, _request.ended_at < before, _request.operator_id == operator_id)
     return select(_request.request_key).where(given(_request.job_id), *conditions).limit(limit)
 
 
 def remove(table: Table, *conditions: ColumnElement[bool]) -> Delete:
-    """Return the statement that deletes rows of one job."""
+    """Return the statement that deletes rows of a job."""
     return delete(table).where(given(table.c.job_id), *conditions)

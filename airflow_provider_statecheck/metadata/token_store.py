@@ -1,4 +1,4 @@
-"""The rows behind the API's tokens: who got one, what it means, until when."""
+"""Store of the tokens of the API."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_statecheck.metadata.record_table import attempt_record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The task instance that a token was given to."""
+    """The task instance that a token was issued to."""
 
     dag_id: str
     run_id: str
@@ -28,30 +28,30 @@ class Caller:
 
     @property
     def coordinates(self) -> tuple[tuple[str, str], ...]:
-        """Return the pairs by which an attempt's owner names its task instance."""
+        """Return the task instance as pairs, as in the owner of an attempt."""
         return tuple((name, str(value)) for name, value in asdict(self).items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """What a token means."""
+    """A token."""
 
     token_hash: str
     caller: Caller
     created_at: datetime
     expires_at: datetime
     job_id: JobId | None = None
-    """The only job it opens; ``None`` before an attempt is registered with it."""
+    """The only job that the token can access, or ``None`` before the registration."""
     attempt: AttemptRef | None = None
-    """The attempt it speaks for."""
+    """The attempt that the token is bound to."""
     attempt_key: str | None = None
-    """The key under which that attempt was registered."""
+    """The key of the registration that the token is reserved for."""
     is_read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenState:
-    """A token and how its attempt stands at this moment."""
+    """A token and the current state of its attempt."""
 
     token: TokenRecord
     current_epoch: int | None = None
@@ -64,14 +64,14 @@ class SqlTokenStore:
     """
     Tokens in the table ``statecheck_token``.
 
-    :param engine: The database; its tables exist.
+    :param engine: Database that has the tables.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def add(self, record: TokenRecord, *, drop_expired_before: datetime) -> None:
-        """Insert a token, and drop those that expired before a time and are of no open attempt."""
+        """Insert a token, and remove tokens that expired before a time, except those of open attempts."""
         with Session(self._engine) as session:
             with executing():
                 session.execute(
@@ -84,11 +84,11 @@ class SqlTokenStore:
 
     def drop_ended(self, before: datetime, *, dry_run: bool = False) -> int:
         """
-        Remove the tokens that expired, or whose attempt ended, before a time, and return how many there were.
+        Remove the tokens that expired, or whose attempt ended, before a time, and return their number.
 
-        That of an open attempt stays, however late it is by the clock: its driver may live, and the clock may be ahead.
+        Tokens of open attempts are retained: the driver may still run, and the clock may be ahead.
 
-        :param dry_run: Only count them.
+        :param dry_run: Only count the tokens.
         """
         with Session(self._engine) as session:
             with executing():
@@ -102,51 +102,46 @@ class SqlTokenStore:
         return found
 
     def is_open(self, attempt: AttemptRef, now: datetime) -> bool:
-        """Tell whether an attempt has a token that is still good."""
-        its = (Token.job_id == attempt.job_id, Token.operator_id == attempt.operator_id, Token.epoch == attempt.epoch)
+        """Return ``True`` if an attempt has a token that has not expired."""
         with executing(), Session(self._engine) as session:
-            return bool(session.scalar(select(exists().where(*its, Token.expires_at > now))))
+            return bool(session.scalar(select(exists().where(_is_token_of(attempt), Token.expires_at > now))))
 
     def count_readers(self, caller: Caller, now: datetime) -> int:
-        """Return how many tokens for reading a task has that are still good."""
-        kept = Token.caller
-        its = (
-            kept["dag_id"].as_string() == caller.dag_id,
-            kept["run_id"].as_string() == caller.run_id,
-            kept["task_id"].as_string() == caller.task_id,
-            kept["map_index"].as_integer() == caller.map_index,
+        """Return the number of read tokens of a task instance that have not expired."""
+        is_callers = (
+            Token.caller["dag_id"].as_string() == caller.dag_id,
+            Token.caller["run_id"].as_string() == caller.run_id,
+            Token.caller["task_id"].as_string() == caller.task_id,
+            Token.caller["map_index"].as_integer() == caller.map_index,
         )
-        query = select(func.count()).select_from(Token).where(Token.expires_at > now, Token.is_read_only, *its)
+        query = select(func.count()).select_from(Token).where(Token.expires_at > now, Token.is_read_only, *is_callers)
         with executing(), Session(self._engine) as session:
             return session.scalar(query) or 0
 
     def find(self, token_hash: str) -> TokenState | None:
-        """Return a token with the state of its attempt, ``None`` if there is none of this hash."""
+        """Return a token with the state of its attempt, or ``None`` if the hash is unknown."""
         with executing(), Session(self._engine) as session:
             row = session.execute(_with_attempt(token_hash)).one_or_none()
             return None if row is None else _state(row)
 
     def owner_of(self, attempt: AttemptRef) -> AttemptOwner | None:
-        """Return who holds an attempt, ``None`` if there is no such attempt."""
+        """Return the owner of an attempt, or ``None`` if there is no such attempt."""
         with executing(), Session(self._engine) as session:
             row = session.get(Attempt, (attempt.job_id, attempt.operator_id, attempt.epoch))
             return None if row is None else attempt_record(row).owner
 
     def claim(self, token: TokenRecord, attempt_key: str) -> bool:
-        """Reserve a token for one registration; tell whether it was free, or reserved for that one already."""
+        """Reserve a token for one registration; return ``False`` if it is reserved for another one."""
         is_free = and_(Token.attempt_key.is_(None), Token.operator_id.is_(None))
         return self._update(token, {"attempt_key": attempt_key}, or_(is_free, Token.attempt_key == attempt_key))
 
     def bind(self, token: TokenRecord, attempt: AttemptRef, attempt_key: str | None, expires_at: datetime) -> bool:
-        """Make a token that of one attempt; tell whether it was that of no other."""
-        is_its = and_(
-            Token.job_id == attempt.job_id, Token.operator_id == attempt.operator_id, Token.epoch == attempt.epoch
-        )
+        """Bind a token to an attempt; return ``False`` if it is bound to another one."""
         bound = replace(token, job_id=attempt.job_id, attempt=attempt, attempt_key=attempt_key, expires_at=expires_at)
-        return self._update(token, _columns(bound), or_(Token.operator_id.is_(None), is_its))
+        return self._update(token, _columns(bound), or_(Token.operator_id.is_(None), _is_token_of(attempt)))
 
     def extend(self, token: TokenRecord, expires_at: datetime) -> None:
-        """Let a token live longer."""
+        """Change the expiry of a token."""
         self._update(token, {"expires_at": expires_at})
 
     def _update(self, token: TokenRecord, values: dict[str, object], *conditions: ColumnElement[bool]) -> bool:
@@ -159,20 +154,26 @@ class SqlTokenStore:
         return isinstance(result, CursorResult) and result.rowcount == 1
 
 
+_IS_ATTEMPT_OF_TOKEN = and_(
+    Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch
+)
+
+
+def _is_token_of(attempt: AttemptRef) -> ColumnElement[bool]:
+    return and_(Token.job_id == attempt.job_id, Token.operator_id == attempt.operator_id, Token.epoch == attempt.epoch)
+
+
 def _has_ended(before: datetime) -> ColumnElement[bool]:
-    its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
-    return or_(_has_expired(before), exists().where(its, Attempt.ended_at < before))
+    return or_(_has_expired(before), exists().where(_IS_ATTEMPT_OF_TOKEN, Attempt.ended_at < before))
 
 
 def _has_expired(before: datetime) -> ColumnElement[bool]:
-    its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
-    return and_(Token.expires_at < before, ~exists().where(its, Attempt.ended_at.is_(None)))
+    return and_(Token.expires_at < before, ~exists().where(_IS_ATTEMPT_OF_TOKEN, Attempt.ended_at.is_(None)))
 
 
 def _with_attempt(token_hash: str) -> Select[Token, Operator, Attempt]:
-    mine = and_(Operator.job_id == Token.job_id, Operator.operator_id == Token.operator_id)
-    its = and_(Attempt.job_id == Token.job_id, Attempt.operator_id == Token.operator_id, Attempt.epoch == Token.epoch)
-    query = select(Token, Operator, Attempt).outerjoin(Operator, mine).outerjoin(Attempt, its)
+    is_operator = and_(Operator.job_id == Token.job_id, Operator.operator_id == Token.operator_id)
+    query = select(Token, Operator, Attempt).outerjoin(Operator, is_operator).outerjoin(Attempt, _IS_ATTEMPT_OF_TOKEN)
     return query.where(Token.token_hash == token_hash)
 
 

@@ -508,4 +508,6 @@ class _Rows:
 
 
 def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(f"There is no job {job_id}; it has never registered an attempt.", job_id=job_id)
+    return CheckpointNotFoundError(
+        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
+    )

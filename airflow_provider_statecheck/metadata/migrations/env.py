@@ -1,4 +1,4 @@
-"""Runs the migrations in Airflow's database, on this package's tables only."""
+"""Alembic environment for the tables of this package in Airflow's database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_offline() -> None:
 
 
 def run_online() -> None:
-    """Run the statements."""
+    """Run the statements in Airflow's database."""
     with settings.get_engine().connect() as connection:
         context.configure(connection=connection, **_OPTIONS)
         with context.begin_transaction():

@@ -23,5 +23,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo it."""
+    """Revert the changes of upgrade()."""
     ${downgrades if downgrades else "pass"}

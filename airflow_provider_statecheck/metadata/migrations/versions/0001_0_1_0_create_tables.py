@@ -94,7 +94,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Undo it."""
+    """Drop the tables."""
     op.drop_table("statecheck_operator")
     op.drop_table("statecheck_job")
     op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_status"), table_name="statecheck_checkpoint")

@@ -36,6 +36,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table; every running attempt has to ask for a new token."""
+    """Drop the table; every running attempt then needs a new token."""
     op.drop_index(op.f("idx_statecheck_token_expires_at"), table_name="statecheck_token")
     op.drop_table("statecheck_token")

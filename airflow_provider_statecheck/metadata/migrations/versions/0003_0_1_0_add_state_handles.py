@@ -45,6 +45,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables; the state that the handles point to stays on storage."""
+    """Drop the tables; the state of the handles remains on storage."""
     op.drop_table("statecheck_state_handle_lock")
     op.drop_table("statecheck_state_handle")

@@ -1,5 +1,5 @@
 """
-Add requests, acknowledgements, claims, statistics, the kind of each checkpoint, and whether a sink has to commit it.
+Add requests, acknowledgements, claims, statistics, properties of checkpoints, and open commits.
 
 Revision ID: 0004_0_1_0
 Revises: 0003_0_1_0
@@ -30,7 +30,7 @@ _CHECKPOINT = {
 
 
 def upgrade() -> None:
-    """Add the tables and columns; every checkpoint so far is a plain one."""
+    """Add the tables and columns; all existing rows are checkpoints, not savepoints."""
     _find_open_checkpoints_fast()
     _add_columns()
     _add_retention()
@@ -133,13 +133,13 @@ def _create_request() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables and columns; savepoints are forgotten here and stay on storage."""
+    """Drop the tables, the columns and the rows of savepoints; the files of savepoints remain on storage."""
     op.drop_table("statecheck_statistics")
     op.drop_table("statecheck_claim")
     op.drop_index(op.f("idx_statecheck_request_job_id_operator_id_status"), table_name="statecheck_request")
     op.drop_table("statecheck_request")
     op.drop_table("statecheck_acknowledgement")
-    # What the older release does not know it would take for a checkpoint.
+    # The older release would treat savepoints as checkpoints.
     op.execute("DELETE FROM statecheck_checkpoint WHERE status IN ('finalizing', 'disposed')")
     op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_discarded_at"), table_name="statecheck_checkpoint")
     op.create_index(

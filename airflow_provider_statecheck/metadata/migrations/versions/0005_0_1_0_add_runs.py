@@ -1,5 +1,5 @@
 """
-Add which run took each checkpoint, which one began each operator's generation, and of how many runs checkpoints are kept.
+Add the run of each checkpoint, the first run of each generation, and the number of retained runs.
 
 Revision ID: 0005_0_1_0
 Revises: 0004_0_1_0
@@ -42,13 +42,13 @@ _NEW = (
 
 
 def upgrade() -> None:
-    """Add the columns and fill them by the attempts that are known."""
+    """Add the columns, and fill them from the rows of attempts."""
     for table, column, kind in _NEW:
         with op.batch_alter_table(f"statecheck_{table}") as changed:
             changed.add_column(sa.Column(column, kind, nullable=True))
     op.execute(sa.update(_ATTEMPT).values(retained_runs=1))
     op.execute(sa.update(_CHECKPOINT).values(run_key=_run_of(_CHECKPOINT, _ATTEMPT.c.epoch == _CHECKPOINT.c.epoch)))
-    # The first attempt that is left may be of any run; only one that restored nothing began the generation.
+    # Rows of earlier attempts may have been removed; only an attempt without a restore started a generation.
     is_first = sa.and_(_ATTEMPT.c.generation == _OPERATOR.c.generation, _ATTEMPT.c.restored_from.is_(None))
     op.execute(sa.update(_OPERATOR).values(first_run=_run_of(_OPERATOR, is_first)))
     for table, column, kind in _NEW:

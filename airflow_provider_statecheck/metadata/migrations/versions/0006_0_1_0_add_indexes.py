@@ -1,5 +1,5 @@
 """
-Add the indexes that find what matters of a job in the same time however long its history is.
+Add indexes for queries on a job whose cost does not depend on the length of its history.
 
 Revision ID: 0006_0_1_0
 Revises: 0005_0_1_0

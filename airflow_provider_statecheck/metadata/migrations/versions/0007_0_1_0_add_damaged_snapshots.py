@@ -1,5 +1,5 @@
 """
-Add which snapshots of an operator were found to be damaged.
+Add the damaged snapshots of each operator.
 
 Revision ID: 0007_0_1_0
 Revises: 0006_0_1_0
@@ -20,7 +20,7 @@ _OPERATOR = sa.table("statecheck_operator", sa.column("damaged_snapshots", sa.JS
 
 
 def upgrade() -> None:
-    """Add the column; of the operators that there are nothing is known to be damaged."""
+    """Add the column; existing operators have no damaged snapshots."""
     with op.batch_alter_table("statecheck_operator") as changed:
         changed.add_column(sa.Column("damaged_snapshots", sa.JSON(), nullable=True))
     op.execute(sa.update(_OPERATOR).values(damaged_snapshots=[]))
