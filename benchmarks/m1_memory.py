@@ -44,7 +44,7 @@ def run(work: Path, *, quick: bool) -> list[Result]:
     return [
         Result(
             id="M1",
-            case="keys built, saved, changed and gone through",
+            case="keys built, saved, changed and scanned",
             ours=float(peak),
             peer=_LIMIT_MB,
             unit="MB",

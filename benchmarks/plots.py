@@ -10,19 +10,19 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 LIMITS = {
-    "C1": "PostgreSQL's bare commits",
-    "C2": "PostgreSQL's bare commits, one for each operator where all of them take part",
-    "D1": "what the operators that ours extend import",
+    "C1": "PostgreSQL's commits",
+    "C2": "PostgreSQL's commits, one per operator for aligned checkpoints",
+    "D1": "the imports of the operators that ours extend",
     "F1": "the fsync of the disk",
     "G1": "time in line with the rows",
-    "I1": "the bytes that changed",
-    "I2": "the bytes that changed, each written once",
-    "K1": "Spark's scheduling and shuffle, about half a second an increment",
-    "K2": "Python's call of a function for each row",
-    "M1": "what one part of a file and the changes since the last snapshot take",
+    "I1": "the changed bytes",
+    "I2": "the changed bytes, each written once",
+    "K1": "Spark's scheduling and shuffle, about half a second per increment",
+    "K2": "Python's function call for each row",
+    "M1": "one part of a file and the changes since the last snapshot",
     "O1": "the same stage without checkpoints",
-    "R1": "the job that nothing disturbs, and the start of a Spark",
-    "R2": "one Spark job, and what its first rows touch",
+    "R1": "the undisturbed job, and a start of Spark",
+    "R2": "one Spark job, and the files that its first rows need",
     "S1": "Spark's own writer, the disk, and the object store",
     "W1": "Arrow from Python to the JVM",
 }
@@ -82,7 +82,7 @@ def _opening(height: int) -> Iterator[str]:
 
 
 def _legend() -> Iterator[str]:
-    yield _text(LEFT, 20, "Peer over ours; right of 1 ours is better. The black line is the goal.", weight="bold")
+    yield _text(LEFT, 20, "Ratio of peer to ours; above 1 ours is better. The black line is the goal.", weight="bold")
     for place, (met, color) in enumerate(_COLORS.items()):
         x = LEFT + 130 * place
         yield f'<rect x="{x}" y="30" width="{_BAR}" height="{_BAR}" fill="{color}"/>'

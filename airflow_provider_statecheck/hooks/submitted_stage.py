@@ -54,6 +54,146 @@ _POLL_SECONDS = 10.0
 _GRACE_SECONDS = 1.0
 
 
+class SubmittedStage:
+    """
+    Attempt of a driver in another process: register or adopt it, follow its checkpoints and close it.
+
+    :param access: Coordinator API.
+    :param registration: Owner, job, uid and settings of the attempt.
+    :param driver: Settings for the driver.
+    :param on_overlap: Behaviour if an attempt of another run is open for the operator.
+    """
+
+    def __init__(
+        self,
+        access: DriverAccess,
+        registration: RegisterAttempt,
+        driver: DriverSettings,
+        on_overlap: OnOverlap = OnOverlap.FAIL,
+    ) -> None:
+        self.registration = registration
+        self._access = access
+        self._gateway = over_http(access.gateway)
+        self._driver = driver
+        self._on_overlap = on_overlap
+        self._attempt: AttemptRef | None = None
+        self._checkpoints: DriverCheckpoints | None = None
+
+    def register(self) -> Handover:
+        """
+        Register an attempt, which fences all earlier attempts.
+
+        :return: Handover for the driver, valid for this attempt only.
+        """
+        grant = registering(self._gateway.register, self._on_overlap)(self.registration)
+        self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
+        self._log_of(grant.attempt).registered(grant)
+        return Handover(
+            url=self._access.url,
+            token=self._access.gateway.token_of(self._attempt),
+            registration=self.registration,
+            driver=self._driver,
+        )
+
+    def adopt_running(self) -> None:
+        """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
+        running = self._newest_attempt() if self._attempt is None else None
+        if running is None or running.status is not AttemptStatus.RUNNING:
+            return
+        ref = AttemptRef(job_id=running.job_id, operator_id=running.operator_id, epoch=running.epoch)
+        try:
+            self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
+        except StaleAttemptError as ended:
+            log.info("Attempt %s ended before it was adopted: %s", ref.epoch, ended)
+            return
+        self._attempt, self._checkpoints = ref, self._followed(ref)
+        self._checkpoints.skip()
+        log.info("Attempt %s of job %r continues; its driver was adopted.", ref.epoch, self.registration.job_name)
+
+    def log_checkpoints(self) -> None:
+        """Log new checkpoints of the driver, whose own log may be on another machine."""
+        if self._checkpoints is not None:
+            self._checkpoints.log_new()
+
+    def was_cleared(self) -> bool:
+        """Return whether the task was cleared after its newest attempt was registered."""
+        newest = self._newest_attempt()
+        return newest is not None and newest.owner.clear_marker != self.registration.owner.clear_marker
+
+    def close(self, status: AttemptStatus, message: str = "") -> None:
+        """Close the attempt if its driver ended without closing it."""
+        if self._attempt is None:
+            return
+        try:
+            self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
+        except StaleAttemptError as stale:
+            log.info("%s", stale)
+        except StateCheckError as error:
+            # The result of the driver decides the state of the task; the next registration fences this attempt.
+            log.warning("The attempt could not be closed, the next one will fence it: %s", error)
+
+    def stopped_with(self) -> str | None:
+        """Return the URI of the savepoint with which the driver stopped, ``None`` if no stop was requested."""
+        try:
+            view = self._view()
+        except StateCheckError as error:
+            log.warning("Could not read whether the stage was stopped with a savepoint: %s", error)
+            return None
+        return None if view is None or self._attempt is None else stopping_savepoint(view, self._attempt)
+
+    def failure(self) -> str:
+        """Return the failure message of the driver, empty if it reported none or the coordinator is unavailable."""
+        try:
+            newest = self._newest_attempt()
+        except StateCheckError as error:
+            log.warning("Could not read the failure message of the driver: %s", error)
+            return ""
+        if newest is None or self._attempt is None or newest.epoch != self._attempt.epoch:
+            return ""
+        return newest.message
+
+    def kept(self) -> str:
+        """Return a log line about the newest retained checkpoint, or about the newer attempt that fenced this one."""
+        try:
+            view = self._view()
+        except StateCheckError as error:
+            return f"Could not read the retained checkpoints of job {self.registration.job_name!r}: {error}"
+        newest = self._newest_of(view)
+        if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
+            return fenced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
+        latest = None if view is None else latest_retained(view, self._operator_id(view))
+        return retained_line(self.registration, latest)
+
+    def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
+        return DriverCheckpoints(self._view, attempt, self._log_of(attempt))
+
+    def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
+        return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
+
+    def _newest_attempt(self) -> AttemptRecord | None:
+        return self._newest_of(self._view())
+
+    def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
+        operator_id = None if view is None else self._operator_id(view)
+        operators = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
+        return view.current_attempt(operators[0]) if view is not None and operators else None
+
+    def _operator_id(self, view: JobView) -> OperatorId:
+        if self._attempt is not None:
+            return self._attempt.operator_id
+        # The operator of the task takes precedence over the uid, which may have changed since its first attempt.
+        task = self.registration.owner.logical_task
+        newest = {each.operator_id: each for each in view.attempts if each.owner.logical_task == task}
+        latest = max(newest.values(), key=lambda attempt: attempt.registered_at, default=None)
+        return operator_id_of(self.registration.uid) if latest is None else latest.operator_id
+
+    def _view(self) -> JobView | None:
+        try:
+            return self._gateway.describe(job_id_of(self.registration.job_name))
+        except CheckpointNotFoundError:
+            return None
+
+
 @dataclass(frozen=True, slots=True)
 class DriverAccess:
     """Coordinator API that the task and its driver use."""
@@ -236,143 +376,3 @@ def repeatedly(action: Callable[[], None], every_seconds: float = _POLL_SECONDS)
 def _has_failed(checkpoint: CheckpointRecord) -> bool:
     is_aborted = checkpoint.status is CheckpointStatus.ABORTED
     return is_aborted and checkpoint.failure_reason != CheckpointFailureReason.ATTEMPT_ENDED.value
-
-
-class SubmittedStage:
-    """
-    Attempt of a driver in another process: register or adopt it, follow its checkpoints and close it.
-
-    :param access: Coordinator API.
-    :param registration: Owner, job, uid and settings of the attempt.
-    :param driver: Settings for the driver.
-    :param on_overlap: Behaviour if an attempt of another run is open for the operator.
-    """
-
-    def __init__(
-        self,
-        access: DriverAccess,
-        registration: RegisterAttempt,
-        driver: DriverSettings,
-        on_overlap: OnOverlap = OnOverlap.FAIL,
-    ) -> None:
-        self.registration = registration
-        self._access = access
-        self._gateway = over_http(access.gateway)
-        self._driver = driver
-        self._on_overlap = on_overlap
-        self._attempt: AttemptRef | None = None
-        self._checkpoints: DriverCheckpoints | None = None
-
-    def register(self) -> Handover:
-        """
-        Register an attempt, which fences all earlier attempts.
-
-        :return: Handover for the driver, valid for this attempt only.
-        """
-        grant = registering(self._gateway.register, self._on_overlap)(self.registration)
-        self._attempt, self._checkpoints = grant.attempt, self._followed(grant.attempt)
-        self._log_of(grant.attempt).registered(grant)
-        return Handover(
-            url=self._access.url,
-            token=self._access.gateway.token_of(self._attempt),
-            registration=self.registration,
-            driver=self._driver,
-        )
-
-    def adopt_running(self) -> None:
-        """Adopt the running attempt of a driver that an earlier try submitted, unless this try registered one."""
-        running = self._newest_attempt() if self._attempt is None else None
-        if running is None or running.status is not AttemptStatus.RUNNING:
-            return
-        ref = AttemptRef(job_id=running.job_id, operator_id=running.operator_id, epoch=running.epoch)
-        try:
-            self._gateway.adopt(AdoptAttempt(attempt=ref, owner=self.registration.owner))
-        except StaleAttemptError as ended:
-            log.info("Attempt %s ended before it was adopted: %s", ref.epoch, ended)
-            return
-        self._attempt, self._checkpoints = ref, self._followed(ref)
-        self._checkpoints.skip()
-        log.info("Attempt %s of job %r continues; its driver was adopted.", ref.epoch, self.registration.job_name)
-
-    def log_checkpoints(self) -> None:
-        """Log new checkpoints of the driver, whose own log may be on another machine."""
-        if self._checkpoints is not None:
-            self._checkpoints.log_new()
-
-    def was_cleared(self) -> bool:
-        """Return whether the task was cleared after its newest attempt was registered."""
-        newest = self._newest_attempt()
-        return newest is not None and newest.owner.clear_marker != self.registration.owner.clear_marker
-
-    def close(self, status: AttemptStatus, message: str = "") -> None:
-        """Close the attempt if its driver ended without closing it."""
-        if self._attempt is None:
-            return
-        try:
-            self._gateway.finish(FinishAttempt(attempt=self._attempt, status=status, message=message))
-        except StaleAttemptError as stale:
-            log.info("%s", stale)
-        except StateCheckError as error:
-            # The result of the driver decides the state of the task; the next registration fences this attempt.
-            log.warning("The attempt could not be closed, the next one will fence it: %s", error)
-
-    def stopped_with(self) -> str | None:
-        """Return the URI of the savepoint with which the driver stopped, ``None`` if no stop was requested."""
-        try:
-            view = self._view()
-        except StateCheckError as error:
-            log.warning("Could not read whether the stage was stopped with a savepoint: %s", error)
-            return None
-        return None if view is None or self._attempt is None else stopping_savepoint(view, self._attempt)
-
-    def failure(self) -> str:
-        """Return the failure message of the driver, empty if it reported none or the coordinator is unavailable."""
-        try:
-            newest = self._newest_attempt()
-        except StateCheckError as error:
-            log.warning("Could not read the failure message of the driver: %s", error)
-            return ""
-        if newest is None or self._attempt is None or newest.epoch != self._attempt.epoch:
-            return ""
-        return newest.message
-
-    def kept(self) -> str:
-        """Return a log line about the newest retained checkpoint, or about the newer attempt that fenced this one."""
-        try:
-            view = self._view()
-        except StateCheckError as error:
-            return f"Could not read the retained checkpoints of job {self.registration.job_name!r}: {error}"
-        newest = self._newest_of(view)
-        if newest is not None and self._attempt is not None and newest.epoch > self._attempt.epoch:
-            return fenced_line(self.registration.job_name, self._attempt.epoch, newest.epoch)
-        latest = None if view is None else latest_retained(view, self._operator_id(view))
-        return retained_line(self.registration, latest)
-
-    def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
-        return DriverCheckpoints(self._view, attempt, self._log_of(attempt))
-
-    def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
-        return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
-
-    def _newest_attempt(self) -> AttemptRecord | None:
-        return self._newest_of(self._view())
-
-    def _newest_of(self, view: JobView | None) -> AttemptRecord | None:
-        operator_id = None if view is None else self._operator_id(view)
-        operators = [] if view is None else [o for o in view.operators if o.operator_id == operator_id]
-        return view.current_attempt(operators[0]) if view is not None and operators else None
-
-    def _operator_id(self, view: JobView) -> OperatorId:
-        if self._attempt is not None:
-            return self._attempt.operator_id
-        # The operator of the task takes precedence over the uid, which may have changed since its first attempt.
-        task = self.registration.owner.logical_task
-        newest = {each.operator_id: each for each in view.attempts if each.owner.logical_task == task}
-        latest = max(newest.values(), key=lambda attempt: attempt.registered_at, default=None)
-        return operator_id_of(self.registration.uid) if latest is None else latest.operator_id
-
-    def _view(self) -> JobView | None:
-        try:
-            return self._gateway.describe(job_id_of(self.registration.job_name))
-        except CheckpointNotFoundError:
-            return None

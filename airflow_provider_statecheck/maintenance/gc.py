@@ -40,54 +40,6 @@ OpenStorage = Callable[[str], "CheckpointStorage"]
 """Function that opens the storage of a checkpoint directory."""
 
 
-class DeletionLog:
-    """
-    Storage proxy that records the deleted bytes of each directory. A file that is deleted twice counts once.
-
-    :param storage: Storage to delete from.
-    :param dry_run: Whether to record deletions without deleting.
-    """
-
-    def __init__(self, storage: CheckpointStorage, *, dry_run: bool = False) -> None:
-        self._storage = storage
-        self._dry_run = dry_run
-        self._files: dict[str, dict[str, int]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._storage, name)
-
-    @property
-    def directories(self) -> dict[str, int]:
-        """Return the number of deleted bytes by directory."""
-        return {directory: sum(files.values()) for directory, files in self._files.items()}
-
-    def delete_file(self, uri: str) -> None:
-        """Delete a file and record its size for its directory."""
-        directory, _, name = uri.rpartition("/")
-        size = self._size(uri)
-        if not self._dry_run:
-            self._storage.delete_file(uri)
-        if size:
-            self._record(directory, {name: size})
-
-    def delete_directory(self, uri: str) -> None:
-        """Delete a directory recursively and record the sizes of its files."""
-        files = self._storage.list_files(uri)
-        if not self._dry_run:
-            self._storage.delete_directory(uri)
-        if files:
-            self._record(uri, files)
-
-    def _size(self, uri: str) -> int:
-        try:
-            return self._storage.size(uri)
-        except CheckpointNotFoundError:
-            return 0
-
-    def _record(self, directory: str, files: dict[str, int]) -> None:
-        self._files.setdefault(directory, {}).update(files)
-
-
 @dataclass(slots=True)
 class CollectedJob:
     """Result of garbage collection for one job."""
@@ -173,16 +125,16 @@ def storage_bases(view: JobView) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*of_checkpoints, *(attempt.storage_base for attempt in attempts))))
 
 
-def _may_have_garbage(checkpoint: CheckpointRecord) -> bool:
-    # The directory of a retained savepoint contains no other files of the job, and its storage may be unavailable.
-    is_in_job_directory = _JOB_CHECKPOINT.search(checkpoint.location) is not None
-    return checkpoint.discarded_at is None and (is_in_job_directory or checkpoint.awaits_discard)
-
-
 def base_of(checkpoint: CheckpointRecord) -> str:
     """Return the checkpoint directory of a checkpoint, or the parent directory of a savepoint."""
     base, substitutions = _JOB_CHECKPOINT.subn("", checkpoint.location)
     return base if substitutions else checkpoint.location.rpartition("/")[0]
+
+
+def _may_have_garbage(checkpoint: CheckpointRecord) -> bool:
+    # The directory of a retained savepoint contains no other files of the job, and its storage may be unavailable.
+    is_in_job_directory = _JOB_CHECKPOINT.search(checkpoint.location) is not None
+    return checkpoint.discarded_at is None and (is_in_job_directory or checkpoint.awaits_discard)
 
 
 def _without_open_attempts(view: JobView, report: CollectedJob) -> JobView:
@@ -291,3 +243,51 @@ def _effects_below(view: JobView, operator: OperatorRecord, base_uri: str) -> Op
     rows, attempt = view.of_operator(operator.operator_id), view.current_attempt(operator)
     effects = open_effects(rows, operator.generation, attempt)
     return replace(effects, discards=tuple(c for c in effects.discards if base_of(c) == base_uri))
+
+
+class DeletionLog:
+    """
+    Storage proxy that records the deleted bytes of each directory. A file that is deleted twice counts once.
+
+    :param storage: Storage to delete from.
+    :param dry_run: Whether to record deletions without deleting.
+    """
+
+    def __init__(self, storage: CheckpointStorage, *, dry_run: bool = False) -> None:
+        self._storage = storage
+        self._dry_run = dry_run
+        self._files: dict[str, dict[str, int]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    @property
+    def directories(self) -> dict[str, int]:
+        """Return the number of deleted bytes by directory."""
+        return {directory: sum(files.values()) for directory, files in self._files.items()}
+
+    def delete_file(self, uri: str) -> None:
+        """Delete a file and record its size for its directory."""
+        directory, _, name = uri.rpartition("/")
+        size = self._size(uri)
+        if not self._dry_run:
+            self._storage.delete_file(uri)
+        if size:
+            self._record(directory, {name: size})
+
+    def delete_directory(self, uri: str) -> None:
+        """Delete a directory recursively and record the sizes of its files."""
+        files = self._storage.list_files(uri)
+        if not self._dry_run:
+            self._storage.delete_directory(uri)
+        if files:
+            self._record(uri, files)
+
+    def _size(self, uri: str) -> int:
+        try:
+            return self._storage.size(uri)
+        except CheckpointNotFoundError:
+            return 0
+
+    def _record(self, directory: str, files: dict[str, int]) -> None:
+        self._files.setdefault(directory, {}).update(files)

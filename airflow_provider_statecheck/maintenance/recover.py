@@ -56,268 +56,6 @@ _SAVEPOINT = re.compile(r".*/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?=/)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredSnapshot:
-    """Restorable checkpoint or savepoint on storage."""
-
-    checkpoint_id: int
-    uid: str
-    epoch: int
-    generation: int
-    properties: CheckpointProperties
-    location: str
-    metadata_uri: str
-    metadata_size: int
-    metadata_sha256: str
-    full_size_bytes: int
-    counts: dict[str, int] = field(default_factory=dict)
-    request_key: str = ""
-    """Key of the message that triggered it; empty if unknown."""
-    has_commit: bool = False
-    """Whether it contains output that a sink commits; as the result is unknown, the next attempt commits it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoverJob:
-    """Request to write the rows of a job that was found on storage."""
-
-    job_id: JobId
-    name: str
-    storage_base: str
-    highest_epoch: int
-    """Highest epoch of an attempt with files on storage."""
-    highest_checkpoint_id: int
-    """Highest id of a checkpoint or savepoint, including unreadable ones."""
-    generations: dict[str, int]
-    """Newest generation of each operator by uid, including unreadable checkpoints."""
-    snapshots: tuple[RecoveredSnapshot, ...]
-    claimed: tuple[tuple[str, str], ...] = ()
-    """Claimed savepoints: directory and uid of the operator that uses their files."""
-
-
-class JobRecovery:
-    """
-    Writer of the rows of recovered jobs; never changes existing rows.
-
-    :param store: Store of the rows.
-    """
-
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
-
-    def is_known(self, job_id: JobId) -> bool:
-        """Return whether a job has rows."""
-        try:
-            self._store.describe(job_id)
-        except CheckpointNotFoundError:
-            return False
-        return True
-
-    def recover(self, request: RecoverJob) -> None:
-        """
-        Write the rows of a job in one transaction.
-
-        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
-        """
-        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
-        with self._store.transaction(request.job_id, create_as=request.name) as tx:
-            if tx.view().attempts:
-                raise InvalidConfigurationError(
-                    f"Expected job {request.name!r} to have no rows, found some; they were not changed."
-                )
-            while tx.job.next_checkpoint_id <= request.highest_checkpoint_id:
-                tx.draw_checkpoint_id()
-            for uid in request.generations:
-                _add_operator(tx, request, uid)
-            for snapshot in request.snapshots:
-                tx.add_checkpoint(_row(tx, request.job_id, snapshot))
-            for pointer, uid in request.claimed:
-                _claim(tx, pointer, operator_id_of(uid))
-        log.info("Job %s recovered with %s checkpoints", request.name, len(request.snapshots))
-
-
-def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
-    operator_id = operator_id_of(uid)
-    # The operator's row is retained when its job is removed, with its last epoch.
-    known = tx.operator(operator_id)
-    epoch = max(1, request.highest_epoch, known.epoch if known else 0)
-    generation = _generation(request, uid)
-    operator = OperatorRecord(
-        job_id=request.job_id, operator_id=operator_id, uid=uid, epoch=epoch, generation=generation
-    )
-    tx.save_operator(operator)
-    tx.save_attempt(_ended_attempt(tx, operator, request.storage_base))
-
-
-def _generation(request: RecoverJob, uid: str) -> int:
-    newest = request.generations[uid]
-    restorable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
-    # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
-    return max(restorable) if restorable else newest + 1
-
-
-def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: str) -> AttemptRecord:
-    owner = AttemptOwner(
-        logical_task=RECOVERED, run_key=RECOVERED, run_id=RECOVERED, clear_marker=RECOVERED, label=RECOVERED
-    )
-    return AttemptRecord(
-        job_id=operator.job_id,
-        operator_id=operator.operator_id,
-        epoch=operator.epoch,
-        attempt_key=new_key(),
-        generation=operator.generation,
-        status=AttemptStatus.FAILED,
-        owner=owner,
-        start_reason="recovered from storage",
-        restored_from=None,
-        storage_base=storage_base,
-        num_retained=_NUM_RETAINED,
-        checkpoint_timeout_seconds=_TIMEOUT.total_seconds(),
-        registered_at=tx.now,
-        ended_at=tx.now,
-        message="the database was lost",
-    )
-
-
-def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> CheckpointRecord:
-    return CheckpointRecord(
-        job_id=job_id,
-        checkpoint_id=found.checkpoint_id,
-        operator_id=operator_id_of(found.uid),
-        epoch=found.epoch,
-        generation=found.generation,
-        status=CheckpointStatus.COMPLETED,
-        request_key=found.request_key or new_key(),
-        location=found.location,
-        triggered_at=tx.now,
-        expires_at=tx.now,
-        completed_at=tx.now,
-        properties=found.properties,
-        metadata_uri=found.metadata_uri,
-        metadata_size=found.metadata_size,
-        metadata_sha256=found.metadata_sha256,
-        full_size_bytes=found.full_size_bytes,
-        counts=dict(found.counts),
-        has_open_commit=found.has_commit,
-    )
-
-
-def _claim(tx: JobTransaction, pointer: str, operator_id: OperatorId) -> None:
-    if tx.claim(pointer) is None:
-        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=operator_id, claimed_at=tx.now))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundSnapshot:
-    """Checkpoint or savepoint on storage with readable metadata."""
-
-    location: str
-    metadata_size: int
-    metadata_sha256: str
-    document: CheckpointDocument
-
-    @property
-    def metadata_uri(self) -> str:
-        """Return the URI of the metadata file."""
-        return f"{self.location}/{METADATA_FILE}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundJob:
-    """Files of one job on storage."""
-
-    job_id: JobId
-    checkpoints: tuple[FoundSnapshot, ...]
-    """Readable checkpoints, oldest first."""
-    highest_epoch: int
-    """Highest epoch in the file names and the metadata of the job."""
-    highest_checkpoint_id: int
-    problems: tuple[str, ...]
-
-
-def find_jobs(storage: CheckpointStorage) -> list[JobId]:
-    """
-    Return the ids of the jobs that have a directory.
-
-    :raises StorageError: The storage failed.
-    """
-    return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
-
-
-def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
-    """
-    Read the checkpoints of one job; unreadable metadata is reported in ``problems``.
-
-    :raises StorageError: The storage failed.
-    """
-    paths = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
-    ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in paths if len(p) > 1) if i is not None})
-    with_metadata = [checkpoint_id_of(p[0]) for p in paths if len(p) == 2 and p[1] == METADATA_FILE]
-    directories = [checkpoint_uri(storage.base_uri, job_id, i) for i in ids if i in with_metadata]
-    found, problems = _read_all(storage, directories)
-    checkpoints = [c for c in found if _is_in_place(c, job_id)]
-    problems += [_wrong_place(c, job_id) for c in found if c not in checkpoints]
-    epochs = (e for p in paths for e in map(epoch_of, p) if e is not None)
-    return FoundJob(
-        job_id=job_id,
-        checkpoints=tuple(checkpoints),
-        highest_epoch=max((*epochs, *(c.document.epoch for c in checkpoints)), default=0),
-        highest_checkpoint_id=max(ids, default=0),
-        problems=tuple(map(redact, problems)),
-    )
-
-
-def find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
-    """
-    Return the savepoints in the base directory of the storage, and a problem for each unreadable one.
-
-    :raises StorageError: The storage failed.
-    """
-    names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
-    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
-    savepoints = [s for s in found if s.document.properties.is_savepoint]
-    return savepoints, [redact(p) for p in problems]
-
-
-def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundSnapshot], list[str]]:
-    found: list[FoundSnapshot] = []
-    problems: list[str] = []
-    for directory in directories:
-        try:
-            found.append(_read(storage, directory))
-        except UNREADABLE as error:
-            problems.append(str(error))
-    return found, problems
-
-
-def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
-    uri = f"{directory}/{METADATA_FILE}"
-    data = storage.read_bytes(uri)
-    document = decode_metadata(data, uri=uri)
-    # This library derives the ids from the names, so other ids were not written by it.
-    if (job_id_of(document.job_name), operator_id_of(document.uid)) != (document.job_id, document.operator_id):
-        raise CorruptStateError(
-            f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
-        )
-    digest = hashlib.sha256(data).hexdigest()
-    return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
-
-
-def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:
-    document = found.document
-    checkpoint_id = checkpoint_id_of(found.location.rpartition("/")[2])
-    is_match = (document.job_id, document.checkpoint_id) == (job_id, checkpoint_id)
-    return is_match and not document.properties.is_savepoint
-
-
-def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
-    document = found.document
-    return (
-        f"Expected a checkpoint of job {job_id} in {found.location}, found snapshot {document.checkpoint_id} of job "
-        f"{document.job_id}."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredJob:
     """Result of the recovery of one job."""
 
@@ -496,3 +234,265 @@ def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
         request_key=document.request_key,
         has_commit=document.has_commit,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSnapshot:
+    """Checkpoint or savepoint on storage with readable metadata."""
+
+    location: str
+    metadata_size: int
+    metadata_sha256: str
+    document: CheckpointDocument
+
+    @property
+    def metadata_uri(self) -> str:
+        """Return the URI of the metadata file."""
+        return f"{self.location}/{METADATA_FILE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJob:
+    """Files of one job on storage."""
+
+    job_id: JobId
+    checkpoints: tuple[FoundSnapshot, ...]
+    """Readable checkpoints, oldest first."""
+    highest_epoch: int
+    """Highest epoch in the file names and the metadata of the job."""
+    highest_checkpoint_id: int
+    problems: tuple[str, ...]
+
+
+def find_jobs(storage: CheckpointStorage) -> list[JobId]:
+    """
+    Return the ids of the jobs that have a directory.
+
+    :raises StorageError: The storage failed.
+    """
+    return [JobId(name) for name in storage.list_directories(storage.base_uri) if _JOB_ID.fullmatch(name)]
+
+
+def find_job(storage: CheckpointStorage, job_id: JobId) -> FoundJob:
+    """
+    Read the checkpoints of one job; unreadable metadata is reported in ``problems``.
+
+    :raises StorageError: The storage failed.
+    """
+    paths = [path.split("/") for path in storage.list_files(job_uri(storage.base_uri, job_id))]
+    ids = sorted({i for i in (checkpoint_id_of(p[0]) for p in paths if len(p) > 1) if i is not None})
+    with_metadata = [checkpoint_id_of(p[0]) for p in paths if len(p) == 2 and p[1] == METADATA_FILE]
+    directories = [checkpoint_uri(storage.base_uri, job_id, i) for i in ids if i in with_metadata]
+    found, problems = _read_all(storage, directories)
+    checkpoints = [c for c in found if _is_in_place(c, job_id)]
+    problems += [_wrong_place(c, job_id) for c in found if c not in checkpoints]
+    epochs = (e for p in paths for e in map(epoch_of, p) if e is not None)
+    return FoundJob(
+        job_id=job_id,
+        checkpoints=tuple(checkpoints),
+        highest_epoch=max((*epochs, *(c.document.epoch for c in checkpoints)), default=0),
+        highest_checkpoint_id=max(ids, default=0),
+        problems=tuple(map(redact, problems)),
+    )
+
+
+def find_savepoints(storage: CheckpointStorage) -> tuple[list[FoundSnapshot], list[str]]:
+    """
+    Return the savepoints in the base directory of the storage, and a problem for each unreadable one.
+
+    :raises StorageError: The storage failed.
+    """
+    names = filter(is_savepoint_directory, storage.list_directories(storage.base_uri))
+    found, problems = _read_all(storage, [f"{storage.base_uri}/{name}" for name in names])
+    savepoints = [s for s in found if s.document.properties.is_savepoint]
+    return savepoints, [redact(p) for p in problems]
+
+
+def _read_all(storage: CheckpointStorage, directories: Iterable[str]) -> tuple[list[FoundSnapshot], list[str]]:
+    found: list[FoundSnapshot] = []
+    problems: list[str] = []
+    for directory in directories:
+        try:
+            found.append(_read(storage, directory))
+        except UNREADABLE as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _read(storage: CheckpointStorage, directory: str) -> FoundSnapshot:
+    uri = f"{directory}/{METADATA_FILE}"
+    data = storage.read_bytes(uri)
+    document = decode_metadata(data, uri=uri)
+    # This library derives the ids from the names, so other ids were not written by it.
+    if (job_id_of(document.job_name), operator_id_of(document.uid)) != (document.job_id, document.operator_id):
+        raise CorruptStateError(
+            f"Expected job and operator names that match their ids in {uri}, found others.", uri=uri
+        )
+    digest = hashlib.sha256(data).hexdigest()
+    return FoundSnapshot(location=directory, metadata_size=len(data), metadata_sha256=digest, document=document)
+
+
+def _is_in_place(found: FoundSnapshot, job_id: JobId) -> bool:
+    document = found.document
+    checkpoint_id = checkpoint_id_of(found.location.rpartition("/")[2])
+    is_match = (document.job_id, document.checkpoint_id) == (job_id, checkpoint_id)
+    return is_match and not document.properties.is_savepoint
+
+
+def _wrong_place(found: FoundSnapshot, job_id: JobId) -> str:
+    document = found.document
+    return (
+        f"Expected a checkpoint of job {job_id} in {found.location}, found snapshot {document.checkpoint_id} of job "
+        f"{document.job_id}."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredSnapshot:
+    """Restorable checkpoint or savepoint on storage."""
+
+    checkpoint_id: int
+    uid: str
+    epoch: int
+    generation: int
+    properties: CheckpointProperties
+    location: str
+    metadata_uri: str
+    metadata_size: int
+    metadata_sha256: str
+    full_size_bytes: int
+    counts: dict[str, int] = field(default_factory=dict)
+    request_key: str = ""
+    """Key of the message that triggered it; empty if unknown."""
+    has_commit: bool = False
+    """Whether it contains output that a sink commits; as the result is unknown, the next attempt commits it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverJob:
+    """Request to write the rows of a job that was found on storage."""
+
+    job_id: JobId
+    name: str
+    storage_base: str
+    highest_epoch: int
+    """Highest epoch of an attempt with files on storage."""
+    highest_checkpoint_id: int
+    """Highest id of a checkpoint or savepoint, including unreadable ones."""
+    generations: dict[str, int]
+    """Newest generation of each operator by uid, including unreadable checkpoints."""
+    snapshots: tuple[RecoveredSnapshot, ...]
+    claimed: tuple[tuple[str, str], ...] = ()
+    """Claimed savepoints: directory and uid of the operator that uses their files."""
+
+
+class JobRecovery:
+    """
+    Writer of the rows of recovered jobs; never changes existing rows.
+
+    :param store: Store of the rows.
+    """
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+
+    def is_known(self, job_id: JobId) -> bool:
+        """Return whether a job has rows."""
+        try:
+            self._store.describe(job_id)
+        except CheckpointNotFoundError:
+            return False
+        return True
+
+    def recover(self, request: RecoverJob) -> None:
+        """
+        Write the rows of a job in one transaction.
+
+        :raises InvalidConfigurationError: The job has rows, or an id is out of range.
+        """
+        require("checkpoint id", request.highest_checkpoint_id, lambda i: 0 <= i <= HIGHEST_ID, f"up to {HIGHEST_ID}")
+        with self._store.transaction(request.job_id, create_as=request.name) as tx:
+            if tx.view().attempts:
+                raise InvalidConfigurationError(
+                    f"Expected job {request.name!r} to have no rows, found some; they were not changed."
+                )
+            while tx.job.next_checkpoint_id <= request.highest_checkpoint_id:
+                tx.draw_checkpoint_id()
+            for uid in request.generations:
+                _add_operator(tx, request, uid)
+            for snapshot in request.snapshots:
+                tx.add_checkpoint(_row(tx, request.job_id, snapshot))
+            for pointer, uid in request.claimed:
+                _claim(tx, pointer, operator_id_of(uid))
+        log.info("Job %s recovered with %s checkpoints", request.name, len(request.snapshots))
+
+
+def _add_operator(tx: JobTransaction, request: RecoverJob, uid: str) -> None:
+    operator_id = operator_id_of(uid)
+    # The operator's row is retained when its job is removed, with its last epoch.
+    known = tx.operator(operator_id)
+    epoch = max(1, request.highest_epoch, known.epoch if known else 0)
+    generation = _generation(request, uid)
+    operator = OperatorRecord(
+        job_id=request.job_id, operator_id=operator_id, uid=uid, epoch=epoch, generation=generation
+    )
+    tx.save_operator(operator)
+    tx.save_attempt(_ended_attempt(tx, operator, request.storage_base))
+
+
+def _generation(request: RecoverJob, uid: str) -> int:
+    newest = request.generations[uid]
+    restorable = {s.generation for s in request.snapshots if s.uid == uid and not s.properties.is_savepoint}
+    # Without a restorable checkpoint, the next attempt must start without state; in the old generation it would fail.
+    return max(restorable) if restorable else newest + 1
+
+
+def _ended_attempt(tx: JobTransaction, operator: OperatorRecord, storage_base: str) -> AttemptRecord:
+    owner = AttemptOwner(
+        logical_task=RECOVERED, run_key=RECOVERED, run_id=RECOVERED, clear_marker=RECOVERED, label=RECOVERED
+    )
+    return AttemptRecord(
+        job_id=operator.job_id,
+        operator_id=operator.operator_id,
+        epoch=operator.epoch,
+        attempt_key=new_key(),
+        generation=operator.generation,
+        status=AttemptStatus.FAILED,
+        owner=owner,
+        start_reason="recovered from storage",
+        restored_from=None,
+        storage_base=storage_base,
+        num_retained=_NUM_RETAINED,
+        checkpoint_timeout_seconds=_TIMEOUT.total_seconds(),
+        registered_at=tx.now,
+        ended_at=tx.now,
+        message="the database was lost",
+    )
+
+
+def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> CheckpointRecord:
+    return CheckpointRecord(
+        job_id=job_id,
+        checkpoint_id=found.checkpoint_id,
+        operator_id=operator_id_of(found.uid),
+        epoch=found.epoch,
+        generation=found.generation,
+        status=CheckpointStatus.COMPLETED,
+        request_key=found.request_key or new_key(),
+        location=found.location,
+        triggered_at=tx.now,
+        expires_at=tx.now,
+        completed_at=tx.now,
+        properties=found.properties,
+        metadata_uri=found.metadata_uri,
+        metadata_size=found.metadata_size,
+        metadata_sha256=found.metadata_sha256,
+        full_size_bytes=found.full_size_bytes,
+        counts=dict(found.counts),
+        has_open_commit=found.has_commit,
+    )
+
+
+def _claim(tx: JobTransaction, pointer: str, operator_id: OperatorId) -> None:
+    if tx.claim(pointer) is None:
+        tx.save_claim(ClaimRecord(pointer=pointer, job_id=tx.job.job_id, operator_id=operator_id, claimed_at=tx.now))

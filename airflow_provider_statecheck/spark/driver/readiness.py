@@ -64,24 +64,27 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LAUNCHER_JAR = "statecheck-python-launcher.jar"
 
 
-def check_driver_packages(is_installed: Callable[[str], bool] | None = None) -> None:
+def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
     """
-    Check that the packages of a driver are installed.
+    Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
 
-    :param is_installed: Function that returns whether a package can be imported.
-    :raises EnvironmentNotReadyError: A package is missing.
+    :param spark: Session of a Spark Connect server or of a driver in this process.
+    :param storage: Storage of the checkpoints.
+    :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
     """
-    can_import = is_installed or _is_importable
-    missing = [name for name in NEEDED_ON_A_DRIVER if not can_import(name)]
-    if missing:
-        raise EnvironmentNotReadyError(
-            f"Expected the packages {', '.join(NEEDED_ON_A_DRIVER)} in the driver's Python {sys.executable}, found no "
-            f"{', no '.join(missing)}; install them there."
-        )
+    if not runs_in_this_process(spark):
+        ship_package(spark)
+    require_reachable(spark, storage)
 
 
-def _is_importable(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
+    """
+    Check that every part of Spark can access the checkpoint directory.
+
+    :raises EnvironmentNotReadyError: The directory is a local path that is not shared.
+    """
+    if storage.is_local and not runs_in_this_process(spark):
+        require_shared_path(spark, storage.base_uri)
 
 
 def require_shared_path(spark: SparkSession, base_uri: str) -> None:
@@ -161,6 +164,17 @@ def _not_shared(base_uri: str, finding: str) -> EnvironmentNotReadyError:
     )
 
 
+def ship_package(spark: SparkSession) -> None:
+    """Send this package to the executors."""
+    spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
+
+
+@functools.cache
+def _package_folder() -> tempfile.TemporaryDirectory[str]:
+    # Retained until the process exits, because a driver in this process serves the file to later executors.
+    return tempfile.TemporaryDirectory(prefix="statecheck-")
+
+
 def write_package(folder: Path) -> Path:
     """
     Write this package as a zip file to a folder if it does not exist, and return its path.
@@ -179,20 +193,6 @@ def write_launcher_jar(folder: Path) -> Path:
     return write_file(folder / _LAUNCHER_JAR, _archive({"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\n\n"}))
 
 
-@cache
-def _package_bytes() -> bytes:
-    files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
-
-
-def _archive(entries: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
-
-
 def write_file(path: Path, data: bytes) -> Path:
     """Write a world-readable file atomically if it does not exist, and return its path."""
     if path.exists():
@@ -207,38 +207,38 @@ def write_file(path: Path, data: bytes) -> Path:
     return path
 
 
-def make_ready(spark: SparkSession, storage: CheckpointStorage) -> None:
+@cache
+def _package_bytes() -> bytes:
+    files = sorted(path for path in _ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return _archive({path.relative_to(_ROOT.parent).as_posix(): path.read_bytes() for path in files})
+
+
+def _archive(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def check_driver_packages(is_installed: Callable[[str], bool] | None = None) -> None:
     """
-    Prepare a session for a stage: ship this package to the executors and check the checkpoint directory.
+    Check that the packages of a driver are installed.
 
-    :param spark: Session of a Spark Connect server or of a driver in this process.
-    :param storage: Storage of the checkpoints.
-    :raises EnvironmentNotReadyError: The storage is a local path that is not shared.
+    :param is_installed: Function that returns whether a package can be imported.
+    :raises EnvironmentNotReadyError: A package is missing.
     """
-    if not runs_in_this_process(spark):
-        ship_package(spark)
-    require_reachable(spark, storage)
+    can_import = is_installed or _is_importable
+    missing = [name for name in NEEDED_ON_A_DRIVER if not can_import(name)]
+    if missing:
+        raise EnvironmentNotReadyError(
+            f"Expected the packages {', '.join(NEEDED_ON_A_DRIVER)} in the driver's Python {sys.executable}, found no "
+            f"{', no '.join(missing)}; install them there."
+        )
 
 
-def require_reachable(spark: SparkSession, storage: CheckpointStorage) -> None:
-    """
-    Check that every part of Spark can access the checkpoint directory.
-
-    :raises EnvironmentNotReadyError: The directory is a local path that is not shared.
-    """
-    if storage.is_local and not runs_in_this_process(spark):
-        require_shared_path(spark, storage.base_uri)
-
-
-def ship_package(spark: SparkSession) -> None:
-    """Send this package to the executors."""
-    spark.addArtifacts(str(write_package(Path(_package_folder().name))), pyfile=True)
-
-
-@functools.cache
-def _package_folder() -> tempfile.TemporaryDirectory[str]:
-    # Retained until the process exits, because a driver in this process serves the file to later executors.
-    return tempfile.TemporaryDirectory(prefix="statecheck-")
+def _is_importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 def installed_version(distribution: str) -> str | None:
