@@ -115,5 +115,5 @@ def test_a_checkpoint_that_cannot_be_restored_fails_the_task(stage, is_deep):
     assert maintenance_tasks.verify_all(is_deep=is_deep) == 2
     row = stage.coordinator.describe(job_id_of("a")).checkpoints[-1]
     local_path(str(row.metadata_uri)).unlink()
-    with pytest.raises(CorruptStateError, match="2 checkpoints that can be restored, found 1"):
+    with pytest.raises(CorruptStateError, match="2 restorable checkpoints, found 1"):
         maintenance_tasks.verify_all(is_deep=is_deep)
