@@ -410,7 +410,7 @@ class SqlJobTransaction:
             self._remove(model)
 
     def remove_job(self) -> None:
-        """Remove all rows of the job except the epochs and ids of its job and operators, and its claims."""
+        """Remove all rows of the job except the counters (the rows of the job and its operators) and its claims."""
         self.remove_state_handles()
         for model in (
             models.Token,

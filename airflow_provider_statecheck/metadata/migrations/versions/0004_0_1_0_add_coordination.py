@@ -133,13 +133,13 @@ def _create_request() -> None:
 
 
 def downgrade() -> None:
-    """Drop the tables, the columns and the rows of savepoints; the files of savepoints remain on storage."""
+    """Drop the tables and columns; savepoints are no longer known to the database and remain on storage."""
     op.drop_table("statecheck_statistics")
     op.drop_table("statecheck_claim")
     op.drop_index(op.f("idx_statecheck_request_job_id_operator_id_status"), table_name="statecheck_request")
     op.drop_table("statecheck_request")
     op.drop_table("statecheck_acknowledgement")
-    # The older release would treat savepoints as checkpoints.
+    # The older release does not know these statuses and would treat the rows as checkpoints.
     op.execute("DELETE FROM statecheck_checkpoint WHERE status IN ('finalizing', 'disposed')")
     op.drop_index(op.f("idx_statecheck_checkpoint_job_id_operator_id_discarded_at"), table_name="statecheck_checkpoint")
     op.create_index(
