@@ -1,1 +1,1 @@
-"""What a checkpoint is and how it lives. Standard library only."""
+"""Checkpoints: records, coordinator and retention, with the standard library only."""

@@ -1,10 +1,9 @@
 """
-Where time comes from. Injected, so that tests decide what time it is.
+Clocks, and the monotonic time of a job.
 
-A job's time is the server's, and it does not run backwards: two servers whose clocks differ a little must not date a later
-transition before an earlier one. A clock may also be far ahead for a while, until somebody sets it right. The job follows it
-back then, and the rows that were written meanwhile are dated anew; otherwise the job's time would stand still, and with it
-every timeout, until the right clock has caught up.
+The time of a job never decreases, even if the clocks of two servers differ slightly. A clock that was far ahead and has been
+corrected is the exception: the job follows the corrected clock, and times in its rows that are in the future are clamped.
+Otherwise all timeouts of the job would stop until the clock catches up.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     Record = TypeVar("Record", bound=DataclassInstance)
 
 LONGEST_LEAD = timedelta(minutes=5)
-"""How far the time of a job may run ahead of the clock; more than the clocks of two servers differ."""
+"""Maximum lead of a job's time over the clock, which exceeds usual clock differences between servers."""
 
 
 class Clock(Protocol):
-    """A source of time-zone aware UTC time."""
+    """Source of time-zone aware UTC time."""
 
     def now(self) -> datetime:
         """Return the current time in UTC."""
@@ -31,7 +30,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """System clock of the machine."""
 
     def now(self) -> datetime:
         """Return the current time in UTC."""
@@ -40,31 +39,31 @@ class SystemClock:
 
 def time_of_job(seen_at: datetime, now: datetime) -> datetime:
     """
-    Return what time it is in a job.
+    Return the current time of a job.
 
-    :param seen_at: The latest time that a transition of the job saw.
-    :param now: The time by the clock.
+    :param seen_at: Time of the latest transaction of the job.
+    :param now: Time of the clock.
     """
     return now if is_too_far_ahead(seen_at, now) else max(seen_at, now)
 
 
 def is_too_far_ahead(time: datetime, now: datetime) -> bool:
-    """Tell whether a time in the past of a row can only come from a clock that was wrong."""
+    """Return whether a recorded time is so far in the future that the clock must have been wrong."""
     return time > now + LONGEST_LEAD
 
 
-def dated_back(record: Record, now: datetime) -> Record:
+def clamp_times(record: Record, now: datetime) -> Record:
     """
-    Return a record that no clock dated later than now.
+    Return a record whose times are not later than now.
 
-    What expires keeps its duration; a lease ends.
+    A timeout keeps its duration, and a lease expires.
 
-    :param record: A row of a job.
-    :param now: The time by the clock that was set right.
+    :param record: Row of a job.
+    :param now: Time of the corrected clock.
     """
-    times = {field.name: getattr(record, field.name) for field in fields(record)}
-    later = {name: time for name, time in times.items() if isinstance(time, datetime) and time > now}
-    changed = dict.fromkeys(later, now)
-    if "expires_at" in changed:
-        changed["expires_at"] = later["expires_at"] - (later.get("triggered_at", now) - now)
-    return replace(record, **changed)
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    future = {name: value for name, value in values.items() if isinstance(value, datetime) and value > now}
+    clamped = dict.fromkeys(future, now)
+    if "expires_at" in clamped:
+        clamped["expires_at"] = future["expires_at"] - (future.get("triggered_at", now) - now)
+    return replace(record, **clamped)

@@ -37,14 +37,14 @@ _MIB = 1024 * _KIB
 
 
 class CheckpointingMode(StrEnum):
-    """How often an effect on state shows after a failure."""
+    """Guarantee for the effects of each record on state after a failure."""
 
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
 
 
 class ExternalizedCheckpointCleanup(StrEnum):
-    """When checkpoints go after the end of a job, in the words of its configuration."""
+    """Deletion of checkpoints after the end of a job, with the values of the configuration."""
 
     DELETE_ON_CANCELLATION = "delete_on_cancellation"
     RETAIN_ON_CANCELLATION = "retain_on_cancellation"
@@ -52,7 +52,7 @@ class ExternalizedCheckpointCleanup(StrEnum):
 
     @property
     def retention_policy(self) -> CheckpointRetentionPolicy:
-        """Return what it means for the properties of a checkpoint."""
+        """Return the retention policy for the properties of a checkpoint."""
         return _POLICIES[self]
 
 
@@ -65,11 +65,9 @@ _POLICIES = {
 
 class CheckpointConfig:
     """
-    Settings of a job's checkpoints; each is checked when it is set, ``None`` goes back to its default.
+    Checkpoint settings of a job, which are validated on assignment. ``None`` resets a setting to its default.
 
-    Two of equal settings are equal, however they were given.
-
-    :raises InvalidConfigurationError: on setting a value that is out of range, naming it.
+    :raises InvalidConfigurationError: on assignment of a value that is out of range.
     """
 
     checkpoint_storage = ConfigOption[str | None](
@@ -88,7 +86,7 @@ class CheckpointConfig:
         is_valid=lambda d: d >= _SHORTEST,
         expected="at least 10 ms",
     )
-    """How often a checkpoint is triggered by itself; ``None`` for never."""
+    """Interval of periodic checkpoints; ``None`` disables them."""
     mode = ConfigOption(f"{_CHECKPOINTING}.mode", CheckpointingMode.EXACTLY_ONCE, one_of(CheckpointingMode))
     timeout = ConfigOption(
         f"{_CHECKPOINTING}.timeout",
@@ -118,7 +116,7 @@ class CheckpointConfig:
         is_valid=lambda n: n >= 0,
         expected="0 or more",
     )
-    """How many checkpoints may fail in a row; ``None`` for any number."""
+    """Maximum number of consecutive failed checkpoints; ``None`` for no limit."""
     externalized_checkpoint_retention = ConfigOption(
         f"{_CHECKPOINTING}.externalized-checkpoint-retention",
         ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
@@ -145,7 +143,7 @@ class CheckpointConfig:
         expected="from 0 to 1 MiB",
         is_lenient=True,
     )
-    """Up to how many bytes a state travels in the metadata instead of a file of its own."""
+    """Maximum size in bytes of state that is stored inline in the metadata."""
     write_buffer_size = ConfigOption(
         f"{_CHECKPOINTING}.write-buffer-size",
         4 * _KIB,
@@ -206,7 +204,7 @@ class CheckpointConfig:
     recovery_path = ConfigOption[str | None](
         f"{_RECOVERY}.path", None, parse_text, old_keys=("execution.savepoint.path",)
     )
-    """Which snapshot a fresh start begins from."""
+    """Pointer to the snapshot that a fresh start restores."""
     recovery_ignore_unclaimed_state = ConfigOption(
         f"{_RECOVERY}.ignore-unclaimed-state",
         False,
@@ -223,9 +221,9 @@ class CheckpointConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """
-        Read the settings by their keys, old or new; a key under one of the prefixes that nobody knows is warned of.
+        Read the settings by their current or deprecated keys, and log a warning for unknown keys with a known prefix.
 
-        :raises InvalidConfigurationError: for a value out of range, naming its key.
+        :raises InvalidConfigurationError: for a value out of range.
         """
         config = cls()
         for option in cls.options():
@@ -235,46 +233,46 @@ class CheckpointConfig:
 
     @classmethod
     def warn_of_unknown(cls, values: Mapping[str, Any]) -> None:
-        """Warn of each key under one of the prefixes that is no setting, with the nearest one that is."""
+        """Log a warning for each unknown key with a known prefix, with the nearest known key."""
         known = {key for option in cls.options() for key in (option.key, *option.old_keys)}
         for key in values:
             if key not in known and key.startswith(_PREFIXES):
                 (nearest, *_) = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.0)
-                log.warning("%s is no setting that is known, so it does nothing; did you mean %s?", key, nearest)
+                log.warning("Unknown setting %s is ignored; did you mean %s?", key, nearest)
 
     @classmethod
     def options(cls) -> Iterator[ConfigOption[Any]]:
-        """Return the settings that there are."""
-        return (each for each in vars(CheckpointConfig).values() if isinstance(each, ConfigOption))
+        """Return all options."""
+        return (value for value in vars(CheckpointConfig).values() if isinstance(value, ConfigOption))
 
     def require_only(self, names: Iterable[str], consumer: str) -> None:
         """
-        Refuse settings that somebody set and that what reads this configuration does not act on.
+        Raise an error if a setting was assigned that a consumer does not support.
 
-        :param names: What it acts on.
-        :param consumer: What it is, for the error.
-        :raises InvalidConfigurationError: naming the first of them.
+        :param names: Names of the supported settings.
+        :param consumer: Name of the consumer, for the error.
+        :raises InvalidConfigurationError: for the first unsupported setting.
         """
         unused = self.__dict__.keys() - set(names)
         for option in self.options():
             if option.name in unused:
                 raise InvalidConfigurationError(
-                    f"Expected settings that {consumer} acts on, found {option.name} ({option.key}); leave it out.",
+                    f"Expected only settings that {consumer} supports, found {option.name} ({option.key}); remove it.",
                     key=option.name,
                 )
 
     def enable_externalized_checkpoints(self, cleanup: ExternalizedCheckpointCleanup) -> None:
-        """Say when checkpoints go after the end of the job."""
+        """Set the deletion of checkpoints after the end of the job."""
         self.externalized_checkpoint_retention = cleanup
 
     @property
     def retention_policy(self) -> CheckpointRetentionPolicy:
-        """Return after which ends of the job its checkpoints stay."""
+        """Return the retention of checkpoints after the end of the job."""
         return self.externalized_checkpoint_retention.retention_policy
 
     @property
     def is_checkpointing_enabled(self) -> bool:
-        """Tell whether checkpoints are triggered by themselves."""
+        """Return whether periodic checkpoints are enabled."""
         return self.checkpoint_interval is not None
 
     @property
@@ -284,28 +282,28 @@ class CheckpointConfig:
 
     @property
     def effective_interval(self) -> timedelta | None:
-        """Return how often a checkpoint is triggered by itself, never more often than the pause allows."""
+        """Return the interval of periodic checkpoints, at least the minimum pause."""
         interval = self.checkpoint_interval
         return None if interval is None else max(interval, self.effective_min_pause)
 
     @property
     def effective_max_concurrent_checkpoints(self) -> int:
-        """Return how many checkpoints may be in progress: with a pause between them only one."""
+        """Return the maximum number of checkpoints in progress, which is 1 with a minimum pause."""
         return 1 if self.effective_min_pause > timedelta(0) else self.max_concurrent_checkpoints
 
     @property
     def effective_write_buffer_size(self) -> int:
-        """Return the size of a write buffer, which has to hold what travels inline."""
+        """Return the size of a write buffer in bytes, at least the threshold for inline state."""
         return max(self.write_buffer_size, self.data_inline_threshold)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether all settings are equal."""
+        """Return whether all settings are equal."""
         return isinstance(other, CheckpointConfig) and self._values() == other._values()
 
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
-        """Show what differs from the defaults."""
+        """Return the settings that differ from the defaults."""
         changed = ((option.name, getattr(self, option.name), option.default) for option in self.options())
         return f"CheckpointConfig({', '.join(f'{n}={value!r}' for n, value, default in changed if value != default)})"
 
@@ -314,15 +312,15 @@ class CheckpointConfig:
 
 
 AUTO = "auto"
-"""The interval is found by what checkpoints cost and how often the job failed."""
+"""Value for an interval that follows from the cost of checkpoints and the failure rate of the job."""
 
 
 def parse_interval(key: str, value: Any) -> timedelta | str:
     """
-    Read a duration, or ``auto`` in any case.
+    Parse an interval: a duration, or ``auto`` in upper or lower case.
 
-    :param key: What to call it in the error.
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :param key: Name of the setting, for the error.
+    :raises InvalidConfigurationError: if the value is neither.
     """
     if isinstance(value, str) and value.strip().lower() == AUTO:
         return AUTO

@@ -22,15 +22,15 @@ Kind = TypeVar("Kind", bound=StrEnum)
 
 class ConfigOption(Generic[Value]):
     """
-    An attribute of a configuration that is checked when it is set, and may be read from a mapping.
+    Descriptor of a setting that is validated on assignment and can be read from a mapping.
 
-    :param key: Its name in a mapping.
-    :param default: What holds where nothing is set.
-    :param parse: Reads a value, given the name to use in the error.
-    :param old_keys: Earlier names, of which the first that is given counts; the present one comes before them.
-    :param is_valid: Tells whether a value is in range.
-    :param expected: The range in words.
-    :param is_lenient: Whether a value out of range in a mapping is replaced by the default, with a warning.
+    :param key: Key in a mapping.
+    :param default: Default value.
+    :param parse: Parser of a value; its first argument is the name for the error.
+    :param old_keys: Deprecated keys in order of precedence, after ``key``.
+    :param is_valid: Predicate for values in range.
+    :param expected: Description of the range.
+    :param is_lenient: Whether the default replaces a value out of range in a mapping, with a warning.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ConfigOption(Generic[Value]):
         self.name = key
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Learn the name of the attribute."""
+        """Store the name of the attribute."""
         self.name = name
 
     @overload
@@ -64,7 +64,7 @@ class ConfigOption(Generic[Value]):
     def __get__(self, config: object, owner: type) -> Value: ...
 
     def __get__(self, config: object | None, owner: type) -> Self | Value:
-        """Return the value, or the option itself where the class is asked."""
+        """Return the value, or the option itself on access through the class."""
         if config is None:
             return self
         value: Value = config.__dict__.get(self.name, self.default)
@@ -72,40 +72,40 @@ class ConfigOption(Generic[Value]):
 
     def __set__(self, config: object, value: Any) -> None:
         """
-        Check a value and set it; ``None`` goes back to the default.
+        Validate and store a value; ``None`` resets it to the default.
 
-        :raises InvalidConfigurationError: naming the attribute and the value.
+        :raises InvalidConfigurationError: if the value is invalid.
         """
         self._set(config, self.name, value)
 
     def read(self, config: object, values: Mapping[str, Any]) -> None:
         """
-        Set the attribute from a mapping, where that has it.
+        Set the attribute from a mapping that contains one of its keys.
 
-        :raises InvalidConfigurationError: naming the key and the value.
+        :raises InvalidConfigurationError: if the value is invalid.
         """
         key = self.key_in(values)
         if key is None:
             return
         if key != self.key:
-            log.warning("%s is the old name of %s; the old one still works.", key, self.key)
+            log.warning("Setting %s is deprecated; use %s.", key, self.key)
         try:
             self._set(config, key, values[key])
         except _OutOfRangeError as error:
             if not self._is_lenient:
                 raise
-            log.warning("%s The default %s is used.", error, self.default)
+            log.warning("%s Using the default %s.", error, self.default)
 
     def key_in(self, values: Mapping[str, Any]) -> str | None:
-        """Return under which of its names a mapping has it."""
+        """Return the first key of the option with a value in a mapping."""
         return next((key for key in (self.key, *self.old_keys) if values.get(key) not in (None, "")), None)
 
     def checked(self, key: str, value: Any) -> Value:
         """
-        Read a value and check its range.
+        Parse and validate a value.
 
-        :param key: What to call it in the error.
-        :raises InvalidConfigurationError: naming it and the value.
+        :param key: Name of the setting, for the error.
+        :raises InvalidConfigurationError: if the value is invalid.
         """
         parsed = self._parse(key, value)
         if not self._is_valid(parsed):
@@ -124,40 +124,44 @@ class _OutOfRangeError(InvalidConfigurationError):
 
 
 def parse_text(key: str, value: Any) -> str:
-    """Read text."""
+    """
+    Parse text.
+
+    :raises InvalidConfigurationError: if the value is not text.
+    """
     require(key, value, lambda text: isinstance(text, str), "text")
     return str(value)
 
 
 def parse_whole_number(key: str, value: Any) -> int:
     """
-    Read a whole number.
+    Parse a whole number.
 
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :raises InvalidConfigurationError: if the value is not a whole number.
     """
     try:
-        return int(str(value))  # by its text, for int() alone would take 2.7 as 2 and True as 1
+        return int(str(value))  # int() without str() would accept 2.7 and True
     except ValueError as error:
-        raise _refused(key, value, "a whole number") from error
+        raise _invalid(key, value, "a whole number") from error
 
 
 def parse_number(key: str, value: Any) -> float:
     """
-    Read a number.
+    Parse a number.
 
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :raises InvalidConfigurationError: if the value is not a number.
     """
     try:
         return float(str(value))
     except ValueError as error:
-        raise _refused(key, value, "a number") from error
+        raise _invalid(key, value, "a number") from error
 
 
 def parse_truth(key: str, value: Any) -> bool:
     """
-    Read true or false.
+    Parse ``true`` or ``false`` in upper or lower case.
 
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :raises InvalidConfigurationError: if the value is neither.
     """
     text = str(value).strip().lower()
     require(key, value, lambda _: text in ("true", "false"), "true or false")
@@ -165,18 +169,18 @@ def parse_truth(key: str, value: Any) -> bool:
 
 
 def one_of(kind: type[Kind]) -> Callable[[str, Any], Kind]:
-    """Return what reads a member of an enumeration by its value, in any case and with hyphens or underscores."""
+    """Return a parser for members of an enumeration, which ignores case and accepts hyphens for underscores."""
 
     def parse(key: str, value: Any) -> Kind:
         try:
             return kind(str(value).strip().lower().replace("-", "_"))
         except ValueError as error:
-            raise _refused(key, value, f"one of {', '.join(each.name for each in kind)}") from error
+            raise _invalid(key, value, f"one of {', '.join(member.name for member in kind)}") from error
 
     return parse
 
 
-def _refused(key: str, value: Any, expected: str) -> InvalidConfigurationError:
+def _invalid(key: str, value: Any, expected: str) -> InvalidConfigurationError:
     return InvalidConfigurationError(f"Expected {key} to be {expected}, found {value!r}.", key=key, value=value)
 
 
@@ -185,16 +189,16 @@ _CREDENTIALS = re.compile(r"//.*@")
 
 def parse_directory(key: str, value: Any) -> str:
     """
-    Read the URI of a directory.
+    Parse the URI of a directory.
 
     :param key: Name of the setting, for the error.
-    :raises InvalidConfigurationError: for a URI without a scheme, or one of a root; credentials in it are not shown.
+    :raises InvalidConfigurationError: if the URI has no scheme or no path; the error masks credentials.
     """
     uri = str(value)
     if not _is_below_a_root(uri):
         shown = _CREDENTIALS.sub("//***@", uri.partition("?")[0])
         raise InvalidConfigurationError(
-            f"Expected {key} to be the URI of a directory below the root, such as file:///data/checkpoints, found {shown!r}.",
+            f"Expected {key} to be the URI of a directory with a path, such as file:///data/checkpoints, found {shown!r}.",
             key=key,
             value=shown,
         )
@@ -229,39 +233,39 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def parse_duration(key: str, value: Any) -> timedelta:
     """
-    Read a duration: a whole number of milliseconds, or text such as ``10 min``.
+    Parse a duration: a whole number of milliseconds, or text such as ``10 min``.
 
     :param key: Name of the setting, for the error.
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :raises InvalidConfigurationError: if the value is not a duration.
     """
     if isinstance(value, timedelta):
         return value
     expected = "milliseconds, or a number with a unit such as 10 min"
     number, unit = _number_and_unit(key, value, _NANOSECONDS, expected)
     if "." in number:
-        raise _refused(key, value, expected)
+        raise _invalid(key, value, expected)
     try:
         return timedelta(microseconds=int(number) * unit // 1_000)
     except OverflowError as error:
-        raise _refused(key, value, expected) from error
+        raise _invalid(key, value, expected) from error
 
 
 def parse_size(key: str, value: Any) -> int:
     """
-    Read a size: a whole number of bytes, or text with a binary unit (``20 KiB``) or a decimal one (``20 KB``).
+    Parse a size: a whole number of bytes, or text with a binary unit (``20 KiB``) or a decimal unit (``20 KB``).
 
     :param key: Name of the setting, for the error.
-    :raises InvalidConfigurationError: for anything else, naming key and value.
+    :raises InvalidConfigurationError: if the value is not a size.
     """
     expected = "bytes, or a number with a unit: KiB, MiB, GiB, TiB (powers of 1024) or KB, MB, GB, TB (powers of 1000)"
     number, unit = _number_and_unit(key, value, _BYTES, expected)
     if "." in number and unit == 1:
-        raise _refused(key, value, expected)
+        raise _invalid(key, value, expected)
     return int(Decimal(number) * unit)
 
 
 def readable_size(count: int) -> str:
-    """Return a number of bytes with a binary unit, such as ``1.5 MiB``; :func:`parse_size` reads it."""
+    """Format a number of bytes with a binary unit, such as ``1.5 MiB``, for :func:`parse_size`."""
     size, power = float(count), 0
     while size >= 1 << 10 and power < len(_BINARY_UNITS) - 1:
         size, power = size / (1 << 10), power + 1
@@ -269,8 +273,7 @@ def readable_size(count: int) -> str:
 
 
 def _number_and_unit(key: str, value: Any, units: dict[str, int], expected: str) -> tuple[str, int]:
-    # By its text: int() alone would take 2.7 as 2 and True as 1.
-    found = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
-    if found is None or found[2].lower() not in units:
-        raise _refused(key, value, expected)
-    return found[1], units[found[2].lower()]
+    match = _NUMBER_AND_UNIT.fullmatch(str(value).strip())
+    if match is None or match[2].lower() not in units:
+        raise _invalid(key, value, expected)
+    return match[1], units[match[2].lower()]

@@ -1,7 +1,8 @@
 """
-Telling others what a transition changed, after it was committed.
+Notification of observers about committed changes of attempts and checkpoints.
 
-A change whose commit was lost on the way is told at most once: the repeated call finds it done and tells nothing.
+The delivery is at most once. If the outcome of a commit is unknown, the repeated call finds the change done and does not
+notify.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointChange:
-    """A checkpoint's row is new or changed."""
+    """New or changed row of a checkpoint."""
 
     before: CheckpointStatus | None
-    """``None`` for a new one."""
+    """Status before the change; ``None`` for a new checkpoint."""
     checkpoint: CheckpointRecord
     attempt: AttemptRecord | None
-    """The attempt that took it."""
+    """Attempt that took the checkpoint."""
     last_completed_at: datetime | None = None
-    """For a new one: when the operator's newest completed checkpoint was completed."""
+    """Completion time of the operator's previous checkpoint, for a new one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptChange:
-    """An attempt is new or has ended."""
+    """New or ended attempt."""
 
     before: AttemptStatus | None
-    """``None`` for a new one."""
+    """Status before the change; ``None`` for a new attempt."""
     attempt: AttemptRecord
 
 
@@ -51,19 +52,19 @@ Change = CheckpointChange | AttemptChange
 
 
 class CoordinatorObserver(Protocol):
-    """Is told of changes, in their order."""
+    """Observer of committed changes, in the order of their transactions."""
 
     def changed(self, job: JobRecord, change: Change) -> None:
-        """Take notice; an error here is the observer's own and must not be raised."""
+        """Handle a change without raising an error."""
         ...
 
 
 class ObservedJobStore:
     """
-    A store that tells an observer what each transition changed.
+    Job store that notifies an observer about the changes of each transaction.
 
-    :param store: The store that does the work.
-    :param observer: Who is told.
+    :param store: Underlying store.
+    :param observer: Observer to notify.
     """
 
     def __init__(self, store: JobStore, observer: CoordinatorObserver) -> None:
@@ -72,7 +73,7 @@ class ObservedJobStore:
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
-        """Begin a transition of a job; what it changed is told after the commit."""
+        """Begin a transaction on a job, and notify the observer after the commit."""
         with self._store.transaction(job_id, create_as=create_as) as tx:
             observed = _ObservedTransaction(tx)
             yield cast("JobTransaction", observed)
@@ -81,7 +82,7 @@ class ObservedJobStore:
             self._observer.changed(job, change)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
-        """Return who claimed a snapshot."""
+        """Return the claim of a snapshot of any job."""
         return self._store.claim(pointer)
 
     def jobs(self) -> tuple[JobRecord, ...]:
@@ -89,11 +90,11 @@ class ObservedJobStore:
         return self._store.jobs()
 
     def describe(self, job_id: JobId) -> JobView:
-        """Return a job as it stands."""
+        """Return a consistent view of a job."""
         return self._store.describe(job_id)
 
     def request(self, job_id: JobId, request_key: str) -> SnapshotRequest | None:
-        """Return a request of a job by the key its client made."""
+        """Return a request of a job by its key."""
         return self._store.request(job_id, request_key)
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
@@ -105,12 +106,12 @@ class ObservedJobStore:
         return self._store.checkpoints(job_id, page)
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
-        """Return the checkpoint that a restore of an operator would start from."""
+        """Return the newest restorable checkpoint of an operator, or ``None``."""
         return self._store.latest(job_id, operator_id)
 
 
 class _ObservedTransaction:
-    """Notes what is written; everything else goes to the transaction itself."""
+    """Transaction that records changes and delegates all calls to another transaction."""
 
     def __init__(self, tx: JobTransaction) -> None:
         self._tx = tx
@@ -135,7 +136,7 @@ class _ObservedTransaction:
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         before = self._tx.checkpoint(record.checkpoint_id)
         self._tx.update_checkpoint(record, expected=expected)
-        # A snapshot that is adopted was taken by another job, and is counted there.
+        # The job that took an adopted snapshot has already reported it.
         if before is None or not before.is_adoption:
             self._note(expected, record)
 

@@ -1,4 +1,4 @@
-"""Checkpoint options and location references that travel to tasks: Flink's ``CheckpointOptions``."""
+"""Checkpoint options and storage locations in messages to tasks: Flink's ``CheckpointOptions``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAGIC = b"\x05\x5f\x3f\x18"
 @dataclass(frozen=True, slots=True)
 class CheckpointStorageLocationReference:
     """
-    A place that the coordinator chose; no bytes at all mean the place that is configured.
+    Reference to a storage location that the coordinator chose.
 
-    :param encoded: The reference as bytes.
+    :param encoded: Encoded path; empty for the configured location.
     """
 
     encoded: bytes = b""
@@ -25,12 +25,12 @@ class CheckpointStorageLocationReference:
     def __post_init__(self) -> None:
         if not isinstance(self.encoded, bytes):
             raise InvalidConfigurationError(
-                f"Expected a location reference as bytes, found {type(self.encoded).__name__}; make one with of_path()."
+                f"Expected a location reference as bytes, found {type(self.encoded).__name__}; create one with of_path()."
             )
 
     @classmethod
     def default(cls) -> CheckpointStorageLocationReference:
-        """Return the reference to the configured place."""
+        """Return the reference to the configured location."""
         return DEFAULT_LOCATION
 
     @classmethod
@@ -38,48 +38,48 @@ class CheckpointStorageLocationReference:
         """
         Encode a path.
 
-        :raises InvalidConfigurationError: for an empty path, or one that UTF-8 cannot express.
+        :raises InvalidConfigurationError: if the path is empty or cannot be encoded as UTF-8.
         """
         if not path:
             raise InvalidConfigurationError(
-                "Expected the path of a location, found an empty one; use default() for none."
+                "Expected the path of a location, found an empty one; use default() for the configured location."
             )
         try:
             return cls(_MAGIC + path.encode())
         except UnicodeEncodeError as error:
             raise InvalidConfigurationError(
-                "Expected a path that UTF-8 can express, found lone surrogates; correct the path."
+                "Expected a path that can be encoded as UTF-8, found lone surrogates; correct the path."
             ) from error
 
     @property
     def is_default(self) -> bool:
-        """Tell whether it means the configured place."""
+        """Return whether it is the configured location."""
         return not self.encoded
 
     @property
     def path(self) -> str:
         """
-        Return the encoded path.
+        Return the decoded path.
 
-        :raises InvalidConfigurationError: for the default reference, and for bytes that no path was encoded to.
+        :raises InvalidConfigurationError: for the default reference, and for bytes that are not an encoded path.
         """
         if self.is_default:
             raise InvalidConfigurationError(
-                "Expected a reference to a path, found the default one; ask is_default first."
+                "Expected a reference to a path, found the default one; check is_default first."
             )
         if len(self.encoded) <= len(_MAGIC):
             raise _undecodable(f"only {len(self.encoded)} bytes, which is too short")
         if not self.encoded.startswith(_MAGIC):
-            raise _undecodable("bytes that begin otherwise")
+            raise _undecodable("bytes with another prefix")
         try:
             return self.encoded[len(_MAGIC) :].decode()
         except UnicodeDecodeError as error:
-            raise _undecodable("a path that is no UTF-8") from error
+            raise _undecodable("a path that is not UTF-8") from error
 
 
 def _undecodable(found: str) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected an encoded path as location reference, found {found}; it was made by another kind of storage or cut off."
+        f"Expected an encoded path as location reference, found {found}; use a reference from of_path() without truncation."
     )
 
 
@@ -89,11 +89,11 @@ DEFAULT_LOCATION = CheckpointStorageLocationReference()
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
     """
-    How a checkpoint is taken and where its bytes go; two of equal fields are equal.
+    Options of a checkpoint for the tasks that take it.
 
-    :param checkpoint_type: What is asked of the snapshot.
-    :param target_location: Where its bytes go.
-    :raises InvalidConfigurationError: if either is missing.
+    :param checkpoint_type: Type of the snapshot.
+    :param target_location: Location of its files.
+    :raises InvalidConfigurationError: if either is missing or of another class.
     """
 
     checkpoint_type: CheckpointType
@@ -106,15 +106,15 @@ class CheckpointOptions:
 
     @classmethod
     def for_checkpoint_with_default_location(cls) -> CheckpointOptions:
-        """Return those of a checkpoint in the configured place."""
+        """Return the options of a checkpoint in the configured location."""
         return _CHECKPOINT_AT_DEFAULT_LOCATION
 
     @classmethod
     def for_savepoint(cls, location: CheckpointStorageLocationReference) -> CheckpointOptions:
         """
-        Return those of a savepoint.
+        Return the options of a savepoint.
 
-        :param location: Where it is written.
+        :param location: Location of its files.
         """
         return cls(CheckpointType.SAVEPOINT, location)
 
@@ -125,11 +125,11 @@ _CHECKPOINT_AT_DEFAULT_LOCATION = CheckpointOptions(CheckpointType.CHECKPOINT, D
 @dataclass(frozen=True, slots=True)
 class CheckpointMetaData:
     """
-    Which checkpoint it is, and when.
+    Id and time of a checkpoint.
 
-    :param checkpoint_id: Its id, at least 0.
-    :param timestamp: When the coordinator triggered it.
-    :param received_at: When the task heard of it; by default at once.
+    :param checkpoint_id: Id, at least 0.
+    :param timestamp: Time of the trigger by the coordinator.
+    :param received_at: Time at which the task received the trigger; ``timestamp`` by default.
     :raises InvalidConfigurationError: for a negative id.
     """
 

@@ -1,4 +1,4 @@
-"""Kind, owner and lifetime of a snapshot: Flink's ``CheckpointProperties`` and related enums."""
+"""Kind, ownership and retention of a snapshot: Flink's ``CheckpointProperties`` and related enums."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Sn
 
 
 class SharingStrategy(StrEnum):
-    """Which files a snapshot may have in common with others."""
+    """Sharing of files between snapshots."""
 
     FORWARD_BACKWARD = "forward_backward"
-    """It may name files of earlier snapshots, and later ones may name its files."""
+    """The snapshot may reference files of earlier snapshots, and later ones may reference its files."""
     FORWARD = "forward"
-    """It names no file of an earlier snapshot; later ones may name its files."""
+    """The snapshot references no earlier files; later snapshots may reference its files."""
     NO_SHARING = "no_sharing"
-    """Its files are its own."""
+    """The snapshot shares no files."""
 
 
 class SavepointFormat(StrEnum):
-    """How the state of a savepoint is written."""
+    """Format of the state in a savepoint."""
 
     CANONICAL = "canonical"
-    """Equal for all state backends: Parquet, readable without this library."""
+    """Parquet, which is the same for all state backends and readable without this library."""
     NATIVE = "native"
-    """The backend's own files."""
+    """File format of the state backend."""
 
 
 class CheckpointType(StrEnum):
-    """What is asked of a snapshot."""
+    """Type of a snapshot."""
 
     CHECKPOINT = "checkpoint"
     FULL_CHECKPOINT = "full_checkpoint"
-    """A checkpoint that names no file of an earlier one."""
+    """Checkpoint that references no files of earlier checkpoints."""
     SAVEPOINT = "savepoint"
     SAVEPOINT_SUSPEND = "savepoint_suspend"
-    """A savepoint after which the job stops where it is."""
+    """Savepoint that stops the job at its current position."""
     SAVEPOINT_TERMINATE = "savepoint_terminate"
-    """A savepoint after which the job comes to its end."""
+    """Savepoint that finishes the job."""
 
     @property
     def is_savepoint(self) -> bool:
-        """Tell whether the snapshot belongs to the user."""
+        """Return whether the snapshot belongs to the user."""
         return self not in (CheckpointType.CHECKPOINT, CheckpointType.FULL_CHECKPOINT)
 
     @property
     def is_synchronous(self) -> bool:
-        """Tell whether tasks wait after it until they are told that it is complete."""
+        """Return whether tasks wait for its completion before they continue."""
         return self in (CheckpointType.SAVEPOINT_SUSPEND, CheckpointType.SAVEPOINT_TERMINATE)
 
     @property
     def is_terminate(self) -> bool:
-        """Tell whether the job is to come to its end with it."""
+        """Return whether it finishes the job."""
         return self is CheckpointType.SAVEPOINT_TERMINATE
 
     @property
     def sharing(self) -> SharingStrategy:
-        """Return which files it may have in common with other snapshots."""
+        """Return the sharing of files with other snapshots."""
         if self is CheckpointType.CHECKPOINT:
             return SharingStrategy.FORWARD_BACKWARD
         if self is CheckpointType.FULL_CHECKPOINT:
@@ -68,25 +68,25 @@ class CheckpointType(StrEnum):
 
 
 class JobStatus(StrEnum):
-    """How a job ended, or that it did not."""
+    """Status of a job for the retention of its checkpoints."""
 
     FINISHED = "finished"
-    """Its run succeeded."""
+    """The run succeeded."""
     CANCELED = "canceled"
-    """A person ended it: the run was marked failed, cleared away or deleted."""
+    """A user marked the run as failed or deleted it."""
     FAILED = "failed"
-    """Its run failed by an error."""
+    """The run failed with an error."""
     SUSPENDED = "suspended"
-    """It goes on later: a worker or scheduler stopped, a task is deferred."""
+    """The run is in progress or will resume, for example after a restart of a worker."""
 
     @property
     def is_globally_terminal(self) -> bool:
-        """Tell whether the job never goes on."""
+        """Return whether the job has ended permanently."""
         return self is not JobStatus.SUSPENDED
 
 
-_OF_STATE = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
-_GOES_ON = frozenset(
+_ENDED_STATES = {None: JobStatus.CANCELED, "success": JobStatus.FINISHED, "failed": JobStatus.FAILED}
+_ACTIVE_STATES = frozenset(
     {
         "scheduled",
         "queued",
@@ -102,26 +102,26 @@ _GOES_ON = frozenset(
 
 def job_status_of(state: str | None, *, is_by_a_person: bool = False) -> JobStatus:
     """
-    Return what a state of Airflow means for the checkpoints of the job.
+    Return the job status for a state of Airflow.
 
-    :param state: State of the Dag run, or of a task that waits; ``None`` for a run whose row is gone.
-    :param is_by_a_person: Whether somebody marked the run as failed, in contrast to an error of a task.
-    :raises InvalidConfigurationError: for any other state, because no bytes may go for a state that nobody knows.
+    :param state: State of the Dag run or of a waiting task; ``None`` for a deleted run.
+    :param is_by_a_person: Whether a user marked the run as failed.
+    :raises InvalidConfigurationError: for an unknown state, which must not cause deletions.
     """
-    if state in _GOES_ON:
+    if state in _ACTIVE_STATES:
         return JobStatus.SUSPENDED
-    if state not in _OF_STATE:
-        known = ", ".join(sorted({*filter(None, _OF_STATE), *_GOES_ON}))
+    if state not in _ENDED_STATES:
+        known = ", ".join(sorted({*filter(None, _ENDED_STATES), *_ACTIVE_STATES}))
         raise InvalidConfigurationError(
             f"Expected a state of a Dag run or of a waiting task ({known}), found {state!r}; treat the job as not ended.",
             key="state",
             value=state,
         )
-    return JobStatus.CANCELED if state == "failed" and is_by_a_person else _OF_STATE[state]
+    return JobStatus.CANCELED if state == "failed" and is_by_a_person else _ENDED_STATES[state]
 
 
 class CheckpointRetentionPolicy(StrEnum):
-    """After which ends of a job its checkpoints stay."""
+    """Retention of checkpoints after the end of their job."""
 
     NEVER_RETAIN_AFTER_TERMINATION = "never_retain_after_termination"
     RETAIN_ON_FAILURE = "retain_on_failure"
@@ -130,37 +130,37 @@ class CheckpointRetentionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointProperties:
-    """The kind of a snapshot and on which events its bytes are deleted; two of equal fields are equal."""
+    """Type of a snapshot, and the events on which its files are deleted."""
 
     snapshot_type: CheckpointType = CheckpointType.CHECKPOINT
     savepoint_format: SavepointFormat | None = None
     force: bool = False
-    """Whether it is taken however many others are in progress."""
+    """Whether it is taken regardless of the number of checkpoints in progress."""
     discard_on_subsumed: bool = True
     discard_on_finished: bool = True
     discard_on_cancelled: bool = False
     discard_on_failed: bool = False
     discard_on_suspended: bool = False
     unclaimed: bool = False
-    """Whether it is somebody else's, restored without a claim: never deleted, and no new checkpoint may name its files."""
+    """Whether it was restored without a claim. The job never deletes it, and new checkpoints reference none of its files."""
 
     @property
     def is_savepoint(self) -> bool:
-        """Tell whether the snapshot belongs to the user."""
+        """Return whether the snapshot belongs to the user."""
         return self.snapshot_type.is_savepoint
 
     @property
     def is_synchronous(self) -> bool:
-        """Tell whether it is part of stopping the job."""
+        """Return whether the snapshot stops the job."""
         return self.snapshot_type.is_synchronous
 
     @property
     def is_terminate(self) -> bool:
-        """Tell whether the job comes to its end with it."""
+        """Return whether the snapshot finishes the job."""
         return self.snapshot_type.is_terminate
 
     def discard_on(self, status: JobStatus) -> bool:
-        """Tell whether its bytes go when the job ends so."""
+        """Return whether its files are deleted when the job ends with a status."""
         flags = {
             JobStatus.FINISHED: self.discard_on_finished,
             JobStatus.CANCELED: self.discard_on_cancelled,
@@ -177,10 +177,10 @@ class CheckpointProperties:
         is_full: bool = False,
     ) -> CheckpointProperties:
         """
-        Return those of a checkpoint.
+        Return the properties of a checkpoint.
 
-        :param policy: After which ends of the job it stays.
-        :param is_full: Whether it names no file of an earlier one.
+        :param policy: Retention after the end of the job.
+        :param is_full: Whether it references no files of earlier checkpoints.
         """
         policy = CheckpointRetentionPolicy(policy)
         retains_on_failure = policy is not CheckpointRetentionPolicy.NEVER_RETAIN_AFTER_TERMINATION
@@ -196,30 +196,30 @@ class CheckpointProperties:
     def for_savepoint(
         cls, *, force: bool = True, savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
     ) -> CheckpointProperties:
-        """Return those of a savepoint, which nobody but the user deletes."""
-        return cls._kept(CheckpointType.SAVEPOINT, force=force, savepoint_format=SavepointFormat(savepoint_format))
+        """Return the properties of a savepoint, which only the user deletes."""
+        return cls._of_user(CheckpointType.SAVEPOINT, force=force, savepoint_format=SavepointFormat(savepoint_format))
 
     @classmethod
     def for_sync_savepoint(
         cls, *, terminate: bool, force: bool = True, savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
     ) -> CheckpointProperties:
         """
-        Return those of a savepoint with which the job stops.
+        Return the properties of a savepoint that stops the job.
 
-        :param terminate: Whether the job comes to its end first, in contrast to stopping where it is.
+        :param terminate: Whether the job finishes; otherwise it stops at its current position.
         """
         kind = CheckpointType.SAVEPOINT_TERMINATE if terminate else CheckpointType.SAVEPOINT_SUSPEND
-        return cls._kept(kind, force=force, savepoint_format=SavepointFormat(savepoint_format))
+        return cls._of_user(kind, force=force, savepoint_format=SavepointFormat(savepoint_format))
 
     @classmethod
     def for_unclaimed_snapshot(cls) -> CheckpointProperties:
-        """Return those of a snapshot that was restored and stays somebody else's."""
-        return cls._kept(
+        """Return the properties of a snapshot that is restored without a claim."""
+        return cls._of_user(
             CheckpointType.SAVEPOINT, force=False, savepoint_format=SavepointFormat.CANONICAL, unclaimed=True
         )
 
     @classmethod
-    def _kept(
+    def _of_user(
         cls, kind: CheckpointType, *, force: bool, savepoint_format: SavepointFormat, unclaimed: bool = False
     ) -> CheckpointProperties:
         return cls(
@@ -233,33 +233,33 @@ class CheckpointProperties:
 
     def __post_init__(self) -> None:
         if self.is_savepoint and self.savepoint_format is None:
-            raise InvalidConfigurationError("Expected the format of a savepoint, found None; say canonical or native.")
+            raise InvalidConfigurationError("Expected the format of a savepoint, found None; set canonical or native.")
 
 
 class RestoreMode(StrEnum):
-    """Whose a restored snapshot is."""
+    """Ownership of a restored snapshot."""
 
     NO_CLAIM = "no_claim"
-    """Its owner's: nothing of it is deleted, and new checkpoints name none of its files."""
+    """The snapshot keeps its owner; the job deletes none of its files, and new checkpoints reference none."""
     CLAIM = "claim"
-    """The restoring job's, which deletes it when it is subsumed and no file of it is in use."""
+    """The restoring job owns the snapshot, and deletes it when it is subsumed and its files are not in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """One operator owns a snapshot; a second claim of it is refused."""
+    """Claim of a snapshot by one operator."""
 
     pointer: str
-    """The snapshot's directory."""
+    """Directory of the snapshot."""
     job_id: JobId
     operator_id: OperatorId
     claimed_at: datetime
 
 
 def already_claimed(pointer: str) -> SnapshotClaimedError:
-    """Return the error that says whose a snapshot is not."""
+    """Return the error for a snapshot that another operator has claimed."""
     return SnapshotClaimedError(
-        f"Expected the savepoint {pointer} to be free, but another job claimed it and may delete it at any time; make "
-        f"another savepoint and restore that one.",
+        f"Expected the savepoint {pointer} to be unclaimed, found it claimed by another job, which may delete it at any time; "
+        f"take another savepoint and restore that one.",
         pointer=pointer,
     )

@@ -277,7 +277,7 @@ def _restart_run(
     request: RegisterAttempt,
 ) -> StartDecision:
     run = request.owner.run_key
-    before = run_order.taken_before(candidates, run)
+    before = run_order.remaining_after_rollback(candidates, run)
     if not before and candidates and operator.first_run != run:
         raise NoRestorableCheckpointError(
             f"Expected a checkpoint before run {run!r} of operator {operator.uid!r} in job {tx.job.name!r} to restart the run "

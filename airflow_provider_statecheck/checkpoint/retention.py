@@ -1,8 +1,8 @@
 """
-Retention of rows: which rows of a job may be deleted, and when a whole job may.
+Retention of the rows of a job, and the conditions for the removal of a whole job.
 
-A batch is one transaction, small enough that a checkpoint of a running stage waits only a moment for the job's row.
-Maintenance removes batches until nothing is left; an attempt that finishes removes a few of its own operator.
+Rows are removed in batches of one transaction each, which block the checkpoints of a running stage only briefly. Maintenance
+removes all removable rows, and an attempt that ends removes some rows of its operator.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from airflow_provider_statecheck.checkpoint.records import (
 from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
 
 DEFAULT_AGE = timedelta(days=30)
-"""How long the rows of what has ended stay."""
+"""Default retention of the rows of ended attempts, checkpoints and requests."""
 BATCH_SIZE = 500
-"""How many rows of each kind one transaction removes."""
+"""Maximum number of rows of each kind that one transaction removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedCheckpoints:
-    """The checkpoints of one operator that ended before a time and that nothing needs any more."""
+    """Filter for the removable checkpoints of an operator that ended before a time."""
 
     operator_id: OperatorId
     before: datetime
     running_epoch: int | None = None
-    """The epoch of the open attempt, whose checkpoints stay; ``None`` if no attempt is open."""
+    """Epoch of the open attempt, whose checkpoints are retained; ``None`` if no attempt is open."""
     witness_generation: int | None = None
     """
-    The generation whose completed checkpoints stay because no restorable one is left.
+    Generation whose completed checkpoints are retained because none of them is restorable.
 
-    Their rows tell that there was state; without them the next attempt would silently start empty.
+    Their rows prove that the operator had state. Without them the next attempt would silently start empty.
     """
 
     def includes(self, checkpoint: CheckpointRecord) -> bool:
-        """Tell whether a checkpoint is one of them."""
+        """Return whether a checkpoint matches the filter."""
         is_witness = checkpoint.completed_at is not None and checkpoint.generation == self.witness_generation
-        is_mine = checkpoint.operator_id == self.operator_id and checkpoint.epoch != self.running_epoch
-        return is_mine and not is_witness and _is_gone(checkpoint, self.before)
+        is_candidate = checkpoint.operator_id == self.operator_id and checkpoint.epoch != self.running_epoch
+        return is_candidate and not is_witness and _is_gone(checkpoint, self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedAttempts:
-    """The attempts of one operator that ended before a time and that newer ones followed."""
+    """Filter for the removable attempts of an operator that ended before a time."""
 
     operator_id: OperatorId
     before: datetime
     kept_epochs: frozenset[int]
-    """The newest attempt, and the last one of each run whose checkpoints are retained."""
+    """Epochs to retain: the newest attempt, and the last one of each run with retained checkpoints."""
     storage_base: str | None = None
-    """Only attempts that wrote below this checkpoint directory; ``None`` for all."""
+    """Checkpoint directory of the attempts; ``None`` for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgettableRows:
-    """Rows of one job that nothing needs any more."""
+    """Removable rows of one job."""
 
     checkpoint_ids: tuple[int, ...] = ()
-    """Ended checkpoints whose bytes are gone."""
+    """Ids of ended checkpoints whose files are deleted."""
     attempts: tuple[AttemptRef, ...] = ()
-    """Ended attempts that newer ones followed."""
+    """Ended attempts with newer successors."""
     requests: tuple[str, ...] = ()
     """Keys of ended requests."""
 
@@ -94,14 +94,14 @@ def forgettable_rows(
     storage_base: str | None = None,
 ) -> ForgettableRows:
     """
-    Return rows of an operator that ended before a time and are needed neither by a restore nor by a running attempt.
+    Return rows of an operator that ended before a time and that neither a restore nor a running attempt needs.
 
-    :param tx: The transition in which they are to be removed.
-    :param operator_id: The operator.
-    :param before: The time.
-    :param limit: How many rows of each kind at most; ``None`` for all.
-    :param storage_base: Only attempts that wrote below this checkpoint directory; ``None`` for all. The row of an attempt
-        tells garbage collection where to look, so one that wrote elsewhere stays until bytes there were collected.
+    :param tx: Transaction that removes the rows.
+    :param operator_id: Id of the operator.
+    :param before: Exclusive upper bound of the time at which a row ended.
+    :param limit: Maximum number of rows of each kind; ``None`` for all.
+    :param storage_base: Checkpoint directory of the attempts; ``None`` for any. Garbage collection finds directories in the
+        rows of attempts, so an attempt with another directory is retained until that directory has been collected.
     """
     operator = tx.operator(operator_id)
     if operator is None:
@@ -114,7 +114,7 @@ def forgettable_rows(
 
 
 def remove_rows(tx: JobTransaction, rows: ForgettableRows) -> None:
-    """Remove the rows that :func:`forgettable_rows` returned in the same transition."""
+    """Remove the rows from :func:`forgettable_rows` in the same transaction."""
     tx.remove_checkpoints(rows.checkpoint_ids)
     tx.remove_attempts(rows.attempts)
     tx.remove_requests(rows.requests)
@@ -131,7 +131,7 @@ def _checkpoint_ids(
         running_epoch=None if attempt is None else attempt.epoch,
         witness_generation=None if has_restorable else operator.generation,
     )
-    # Snapshots of another owner are never discarded; their rows go when they have ended.
+    # Unclaimed snapshots are never discarded, so their rows are removed after their end.
     undiscarded = [c.checkpoint_id for c in tx.open_checkpoints(operator.operator_id) if ended.includes(c)]
     return tuple(sorted((*undiscarded, *tx.discarded_checkpoints(ended, limit))))
 
@@ -139,7 +139,7 @@ def _checkpoint_ids(
 def _attempts(
     tx: JobTransaction, operator: OperatorRecord, before: datetime, limit: int | None, storage_base: str | None
 ) -> tuple[AttemptRef, ...]:
-    # The rows tell where an operator may have left bytes, which garbage collection skips while it has an open attempt.
+    # Garbage collection skips operators with an open attempt, and later needs these rows to find their directories.
     if _open_attempt(tx, operator) is not None:
         return ()
     ended = EndedAttempts(
@@ -153,10 +153,10 @@ def _attempts(
 
 
 def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[int]:
-    # The attempt of the run at which the state stands tells a retry from a clear; after a rewind that is an earlier run.
+    # The last attempt of a run distinguishes a retry from a clear. After a rewind, this may be a run before the newest one.
     runs = {c.run_key for c in transitions.restorable(tx, operator)}
-    last = (tx.last_attempt_of_run(operator.operator_id, run) for run in sorted(runs))
-    return [attempt.epoch for attempt in last if attempt is not None]
+    attempts = (tx.last_attempt_of_run(operator.operator_id, run) for run in sorted(runs))
+    return [attempt.epoch for attempt in attempts if attempt is not None]
 
 
 def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord | None:
@@ -165,33 +165,33 @@ def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord
 
 
 def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
-    # A snapshot whose bytes stay, because they have another owner, is over when it ends.
+    # The files of an unclaimed snapshot are never deleted, so its end counts.
     gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
     return checkpoint.has_ended and gone_at is not None and gone_at < before
 
 
 FENCED_GRACE = timedelta(days=1)
-"""How long a driver may live on that was fenced; what it writes after the rows are gone, nobody would find."""
+"""Time for which the driver of a fenced attempt may keep running; garbage collection would not find its later files."""
 SILENCE = timedelta(days=4)
-"""After how long an attempt is given up that said nothing: more than any token of it lives."""
+"""Time without calls after which an attempt counts as abandoned; longer than the validity of its tokens."""
 
 
 def reasons_to_keep(view: JobView) -> tuple[str, ...]:
-    """Return why a job cannot be removed as a whole, nothing if it can."""
-    lately = view.read_at - FENCED_GRACE
+    """Return the reasons why a job cannot be removed as a whole; empty if it can."""
+    grace_start = view.read_at - FENCED_GRACE
     reasons = []
     for operator in view.operators:
         for attempt in _attempts_of(view, operator):
-            which = f"attempt {attempt.epoch} of operator {operator.uid!r} ({attempt.owner.label})"
+            name = f"attempt {attempt.epoch} of operator {operator.uid!r} ({attempt.owner.label})"
             if attempt.status is AttemptStatus.RUNNING:
-                reasons.append(f"{which} has not ended")
-            elif attempt.status is AttemptStatus.FENCED and attempt.ended_at is not None and attempt.ended_at > lately:
-                reasons.append(f"{which} was replaced less than a day ago and may live on")
+                reasons.append(f"{name} has not ended")
+            elif attempt.status is AttemptStatus.FENCED and attempt.ended_at and attempt.ended_at > grace_start:
+                reasons.append(f"{name} was replaced less than a day ago and may still be running")
     return tuple(reasons)
 
 
 def open_commits(view: JobView) -> tuple[str, ...]:
-    """Return what sinks have still to commit of a job, each as a reason to keep it."""
+    """Return the open commits of a job, each as a reason not to remove the job."""
     uids = {operator.operator_id: operator.uid for operator in view.operators}
     return tuple(
         f"the sink of operator {uids[c.operator_id]!r} has not committed checkpoint {c.checkpoint_id}"
@@ -201,39 +201,39 @@ def open_commits(view: JobView) -> tuple[str, ...]:
 
 
 def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
-    """Tell whether an attempt has not ended and said nothing for so long that it cannot speak any more."""
+    """Return whether a running attempt has not called for so long that its tokens have expired."""
     if attempt.status is not AttemptStatus.RUNNING:
         return False
-    mine = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch]
-    said = (t for c in mine for t in (c.triggered_at, c.completed_at) if t is not None)
-    return max((attempt.registered_at, *said)) < now - SILENCE
+    checkpoints = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch]
+    calls = (t for c in checkpoints for t in (c.triggered_at, c.completed_at) if t is not None)
+    return max((attempt.registered_at, *calls)) < now - SILENCE
 
 
 def last_active(view: JobView) -> datetime:
-    """Return when the job last had an attempt; what maintenance did to its rows does not count."""
+    """Return the time at which the last attempt of a job was active, regardless of maintenance."""
     return max((a.ended_at or a.registered_at for a in view.attempts), default=view.job.created_at)
 
 
 def owners_of_run(view: JobView) -> tuple[AttemptOwner, ...]:
-    """Return who worked on a job that is named after one Dag run, nothing for a job with a name of its own."""
+    """Return the owners of the attempts of a job that is named after its Dag run; empty for any other job."""
     owners = tuple(attempt.owner for attempt in view.attempts)
     return owners if owners and all(is_named_after_run(view.job.name, owner) for owner in owners) else ()
 
 
 def is_named_after_run(name: str, owner: AttemptOwner) -> bool:
-    """Tell whether a job has the name of the Dag run that an attempt belongs to, and so ends with it."""
+    """Return whether a job is named after the Dag run of an attempt, and therefore ends with the run."""
     dag_id = dict(owner.airflow).get("dag_id")
     return dag_id is not None and name == job_name(f"{dag_id}/{owner.run_key}", is_test=is_test_job(name))
 
 
 def is_emptied(view: JobView) -> bool:
-    """Tell whether every checkpoint of a job has ended and bytes wait for nobody; savepoints are the user's and stay."""
-    return all(_is_over(c) and not c.awaits_discard for c in view.checkpoints)
+    """Return whether all checkpoints of a job, except the user's savepoints, have ended and their files are deleted."""
+    return all(_is_removable(c) and not c.awaits_discard for c in view.checkpoints)
 
 
-def _is_over(checkpoint: CheckpointRecord) -> bool:
-    is_users = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
-    return is_users or checkpoint.has_ended
+def _is_removable(checkpoint: CheckpointRecord) -> bool:
+    is_of_user = checkpoint.properties.is_savepoint and checkpoint.status is CheckpointStatus.COMPLETED
+    return is_of_user or checkpoint.has_ended
 
 
 def _attempts_of(view: JobView, operator: OperatorRecord) -> tuple[AttemptRecord, ...]:

@@ -1,4 +1,4 @@
-"""The runs of a job that lives over them: which came before which, and where the state stood before one began."""
+"""Order of the runs of a job, and the checkpoints that precede a run."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def is_earlier(run_key: str, other: str) -> bool:
-    """Tell whether a run is known to come before another: both have a logical date, and its own is the earlier one."""
-    mine, theirs = logical_date_of(run_key), logical_date_of(other)
-    return mine is not None and theirs is not None and mine < theirs
+    """Return whether a run has an earlier logical date than another run."""
+    date, other_date = logical_date_of(run_key), logical_date_of(other)
+    return date is not None and other_date is not None and date < other_date
 
 
 def is_same(run_key: str, other: str) -> bool:
-    """Tell whether two names are of one run: the same text, or the same moment in another form."""
+    """Return whether two run keys are equal, or are the same logical date in different notations."""
     return run_key == other or (
         logical_date_of(run_key) is not None and logical_date_of(run_key) == logical_date_of(other)
     )
 
 
-def taken_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+def remaining_after_rollback(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
     """
-    Return what is left where a run is taken back that took the newest checkpoints.
+    Return the checkpoints that remain after a rollback of the run that took the newest ones.
 
-    :param checkpoints: Of one generation, newest first.
-    :param run_key: The run.
+    :param checkpoints: Checkpoints of one generation, newest first.
+    :param run_key: Run to roll back.
     """
-    others = (number for number, checkpoint in enumerate(checkpoints) if checkpoint.run_key != run_key)
+    others = (index for index, checkpoint in enumerate(checkpoints) if checkpoint.run_key != run_key)
     return tuple(checkpoints[next(others, len(checkpoints)) :])
 
 
-def stood_before(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
+def checkpoints_before_run(checkpoints: Sequence[CheckpointRecord], run_key: str) -> tuple[CheckpointRecord, ...]:
     """
-    Return what had been taken when a run began, whether it took anything itself or not.
+    Return the checkpoints that were taken before a run started.
 
-    Where it took nothing, those count that are known to come before it: a run without a logical date between them and the
-    run's place in time is passed over.
+    For a run without checkpoints, these are the checkpoints from the newest run with an earlier logical date on. Newer runs
+    without a logical date are skipped.
 
-    :param checkpoints: Of one generation, newest first.
-    :param run_key: The run.
+    :param checkpoints: Checkpoints of one generation, newest first.
+    :param run_key: Run, with or without checkpoints.
     """
     keys = [checkpoint.run_key for checkpoint in checkpoints]
-    own = [number for number, key in enumerate(keys) if is_same(run_key, key)]
-    # What a run began at is right behind its own, also where that is of a run without a logical date.
+    own = [index for index, key in enumerate(keys) if is_same(run_key, key)]
+    # A run starts from the checkpoint before its own first one, even if that run has no logical date.
     if own:
         return tuple(checkpoints[own[-1] + 1 :])
-    later = [number for number, key in enumerate(keys) if is_earlier(run_key, key)]
+    later = [index for index, key in enumerate(keys) if is_earlier(run_key, key)]
     rest = checkpoints[later[-1] + 1 if later else 0 :]
     return tuple(dropwhile(lambda checkpoint: not is_earlier(checkpoint.run_key, run_key), rest))
 
@@ -60,14 +60,14 @@ def ends_of_runs(checkpoints: Sequence[CheckpointRecord]) -> Iterator[Checkpoint
     """
     Yield the newest checkpoint of each run.
 
-    :param checkpoints: Of one generation, newest first.
+    :param checkpoints: Checkpoints of one generation, newest first.
     """
-    return (next(taken) for _, taken in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
+    return (next(group) for _, group in groupby(checkpoints, lambda checkpoint: checkpoint.run_key))
 
 
 def logical_date_of(run_key: str) -> datetime | None:
-    """Return the logical date that is the name of a run; ``None`` for a run with another name."""
-    # A run id may be anything; only what begins like a date is one, not a number that could be read as such.
+    """Return the logical date in a run key, or ``None`` if the key is a run id."""
+    # fromisoformat() also accepts plain digits, which may be a run id.
     if _DATE.match(run_key) is None:
         return None
     try:

@@ -1,8 +1,8 @@
 """
-Restore from a savepoint: it becomes the first checkpoint of the operator's new generation.
+Restore from a savepoint, which becomes the first checkpoint of the operator's new generation.
 
-Registering an attempt only notes which snapshot it begins from. The note becomes a completed checkpoint, and a claim is
-made, when the attempt confirms that the state fits. An attempt that ends before leaves the snapshot as it was.
+The registration of an attempt adds the savepoint as a pending checkpoint. When the attempt confirms the restore, the
+checkpoint is completed and the claim is saved. An attempt that ends before has no effect on the savepoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.layout import is_savepoint_directory, lies_in_job
+from airflow_provider_statecheck.checkpoint.layout import is_in_job, is_savepoint_directory
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource, require_metadata_in
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -31,16 +31,18 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError, Po
 
 def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource) -> None:
     """
-    Note the snapshot that an operator begins from; it stays its owner's until :func:`adopt`.
+    Add a snapshot as the pending checkpoint that an operator starts from.
 
-    :raises SnapshotClaimedError: if another operator claimed it.
-    :raises PointerNotFoundError: if it is missing, or no snapshot.
-    :raises StorageError: if its storage did not answer.
-    :raises InvalidConfigurationError: for a claim of what is no savepoint.
+    The snapshot is neither owned nor claimed until :func:`adopt`.
+
+    :raises SnapshotClaimedError: if another operator has claimed the snapshot.
+    :raises PointerNotFoundError: if the snapshot is missing or cannot be read.
+    :raises StorageError: if the storage did not respond.
+    :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
     """
     if source.problem is not None:
         raise (StorageError if source.is_unavailable else PointerNotFoundError)(source.problem)
-    _require_free(tx, operator, source.pointer)
+    _require_unclaimed(tx, operator, source.pointer)
     if source.mode is RestoreMode.CLAIM:
         _require_claimable(source.pointer, source.metadata_uri)
     tx.add_checkpoint(
@@ -66,39 +68,39 @@ def propose(tx: JobTransaction, operator: OperatorRecord, source: RestoreSource)
 
 
 def proposed(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
-    """Return the snapshot that the attempt of an epoch begins from as long as it has not been adopted."""
+    """Return the snapshot that the current attempt starts from, unless it is already adopted."""
     return tuple(c for c in tx.open_checkpoints(of.operator_id) if c.is_adoption and c.epoch == of.epoch)
 
 
-def adopt(tx: JobTransaction, attempt: AttemptRecord, noted: CheckpointRecord, *, claim: bool) -> CheckpointRecord:
+def adopt(tx: JobTransaction, attempt: AttemptRecord, pending: CheckpointRecord, *, claim: bool) -> CheckpointRecord:
     """
-    Make the snapshot that an attempt has restored a completed checkpoint of its operator.
+    Complete the snapshot that an attempt has restored, as a checkpoint of its operator.
 
-    A claimed one follows the retention of the job and is deleted like any of its checkpoints. Any other is never deleted,
-    and the next checkpoint names none of its files.
+    A claimed snapshot is subsumed and deleted like the checkpoints of the job. An unclaimed snapshot is never deleted, and
+    new checkpoints reference none of its files.
 
-    :param noted: What :func:`propose` added.
-    :param claim: Whether the job owns it from now on.
-    :raises SnapshotClaimedError: if another operator claimed it.
-    :raises InvalidConfigurationError: for a claim of what is no savepoint.
+    :param pending: Pending checkpoint from :func:`propose`.
+    :param claim: Whether the job becomes the owner of the snapshot.
+    :raises SnapshotClaimedError: if another operator has claimed the snapshot.
+    :raises InvalidConfigurationError: if the claim is for a snapshot that is not a savepoint.
     """
-    _require_free(tx, attempt, noted.location)
+    _require_unclaimed(tx, attempt, pending.location)
     if claim:
-        _require_claimable(noted.location, noted.metadata_uri or "")
-        _claim(tx, attempt, noted.location)
-    adopted = replace(as_adopted(noted, attempt.retention, claim=claim), completed_at=tx.now)
+        _require_claimable(pending.location, pending.metadata_uri or "")
+        _claim(tx, attempt, pending.location)
+    adopted = replace(as_adopted(pending, attempt.retention, claim=claim), completed_at=tx.now)
     tx.update_checkpoint(adopted, expected=CheckpointStatus.PENDING)
     return adopted
 
 
-def as_adopted(noted: CheckpointRecord, retention: CheckpointRetentionPolicy, *, claim: bool) -> CheckpointRecord:
+def as_adopted(pending: CheckpointRecord, retention: CheckpointRetentionPolicy, *, claim: bool) -> CheckpointRecord:
     """
-    Return what :func:`adopt` makes of a snapshot.
+    Return a snapshot as a completed checkpoint of the operator that adopts it.
 
-    :param retention: That of the job.
+    :param retention: Retention policy of the job.
     """
-    properties = CheckpointProperties.for_checkpoint(retention) if claim else noted.properties
-    return replace(noted, status=CheckpointStatus.COMPLETED, properties=properties)
+    properties = CheckpointProperties.for_checkpoint(retention) if claim else pending.properties
+    return replace(pending, status=CheckpointStatus.COMPLETED, properties=properties)
 
 
 def _claim(tx: JobTransaction, of: AttemptRecord, pointer: str) -> None:
@@ -106,17 +108,17 @@ def _claim(tx: JobTransaction, of: AttemptRecord, pointer: str) -> None:
         tx.save_claim(ClaimRecord(pointer=pointer, job_id=of.job_id, operator_id=of.operator_id, claimed_at=tx.now))
 
 
-def _require_free(tx: JobTransaction, of: OperatorRecord | AttemptRecord, pointer: str) -> None:
+def _require_unclaimed(tx: JobTransaction, of: OperatorRecord | AttemptRecord, pointer: str) -> None:
     claim = tx.claim(pointer)
     if claim is not None and (claim.job_id, claim.operator_id) != (of.job_id, of.operator_id):
         raise already_claimed(pointer)
 
 
 def _require_claimable(pointer: str, metadata_uri: str) -> None:
-    # A claim lets the job delete the directory, so it must be no checkpoint of a job and nothing around one.
+    # The owner deletes the whole directory, which therefore must neither be nor contain a checkpoint of a job.
     require_metadata_in(pointer, metadata_uri)
-    if not is_savepoint_directory(pointer) or lies_in_job(pointer):
+    if not is_savepoint_directory(pointer) or is_in_job(pointer):
         raise InvalidConfigurationError(
-            f"Expected to claim a savepoint in a directory of the name that it was given (savepoint-…), found {pointer}; "
-            f"restore anything else with claim_mode='no_claim'."
+            f"Expected to claim a savepoint in a directory with its original name (savepoint-…), found {pointer}; "
+            f"set claim_mode='no_claim' to restore any other snapshot."
         )

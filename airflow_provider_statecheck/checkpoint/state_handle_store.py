@@ -1,4 +1,4 @@
-"""State handle store with leased locks, fenced by the operator's epoch."""
+"""State handle store with leased locks, fenced by the epoch of the operator."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ from airflow_provider_statecheck.exceptions import (
     StateCheckError,
 )
 
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
 LONGEST_LEASE = timedelta(hours=1)
-"""How long a lock may live that nobody renews; one that lives longer was written by a clock that was ahead."""
+"""Maximum lease of a lock; a later expiry time was written by a clock that was ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleRow:
-    """One name and the pointer under it."""
+    """Row of a state handle: a name and the encoded pointer."""
 
     name: str
     handle: bytes
@@ -47,22 +50,22 @@ class HandleRow:
 
 class HandleTransaction(Protocol):
     """
-    One change of the handles of one operator.
+    Transaction on the handles of one operator.
 
-    It began with a write to the job's row, so no other writer of this job is between its read and its commit.
-    Leaving the context without an error commits; an error rolls everything back.
+    A transaction starts with a write to the job's row, which serializes the writers of the job. Leaving the context commits,
+    and an error rolls all changes back.
     """
 
     @property
     def now(self) -> datetime:
-        """Return the time of the job's transition."""
+        """Return the time of the transaction."""
         ...
 
     def require_leader(self, attempt: AttemptRef) -> None:
         """
-        Refuse whoever does not hold the operator's epoch.
+        Raise an error unless an attempt is the newest one of the operator and has not ended.
 
-        :raises StaleAttemptError: if a newer attempt registered, or this one never did, or has ended.
+        :raises StaleAttemptError: if a newer attempt has registered, or this one never registered or has ended.
         """
         ...
 
@@ -71,7 +74,7 @@ class HandleTransaction(Protocol):
         ...
 
     def rows(self) -> tuple[HandleRow, ...]:
-        """Return all rows, by name."""
+        """Return all rows, sorted by name."""
         ...
 
     def save(self, row: HandleRow) -> None:
@@ -79,15 +82,15 @@ class HandleTransaction(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a row and all locks on it."""
+        """Remove a row with its locks."""
         ...
 
     def lock(self, name: str, holder: str, until: datetime) -> None:
-        """Insert or prolong a lock."""
+        """Insert or extend a lock."""
         ...
 
     def unlock(self, holder: str, name: str | None = None) -> None:
-        """Remove the lock of a holder on a name, or all that it has."""
+        """Remove the lock of a holder on a name, or all its locks."""
         ...
 
     def locks_of(self, holder: str) -> tuple[str, ...]:
@@ -95,24 +98,24 @@ class HandleTransaction(Protocol):
         ...
 
     def is_locked(self, name: str, *, besides: str) -> bool:
-        """Tell whether somebody else holds a lock whose lease has not ended."""
+        """Return whether another holder has a lock that has not expired."""
         ...
 
 
 class HandleRows(Protocol):
-    """The handles of one operator; reads outside a transaction see committed rows only."""
+    """Handle rows of one operator. Reads outside a transaction return committed rows only."""
 
     def transaction(self) -> AbstractContextManager[HandleTransaction]:
         """
-        Begin a change.
+        Begin a transaction.
 
-        :raises CheckpointNotFoundError: if the job never registered an attempt.
-        :raises CommitStateUnknownError: on leaving, if the commit may or may not have taken effect.
+        :raises CheckpointNotFoundError: if the job has never registered an attempt.
+        :raises CommitStateUnknownError: on leaving the context, if the outcome of the commit is unknown.
         """
         ...
 
     def read(self) -> tuple[HandleRow, ...]:
-        """Return all rows, by name."""
+        """Return all rows, sorted by name."""
         ...
 
     def find(self, name: str) -> HandleRow | None:
@@ -120,19 +123,15 @@ class HandleRows(Protocol):
         ...
 
 
-log = logging.getLogger(__name__)
-Result = TypeVar("Result")
-
-
 class LeasedStateHandleStore(Generic[State]):
     """
-    A :class:`~airflow_provider_statecheck.checkpoint.state_handles.StateHandleStore` over rows and a storage.
+    Implementation of :class:`~airflow_provider_statecheck.checkpoint.state_handles.StateHandleStore` with leased locks.
 
-    :param rows: The handles of one operator.
-    :param storage: Where state is written.
-    :param attempt: In whose name handles are changed.
-    :param lease_seconds: How long a lock lives that nobody renews, an hour at most.
-    :param holder: In whose name handles are locked; stores that stand for one another share it. By default this one alone.
+    :param rows: Handle rows of one operator.
+    :param storage: Storage of the state.
+    :param attempt: Attempt that changes the handles.
+    :param lease_seconds: Lease of a lock in seconds, at most an hour.
+    :param holder: Identity of the lock holder, which several stores may share; unique to this store by default.
     :raises InvalidConfigurationError: for a lease out of range.
     """
 
@@ -154,24 +153,24 @@ class LeasedStateHandleStore(Generic[State]):
         self._holder = holder or new_key()
 
     def add_and_lock(self, name: str, state: State) -> RetrievableStateHandle[State]:
-        """Store state under a new name, locked."""
-        _require(name, state)
+        """Store state under a new name and lock the handle."""
+        _require_state(name, state)
         pointer = self._storage.store(state)
-        with self._discarding(pointer):
+        with self._discard_on_error(pointer):
             data = pointer.encode()
-        while self._is_dying_at_add(name, pointer, data):
-            with self._discarding(pointer):
-                self._remove(name, only_dying=True)
+        while self._is_deleting_at_add(name, pointer, data):
+            with self._discard_on_error(pointer):
+                self._remove(name, only_deleting=True)
         return RetrievableStateHandle(pointer, self._storage)
 
     def replace(self, name: str, version: ResourceVersion, state: State) -> None:
-        """Store state under a name that has some, and discard that."""
-        _require(name, state)
+        """Store state under an existing name and discard the previous state."""
+        _require_state(name, state)
         try:
             old, new = self._replace(name, version, state)
         except HandleNotFoundError as error:
-            with _noting(error):
-                self._remove(name, only_dying=True)
+            with _note_cleanup_error(error):
+                self._remove(name, only_deleting=True)
             raise
         if old != new:
             self._storage.discard(old)
@@ -185,39 +184,39 @@ class LeasedStateHandleStore(Generic[State]):
         return ResourceVersion(row.version)
 
     def get_and_lock(self, name: str) -> RetrievableStateHandle[State]:
-        """Return a handle, locked."""
+        """Lock a handle and return it."""
         _require_name(name)
 
         def change(tx: HandleTransaction) -> StatePointer:
-            pointer = StatePointer.decode(_live(tx.row(name), name).handle)
+            pointer = StatePointer.decode(_require_existing(tx.row(name), name).handle)
             self._lock(tx, name)
             return pointer
 
         return RetrievableStateHandle(self._change(change), self._storage)
 
     def get_all_and_lock(self) -> list[tuple[RetrievableStateHandle[State], str]]:
-        """Return all handles that can be read, as they were at one moment, each locked."""
+        """Lock and return all readable handles in one transaction."""
 
         def change(tx: HandleTransaction) -> list[tuple[StatePointer, str]]:
-            live = [(_decoded(row), row.name) for row in tx.rows() if not row.is_deleting]
-            found = [(pointer, name) for pointer, name in live if pointer is not None]
-            for _, name in found:
+            decoded = [(_decoded(row), row.name) for row in tx.rows() if not row.is_deleting]
+            readable = [(pointer, name) for pointer, name in decoded if pointer is not None]
+            for _, name in readable:
                 self._lock(tx, name)
-            return found
+            return readable
 
         return [(RetrievableStateHandle(pointer, self._storage), name) for pointer, name in self._change(change)]
 
     def get_all_handles(self) -> list[str]:
-        """Return all names, those that are being removed too."""
+        """Return all names, including those of handles that are being removed."""
         return [row.name for row in self._rows.read()]
 
     def release_and_try_remove(self, name: str) -> bool:
-        """Give a lock up and remove the handle with its state unless another store uses it."""
+        """Release a lock, and remove the handle with its state unless another store has locked it."""
         _require_name(name)
         return self._remove(name)
 
     def release_and_try_remove_all(self) -> bool:
-        """Try to remove every handle, whatever fails in between."""
+        """Try to remove all handles, and continue after an error."""
         results, errors = [], []
         for name in self.get_all_handles():
             try:
@@ -228,7 +227,7 @@ class LeasedStateHandleStore(Generic[State]):
         return all(results)
 
     def clear_entries(self) -> None:
-        """Remove all handles and keep their state."""
+        """Remove all handles but not their state."""
 
         def change(tx: HandleTransaction) -> None:
             tx.require_leader(self._attempt)
@@ -238,16 +237,16 @@ class LeasedStateHandleStore(Generic[State]):
         self._change(change)
 
     def release(self, name: str) -> None:
-        """Give the lock on a handle up."""
+        """Release the lock on a handle."""
         _require_name(name)
         self._change(lambda tx: tx.unlock(self._holder, name))
 
     def release_all(self) -> None:
-        """Give all locks of this store up."""
+        """Release all locks of this store."""
         self._change(lambda tx: tx.unlock(self._holder))
 
     def renew_locks(self) -> None:
-        """Let all locks of this store live on for another lease."""
+        """Extend all locks of this store by another lease."""
 
         def change(tx: HandleTransaction) -> None:
             for name in tx.locks_of(self._holder):
@@ -255,7 +254,8 @@ class LeasedStateHandleStore(Generic[State]):
 
         self._change(change)
 
-    def _is_dying_at_add(self, name: str, pointer: StatePointer, data: bytes) -> bool:
+    def _is_deleting_at_add(self, name: str, pointer: StatePointer, data: bytes) -> bool:
+        """Add and lock a row, or return ``True`` if a row with this name is still being removed."""
         added = HandleRow(name=name, handle=data)
 
         def change(tx: HandleTransaction) -> bool:
@@ -266,76 +266,82 @@ class LeasedStateHandleStore(Generic[State]):
             elif found.is_deleting:
                 return True
             elif found.handle != data:
-                raise HandleExistsError(f"There is a state handle {name!r} already; replace it or take another name.")
+                raise HandleExistsError(
+                    f"Expected no state handle {name!r}, found one; replace it or choose another name."
+                )
             self._lock(tx, name)
             return False
 
-        with self._discarding(pointer, but_for=CommitStateUnknownError):
-            return self._settled(name, change, landed=added, is_untouched=_is_unreadable, result=False)
+        with self._discard_on_error(pointer, except_for=CommitStateUnknownError):
+            return self._change_or_verify(name, change, committed=added, is_unchanged=_is_unreadable, result=False)
 
     def _replace(self, name: str, version: ResourceVersion, state: State) -> tuple[StatePointer, StatePointer]:
         old = _of_version(self._rows.find(name), name, version)
         pointer = self._storage.store(state)
-        with self._discarding(pointer):
+        with self._discard_on_error(pointer):
             new = HandleRow(name=name, handle=pointer.encode(), version=old.version + 1)
 
         def change(tx: HandleTransaction) -> None:
             tx.require_leader(self._attempt)
             if _of_version(tx.row(name), name, version) != old:
-                raise _other_version(name, version, "one that was removed and added again")
+                raise _other_version(name, version, "a handle that was removed and added again")
             tx.save(new)
 
-        with self._discarding(pointer, but_for=CommitStateUnknownError):
-            self._settled(name, change, landed=new, is_untouched=lambda row: row == old, result=None)
+        with self._discard_on_error(pointer, except_for=CommitStateUnknownError):
+            self._change_or_verify(name, change, committed=new, is_unchanged=lambda row: row == old, result=None)
         return StatePointer.decode(old.handle), pointer
 
-    def _remove(self, name: str, *, only_dying: bool = False) -> bool:
-        """Mark the row, discard the bytes, delete the row: a crash in between leaves a row that can be removed again."""
-        claimed = self._claimed(name, only_dying=only_dying)
-        if not isinstance(claimed, HandleRow):
-            return claimed
-        self._storage.discard(StatePointer.decode(claimed.handle))
-        return self._settled(
+    def _remove(self, name: str, *, only_deleting: bool = False) -> bool:
+        """
+        Remove a handle in three steps: mark its row, discard its state, delete the row.
+
+        After a crash in between, the row is still there and can be removed again.
+        """
+        marked = self._mark_deleting(name, only_deleting=only_deleting)
+        if not isinstance(marked, HandleRow):
+            return marked
+        self._storage.discard(StatePointer.decode(marked.handle))
+        return self._change_or_verify(
             name,
-            lambda tx: self._erase(tx, claimed),
-            landed=None,
-            is_untouched=lambda row: row == claimed,
+            lambda tx: self._erase(tx, marked),
+            committed=None,
+            is_unchanged=lambda row: row == marked,
             result=True,
         )
 
-    def _claimed(self, name: str, *, only_dying: bool) -> HandleRow | bool:
-        def claim(tx: HandleTransaction) -> HandleRow | bool:
-            return self._claim(tx, name, only_dying=only_dying)
+    def _mark_deleting(self, name: str, *, only_deleting: bool) -> HandleRow | bool:
+        def mark(tx: HandleTransaction) -> HandleRow | bool:
+            return self._mark_in(tx, name, only_deleting=only_deleting)
 
         try:
-            return self._change(claim)
+            return self._change(mark)
         except CommitStateUnknownError as unknown:
-            # Whatever became of the first, a second claim finds out and does the rest.
-            return self._repeated(claim, unknown)
+            # Marking is idempotent, so it can be repeated whether or not the first transaction committed.
+            return self._repeated(mark, unknown)
 
-    def _claim(self, tx: HandleTransaction, name: str, *, only_dying: bool) -> HandleRow | bool:
-        if not only_dying:
+    def _mark_in(self, tx: HandleTransaction, name: str, *, only_deleting: bool) -> HandleRow | bool:
+        if not only_deleting:
             tx.unlock(self._holder, name)
         found = tx.row(name)
         if found is None:
             return True
-        # A lock on a row that is being removed had lapsed when the removal began.
-        is_kept = not found.is_deleting and (only_dying or tx.is_locked(name, besides=self._holder))
-        if is_kept or not self._leads(tx):
+        # Locks on a row that is being removed had expired when the removal started.
+        is_in_use = not found.is_deleting and (only_deleting or tx.is_locked(name, besides=self._holder))
+        if is_in_use or not self._is_leader(tx):
             return False
         if _is_unreadable(found):
             tx.remove(name)
             return True
-        dying = replace(found, is_deleting=True)
-        tx.save(dying)
-        return dying
+        marked = replace(found, is_deleting=True)
+        tx.save(marked)
+        return marked
 
-    def _erase(self, tx: HandleTransaction, dying: HandleRow) -> bool:
-        if self._leads(tx) and tx.row(dying.name) == dying:
-            tx.remove(dying.name)
-        return tx.row(dying.name) is None
+    def _erase(self, tx: HandleTransaction, marked: HandleRow) -> bool:
+        if self._is_leader(tx) and tx.row(marked.name) == marked:
+            tx.remove(marked.name)
+        return tx.row(marked.name) is None
 
-    def _leads(self, tx: HandleTransaction) -> bool:
+    def _is_leader(self, tx: HandleTransaction) -> bool:
         try:
             tx.require_leader(self._attempt)
         except StaleAttemptError:
@@ -346,7 +352,11 @@ class LeasedStateHandleStore(Generic[State]):
         tx.lock(name, self._holder, tx.now + self._lease)
 
     def _change(self, change: Callable[[HandleTransaction], Result]) -> Result:
-        """Only errors of this package say that nothing was committed; whatever else is raised says nothing."""
+        """
+        Run a change in a transaction.
+
+        :raises CommitStateUnknownError: for errors from outside this package, after which the commit may have happened.
+        """
         try:
             with self._rows.transaction() as tx:
                 return change(tx)
@@ -354,48 +364,56 @@ class LeasedStateHandleStore(Generic[State]):
             raise
         except Exception as error:
             raise CommitStateUnknownError(
-                "The database failed in a way that does not tell whether the state handle was changed; nothing was "
-                "deleted. Look at the handle before you repeat the call."
+                "Expected the database to commit the change of a state handle, found an error that leaves the outcome unknown; "
+                "nothing was deleted. Read the handle before you repeat the call."
             ) from error
 
-    def _settled(
+    def _change_or_verify(
         self,
         name: str,
         change: Callable[[HandleTransaction], Result],
         *,
-        landed: HandleRow | None,
-        is_untouched: Callable[[HandleRow | None], bool],
+        committed: HandleRow | None,
+        is_unchanged: Callable[[HandleRow | None], bool],
         result: Result,
     ) -> Result:
-        """Change, and look what became of it where the commit does not tell."""
+        """
+        Run a change, and read the row if the outcome of the commit is unknown.
+
+        :param committed: Row of the name after the change, ``None`` after a removal.
+        :param is_unchanged: Predicate for the row before the change.
+        :param result: Result to return if the row shows that the change was committed.
+        """
         try:
             return self._change(change)
         except CommitStateUnknownError as error:
             found = self._repeated(lambda tx: tx.row(name), error)
-            if found == landed:
+            if found == committed:
                 return result
-            if not is_untouched(found):
+            if not is_unchanged(found):
                 raise
             raise CoordinatorUnavailableError(
-                f"The database did not carry out the change of the state handle {name!r}; nothing was changed. Try again."
+                f"Expected the database to change the state handle {name!r}, found it unchanged; repeat the call."
             ) from error
 
     def _repeated(self, change: Callable[[HandleTransaction], Result], unknown: CommitStateUnknownError) -> Result:
         try:
-            # In a transaction: its first write waits for a commit that is still under way.
+            # The first write of the transaction waits for a commit that is still in progress.
             return self._change(change)
         except StateCheckError:
             raise unknown from None
 
     @contextmanager
-    def _discarding(self, pointer: StatePointer, *, but_for: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-        """Discard bytes that no row came to point to."""
+    def _discard_on_error(
+        self, pointer: StatePointer, *, except_for: type[Exception] | tuple[()] = ()
+    ) -> Iterator[None]:
+        """Discard state after an error that prevented its row."""
         try:
             yield
-        except but_for:
+        except except_for:
             raise
         except Exception as error:
-            with _noting(error):
+            with _note_cleanup_error(error):
                 self._storage.discard(pointer)
             raise
 
@@ -404,7 +422,7 @@ def _decoded(row: HandleRow) -> StatePointer | None:
     try:
         return StatePointer.decode(row.handle)
     except CorruptStateError as error:
-        log.warning("The state handle %r cannot be read and counts as missing: %s", row.name, error)
+        log.warning("Ignoring state handle %r, which cannot be read: %s", row.name, error)
         return None
 
 
@@ -412,14 +430,16 @@ def _is_unreadable(row: HandleRow | None) -> bool:
     return row is None or _decoded(row) is None
 
 
-def _live(row: HandleRow | None, name: str) -> HandleRow:
+def _require_existing(row: HandleRow | None, name: str) -> HandleRow:
     if row is None or row.is_deleting:
-        raise HandleNotFoundError(f"There is no state handle {name!r}, or it is being removed; add it first.")
+        raise HandleNotFoundError(
+            f"Expected a state handle {name!r}, found none or one that is being removed; add it first."
+        )
     return row
 
 
 def _of_version(row: HandleRow | None, name: str, version: ResourceVersion) -> HandleRow:
-    found = _live(None if _is_unreadable(row) else row, name)
+    found = _require_existing(None if _is_unreadable(row) else row, name)
     if found.version != version.value:
         raise _other_version(name, version, str(found.version))
     return found
@@ -427,11 +447,11 @@ def _of_version(row: HandleRow | None, name: str, version: ResourceVersion) -> H
 
 def _other_version(name: str, version: ResourceVersion, found: str) -> ResourceVersionError:
     return ResourceVersionError(
-        f"Expected version {version.value} of the state handle {name!r}, found {found}; somebody changed it, read it again."
+        f"Expected version {version.value} of the state handle {name!r}, found {found}; another store changed it, read it again."
     )
 
 
-def _require(name: str, state: object) -> None:
+def _require_state(name: str, state: object) -> None:
     _require_name(name)
     if state is None:
         raise InvalidConfigurationError(f"Expected state for the handle {name!r}, found None; nothing was written.")
@@ -445,17 +465,17 @@ def _require_name(name: object) -> None:
 
 
 @contextmanager
-def _noting(first: Exception) -> Iterator[None]:
-    """Attach an error in cleaning up to the one that made it necessary."""
+def _note_cleanup_error(first: Exception) -> Iterator[None]:
+    """Attach an error of a cleanup to the error that caused the cleanup."""
     try:
         yield
     except Exception as error:
-        log.warning("Cleaning up failed and left bytes behind", exc_info=True)
-        first.add_note(f"Cleaning up failed too: {error}")
+        log.warning("Cleanup failed; its files remain as orphan files", exc_info=True)
+        first.add_note(f"The cleanup failed too: {error}")
 
 
 def _raise_first(errors: list[Exception]) -> None:
     if errors:
         for other in errors[1:]:
-            errors[0].add_note(f"Another handle could not be removed either: {other}")
+            errors[0].add_note(f"Another handle could not be removed: {other}")
         raise errors[0]

@@ -1,4 +1,4 @@
-"""State handles: the pointers that a state handle store keeps."""
+"""State handles: pointers to state on storage, and the interfaces of their storage and store."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ MAX_NAME = 255
 
 @dataclass(frozen=True, slots=True, order=True)
 class ResourceVersion:
-    """How often the handle under a name was replaced; -1 where there is none."""
+    """Version of a handle, which counts its replacements; -1 for a missing handle."""
 
     value: int
 
     @staticmethod
     def not_existing() -> ResourceVersion:
-        """Return the version of a name without a handle."""
+        """Return the version of a missing handle."""
         return ResourceVersion(-1)
 
     @property
     def is_existing(self) -> bool:
-        """Tell whether there is a handle."""
+        """Return whether the handle exists."""
         return self.value >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePointer:
-    """Where state lies and how to tell that it is whole."""
+    """URI, size and checksum of state on storage."""
 
     uri: str
     size: int
@@ -45,9 +45,9 @@ class StatePointer:
 
     def encode(self) -> bytes:
         """
-        Return it as it is kept in a row.
+        Encode the pointer for a row.
 
-        :raises InvalidConfigurationError: if it is too large for a row.
+        :raises InvalidConfigurationError: if the result is too large for a row.
         """
         data = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True).encode()
         if len(data) > MAX_HANDLE_BYTES:
@@ -59,9 +59,9 @@ class StatePointer:
     @classmethod
     def decode(cls, data: bytes) -> StatePointer:
         """
-        Return what was encoded.
+        Decode a pointer.
 
-        :raises CorruptStateError: if it cannot be read, or is of another format.
+        :raises CorruptStateError: if the data cannot be read or has another format.
         """
         try:
             values: dict[str, Any] = json.loads(data)
@@ -76,14 +76,14 @@ class StatePointer:
 
 def uris_of(handles: Iterable[bytes]) -> tuple[str, ...] | None:
     """
-    Return where the state of encoded pointers lies.
+    Return the URIs of encoded pointers.
 
-    :return: ``None`` if one of them cannot be read: then nobody knows what it points to.
+    :return: The sorted URIs, or ``None`` if a pointer cannot be read.
     """
     try:
         return tuple(sorted(StatePointer.decode(handle).uri for handle in handles))
     except CorruptStateError as error:
-        log.warning("Nobody knows which state is in use: %s", error)
+        log.warning("Could not determine the state in use: %s", error)
         return None
 
 
@@ -93,30 +93,30 @@ def _fits(values: dict[str, Any]) -> bool:
 
 def _undecodable(data: bytes) -> CorruptStateError:
     return CorruptStateError(
-        f"Expected a state handle of format {FORMAT}, found {len(data)} bytes that are none; "
-        "the row was changed, or a newer version wrote it."
+        f"Expected a state handle of format {FORMAT}, found {len(data)} bytes in another format; "
+        "the row is damaged, or a newer release wrote it."
     )
 
 
 class StateStorage(Protocol[State]):
-    """Writes state as bytes, each time under a name of its own."""
+    """Storage that writes each state to a new file."""
 
     def store(self, state: State) -> StatePointer:
-        """Write state completely, or leave nothing and raise."""
+        """Write state completely, or raise an error and leave no file."""
         ...
 
     def retrieve(self, pointer: StatePointer) -> State:
-        """Return state equal to what was stored."""
+        """Read state that is equal to the stored one."""
         ...
 
     def discard(self, pointer: StatePointer) -> None:
-        """Delete the bytes; that they are missing is success."""
+        """Delete the file; a missing file is not an error."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievableStateHandle(Generic[State]):
-    """A pointer together with the storage that can follow it."""
+    """Pointer with the storage that resolves it."""
 
     pointer: StatePointer
     storage: StateStorage[State]
@@ -126,89 +126,97 @@ class RetrievableStateHandle(Generic[State]):
         return self.storage.retrieve(self.pointer)
 
     def discard_state(self) -> None:
-        """Delete the state's bytes; repeating it is success."""
+        """Delete the state; a repeated call has no effect."""
         self.storage.discard(self.pointer)
 
     def get_state_size(self) -> int:
-        """Return how many bytes the state takes."""
+        """Return the size of the state in bytes."""
         return self.pointer.size
 
 
 class StateHandleStore(Protocol[State]):
     """
-    Keeps pointers in a database and what they point to on storage.
+    Store of named state: pointers in a database, state on storage.
 
-    Whoever changes a handle holds the operator's epoch; a lock says that a store uses a handle and it must not be removed.
-    Every operation may raise a ``CoordinatorError`` for the database and a ``StorageError`` for the storage.
+    Only the newest attempt of an operator may change its handles. A lock prevents the removal of a handle that a store uses.
+    All operations may raise a ``CoordinatorError`` for the database and a ``StorageError`` for the storage.
     """
 
     def add_and_lock(self, name: str, state: State) -> RetrievableStateHandle[State]:
         """
-        Store state under a new name, locked.
+        Store state under a new name and lock the handle.
 
         :raises HandleExistsError: if the name has a handle.
-        :raises StaleAttemptError: if a newer attempt owns the operator.
-        :raises CommitStateUnknownError: if it may or may not have been added; nothing was deleted.
-        :raises InvalidConfigurationError: for a name or state that is none.
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises CommitStateUnknownError: if it is unknown whether the handle was added; nothing was deleted.
+        :raises InvalidConfigurationError: for an invalid name, or ``None`` as state.
         """
         ...
 
     def replace(self, name: str, version: ResourceVersion, state: State) -> None:
         """
-        Store state under a name that has some, and discard that.
+        Store state under an existing name and discard the previous state.
 
         :raises HandleNotFoundError: if the name has no handle.
-        :raises ResourceVersionError: if the handle is of another version.
-        :raises StaleAttemptError: if a newer attempt owns the operator.
-        :raises CommitStateUnknownError: if it may or may not have been replaced; neither state was deleted.
+        :raises ResourceVersionError: if the handle has another version.
+        :raises StaleAttemptError: if a newer attempt has registered.
+        :raises CommitStateUnknownError: if it is unknown whether the handle was replaced; neither state was deleted.
         """
         ...
 
     def exists(self, name: str) -> ResourceVersion:
-        """Return the version of a handle; one that is being removed or cannot be read does not exist."""
+        """Return the version of a handle; a handle that is being removed or cannot be read does not exist."""
         ...
 
     def get_and_lock(self, name: str) -> RetrievableStateHandle[State]:
         """
-        Return a handle, locked.
+        Lock a handle and return it.
 
-        :raises HandleNotFoundError: if there is none, or it is being removed.
-        :raises CorruptStateError: if it cannot be read; it is not locked then.
+        :raises HandleNotFoundError: if the handle does not exist or is being removed.
+        :raises CorruptStateError: if the handle cannot be read; it is not locked then.
         """
         ...
 
     def get_all_and_lock(self) -> list[tuple[RetrievableStateHandle[State], str]]:
-        """Return all handles that can be read, with their names, as they were at one moment, each locked."""
+        """Lock all readable handles in one transaction and return them with their names."""
         ...
 
     def get_all_handles(self) -> list[str]:
-        """Return all names, those that are being removed too."""
+        """Return all names, including those of handles that are being removed."""
         ...
 
     def release_and_try_remove(self, name: str) -> bool:
-        """Give a lock up and remove the handle with its state unless another store uses it; tell whether it is gone."""
+        """
+        Release a lock, and remove the handle with its state unless another store has locked it.
+
+        :return: Whether the handle is removed.
+        """
         ...
 
     def release_and_try_remove_all(self) -> bool:
-        """Try to remove every handle, whatever fails in between; tell whether all are gone."""
+        """
+        Try to remove all handles, and continue after an error.
+
+        :return: Whether all handles are removed.
+        """
         ...
 
     def clear_entries(self) -> None:
         """
-        Remove all handles and keep their state.
+        Remove all handles but not their state.
 
-        :raises StaleAttemptError: if a newer attempt owns the operator.
+        :raises StaleAttemptError: if a newer attempt has registered.
         """
         ...
 
     def release(self, name: str) -> None:
-        """Give the lock on a handle up; without one nothing happens."""
+        """Release the lock on a handle, if this store has one."""
         ...
 
     def release_all(self) -> None:
-        """Give all locks of this store up."""
+        """Release all locks of this store."""
         ...
 
     def renew_locks(self) -> None:
-        """Let all locks of this store live on for another lease."""
+        """Extend all locks of this store by another lease."""
         ...

@@ -1,7 +1,8 @@
 """
-Checkpoint statistics of one operator, recorded with the transitions that they count.
+Checkpoint statistics of an operator.
 
-So nothing is counted that was rolled back, and nothing twice: a row ends once, however often its message comes.
+Statistics are saved in the transaction of the transition that they count. A transition that is rolled back is therefore not
+counted, and a repeated message is counted once.
 """
 
 from __future__ import annotations
@@ -25,54 +26,65 @@ from airflow_provider_statecheck.checkpoint.records import (
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 
+log = logging.getLogger(__name__)
+
+HISTORY_SIZE: Final = 10
+"""Number of ended checkpoints in the history."""
+
+NEWEST_VALUES: Final = 200
+"""Number of the newest values from which percentiles are computed."""
+_MAX_COUNTED_IDS = 64
+_MILLISECOND = timedelta(milliseconds=1)
+
+# Maximum sizes of texts in a row, as JSON.
 _LOCATION_BYTES = 1500
 _CAUSE_BYTES = 600
 _LABEL_BYTES = 300
 _KEY_BYTES = 40
-_MOST_COUNTS = 8
+_MAX_COUNTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One checkpoint or savepoint as it stood when it ended, or as it stands while it is in progress."""
+    """Statistics of one checkpoint or savepoint."""
 
     checkpoint_id: int
     kind: str
     is_savepoint: bool
     status: str
     epoch: int
-    """Of the attempt that took it."""
+    """Epoch of the attempt that took it."""
     attempt: str = ""
-    """Who ran that attempt, for people."""
+    """Display name of the owner of that attempt."""
     triggered_at: datetime
     ended_at: datetime | None = None
-    """When it was completed or aborted."""
+    """Time at which it was completed or aborted."""
     state_size_bytes: int = 0
     full_size_bytes: int = 0
     location: str = ""
-    """Its directory; empty if the URI is too long to be kept."""
+    """Directory; empty if the URI is too long to store."""
     counts: tuple[tuple[str, int], ...] = ()
     failure_reason: str | None = None
     failure_cause: str = ""
     late_at: datetime | None = None
-    """When it was acknowledged although it had been aborted."""
+    """Time of an acknowledgement after it was aborted."""
 
     @property
     def is_interrupted(self) -> bool:
-        """Tell whether its attempt ended first, so that it neither completed nor failed."""
+        """Return whether its attempt ended first; it then counts neither as completed nor as failed."""
         return self.failure_reason == CheckpointFailureReason.ATTEMPT_ENDED.value
 
     @property
     def duration(self) -> timedelta | None:
-        """Return how long it was in progress, ``None`` if it still is."""
+        """Return the time from its trigger to its end, or ``None`` while it is in progress."""
         return None if self.ended_at is None else self.ended_at - self.triggered_at
 
     @classmethod
     def of(cls, checkpoint: CheckpointRecord, attempt: AttemptRecord | None) -> CheckpointEntry:
         """
-        Return what is remembered of a checkpoint.
+        Return the statistics of a checkpoint.
 
-        :param attempt: The attempt that took it, ``None`` if nobody knows it any more.
+        :param attempt: Attempt that took it; ``None`` if its row is removed.
         """
         return cls(
             checkpoint_id=checkpoint.checkpoint_id,
@@ -92,33 +104,33 @@ class CheckpointEntry:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return _plain(_values(self)) | {"counts": dict(self.counts)}
+        """Return the entry as JSON."""
+        return _json_values(_values(self)) | {"counts": dict(self.counts)}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> CheckpointEntry:
-        """Return what :meth:`to_json` gave."""
-        fields_of_it = {name: value for name, value in content.items() if name != "counts"}
-        return cls(**_typed(fields_of_it), counts=tuple(content.get("counts", {}).items()))
+        """Parse the result of :meth:`to_json`."""
+        values = {name: value for name, value in content.items() if name != "counts"}
+        return cls(**_typed_values(values), counts=tuple(content.get("counts", {}).items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredEntry:
-    """The checkpoint that an attempt began from."""
+    """Statistics of a restore."""
 
     checkpoint_id: int
     is_savepoint: bool
     restored_at: datetime
     epoch: int
-    """Of the attempt that restored it."""
+    """Epoch of the attempt that restored it."""
     attempt: str = ""
-    """Who ran that attempt, for people."""
+    """Display name of the owner of that attempt."""
     full_size_bytes: int = 0
     location: str = ""
 
     @classmethod
     def of(cls, checkpoint: CheckpointRecord, attempt: AttemptRecord, restored_at: datetime) -> RestoredEntry:
-        """Return what is remembered of a restore."""
+        """Return the statistics of a restore."""
         return cls(
             checkpoint_id=checkpoint.checkpoint_id,
             is_savepoint=checkpoint.properties.is_savepoint,
@@ -130,69 +142,18 @@ class RestoredEntry:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return _plain(_values(self))
+        """Return the entry as JSON."""
+        return _json_values(_values(self))
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> RestoredEntry:
-        """Return what :meth:`to_json` gave."""
-        return cls(**_typed(content))
-
-
-def _values(entry: CheckpointEntry | RestoredEntry) -> dict[str, Any]:
-    # Not asdict(), which copies everything to its depths at each transition.
-    return {field.name: getattr(entry, field.name) for field in fields(entry)}
-
-
-def truncated_cause(text: str) -> str:
-    """Return as much of a message as is kept."""
-    return _clipped(text, _CAUSE_BYTES)
-
-
-def truncated_counts(counts: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return as many counts as are kept."""
-    return tuple((_clipped(key, _KEY_BYTES), count) for key, count in sorted(counts.items())[:_MOST_COUNTS])
-
-
-def truncated_location(location: str) -> str:
-    """Return a URI, or nothing: half of one leads nowhere."""
-    return location if _size(location) <= _LOCATION_BYTES else ""
-
-
-def _label(attempt: AttemptRecord | None) -> str:
-    return "" if attempt is None else _clipped(attempt.owner.label, _LABEL_BYTES)
-
-
-def _clipped(text: str, most: int) -> str:
-    if _size(text) <= most:
-        return text
-    kept = text[:most]
-    while _size(kept) > most:
-        kept = kept[: len(kept) * 9 // 10]
-    return f"{kept}…"
-
-
-def _size(text: str) -> int:
-    # What counts are the bytes in the row, where one character may take twelve.
-    return len(json.dumps(text))
-
-
-def _plain(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in content.items()}
-
-
-def _typed(content: dict[str, Any]) -> dict[str, Any]:
-    times = {key for key in content if key.endswith("_at") and content[key] is not None}
-    return {key: datetime.fromisoformat(value) if key in times else value for key, value in content.items()}
-
-
-NEWEST_VALUES: Final = 200
-"""Of how many values percentiles are taken: the newest ones."""
+        """Parse the result of :meth:`to_json`."""
+        return cls(**_typed_values(content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatsSummary:
-    """Minimum, average and maximum of all values, percentiles of the newest."""
+    """Minimum, average and maximum of all values, and percentiles of the newest values."""
 
     count: int = 0
     total: int = 0
@@ -207,9 +168,10 @@ class StatsSummary:
 
     def percentile(self, percent: float) -> int | None:
         """
-        Return the smallest of the newest values that so many percent of them do not exceed.
+        Return a percentile of the newest values, by the nearest rank.
 
-        :param percent: More than 0, at most 100.
+        :param percent: Percentage, more than 0 and at most 100.
+        :return: The percentile, or ``None`` without values.
         """
         if not self.newest:
             return None
@@ -217,7 +179,7 @@ class StatsSummary:
         return sorted(self.newest)[max(rank, 1) - 1]
 
     def added(self, value: int) -> StatsSummary:
-        """Return the summary with one more value."""
+        """Return the summary with an additional value."""
         return StatsSummary(
             count=self.count + 1,
             total=self.total + value,
@@ -227,7 +189,7 @@ class StatsSummary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the summary as JSON."""
         return {
             "count": self.count,
             "total": self.total,
@@ -238,21 +200,13 @@ class StatsSummary:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StatsSummary:
-        """Return what :meth:`to_json` gave."""
+        """Parse the result of :meth:`to_json`."""
         return cls(**content | {"newest": tuple(content["newest"])})
-
-
-log = logging.getLogger(__name__)
-
-HISTORY_SIZE: Final = 10
-"""How many ended checkpoints are remembered one by one."""
-_REMEMBERED_IDS = 64
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedCounts:
-    """How many snapshots of one kind came to which end."""
+    """Numbers of completed, failed and restored snapshots of one kind."""
 
     completed: int = 0
     failed: int = 0
@@ -262,81 +216,81 @@ class EndedCounts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorStatistics:
     """
-    All that is kept of the ended checkpoints of an operator.
+    Statistics of the ended checkpoints of an operator.
 
-    What is in progress is not part of it: rows tell that, so that it can neither be lost nor counted twice.
+    Checkpoints in progress are not included; their rows provide them.
     """
 
     checkpoints: EndedCounts = field(default_factory=EndedCounts)
     savepoints: EndedCounts = field(default_factory=EndedCounts)
     rejected: int = 0
-    """How many failed before they had an id."""
+    """Number of checkpoints that failed before they had an id."""
     failures: tuple[tuple[str, int], ...] = ()
-    """How many failed for which reason."""
+    """Number of failures by reason."""
     state_size: StatsSummary = field(default_factory=StatsSummary)
     full_size: StatsSummary = field(default_factory=StatsSummary)
     duration: StatsSummary = field(default_factory=StatsSummary)
-    """In milliseconds."""
+    """Durations in milliseconds."""
     history: tuple[CheckpointEntry, ...] = ()
-    """Newest first."""
+    """Latest ended checkpoints, newest first."""
     latest_completed: CheckpointEntry | None = None
     latest_savepoint: CheckpointEntry | None = None
     latest_failed: CheckpointEntry | None = None
     latest_restored: RestoredEntry | None = None
     counted_ids: tuple[int, ...] = field(default=(), repr=False)
-    """The checkpoints that were counted last, so that a report which comes later than the row does not count again."""
+    """Ids of the checkpoints that were counted last, which late reports do not count again."""
 
     def ended(self, entry: CheckpointEntry) -> OperatorStatistics:
-        """Return the statistics with one more checkpoint that was completed or aborted."""
-        known = replace(
+        """Return the statistics with an additional completed or aborted checkpoint."""
+        recorded = replace(
             self,
             history=_newest_first((entry, *self.history))[:HISTORY_SIZE],
-            counted_ids=(*self.counted_ids, entry.checkpoint_id)[-_REMEMBERED_IDS:],
+            counted_ids=(*self.counted_ids, entry.checkpoint_id)[-_MAX_COUNTED_IDS:],
         )
         if entry.is_interrupted:
-            return known
-        counted = known._counted(entry)
+            return recorded
+        counted = recorded._counted(entry)
         return counted._completed(entry) if entry.status == CheckpointStatus.COMPLETED else counted._failed(entry)
 
     def restored(self, entry: RestoredEntry) -> OperatorStatistics:
-        """Return the statistics with the restore of an attempt, which counts once however often it is told."""
+        """Return the statistics with the restore of an attempt, which counts once even if it is reported again."""
         last = self.latest_restored
-        kept = replace(self, latest_restored=entry)
+        recorded = replace(self, latest_restored=entry)
         if last is not None and last.epoch == entry.epoch:
-            return self if last.checkpoint_id == entry.checkpoint_id else kept
+            return self if last.checkpoint_id == entry.checkpoint_id else recorded
         counts = self._counts_of(entry.is_savepoint)
-        return kept._with_counts(entry.is_savepoint, replace(counts, restored=counts.restored + 1))
+        return recorded._with_counts(entry.is_savepoint, replace(counts, restored=counts.restored + 1))
 
     def rejected_once(self, reason: str) -> OperatorStatistics:
-        """Return the statistics with one more checkpoint that failed before it had an id."""
-        return replace(self, rejected=self.rejected + 1, failures=_one_more(self.failures, reason))
+        """Return the statistics with an additional checkpoint that failed before it had an id."""
+        return replace(self, rejected=self.rejected + 1, failures=_incremented(self.failures, reason))
 
     @property
     def has_had_state(self) -> bool:
-        """Whether the operator ever completed or restored a snapshot."""
+        """Return whether the operator ever completed or restored a snapshot."""
         return any(counts.completed or counts.restored for counts in (self.checkpoints, self.savepoints))
 
     def has_counted(self, checkpoint_id: int) -> bool:
-        """Tell whether a checkpoint that ended not long ago was counted."""
+        """Return whether a recently ended checkpoint was counted."""
         return checkpoint_id in self.counted_ids
 
     def is_late(self, checkpoint_id: int) -> bool:
-        """Tell whether a failed checkpoint was acknowledged after all."""
+        """Return whether a failed checkpoint was acknowledged after its end."""
         entries = (*self.history, *filter(None, (self.latest_failed,)))
         return any(entry.late_at is not None for entry in entries if entry.checkpoint_id == checkpoint_id)
 
     def annotated(self, checkpoint_id: int, **changes: Any) -> OperatorStatistics:
-        """Return the statistics with details of a failed checkpoint that came to be known after it was counted."""
+        """Return the statistics with changed values of a failed checkpoint that is already counted."""
 
-        def told(entry: CheckpointEntry) -> CheckpointEntry:
-            is_meant = entry.checkpoint_id == checkpoint_id and entry.status == CheckpointStatus.ABORTED
-            return replace(entry, **changes) if is_meant else entry
+        def annotate(entry: CheckpointEntry) -> CheckpointEntry:
+            is_match = entry.checkpoint_id == checkpoint_id and entry.status == CheckpointStatus.ABORTED
+            return replace(entry, **changes) if is_match else entry
 
-        latest = None if self.latest_failed is None else told(self.latest_failed)
-        return replace(self, history=tuple(told(entry) for entry in self.history), latest_failed=latest)
+        latest = None if self.latest_failed is None else annotate(self.latest_failed)
+        return replace(self, history=tuple(annotate(entry) for entry in self.history), latest_failed=latest)
 
     def to_content(self) -> dict[str, Any]:
-        """Return them as JSON."""
+        """Return the statistics as JSON for a row."""
         return {
             "checkpoints": asdict(self.checkpoints),
             "savepoints": asdict(self.savepoints),
@@ -346,23 +300,23 @@ class OperatorStatistics:
             "full_size_bytes": self.full_size.to_json(),
             "duration_milliseconds": self.duration.to_json(),
             "history": [entry.to_json() for entry in self.history],
-            "latest_completed": _optional(self.latest_completed),
-            "latest_savepoint": _optional(self.latest_savepoint),
-            "latest_failed": _optional(self.latest_failed),
-            "latest_restored": _optional(self.latest_restored),
+            "latest_completed": _optional_json(self.latest_completed),
+            "latest_savepoint": _optional_json(self.latest_savepoint),
+            "latest_failed": _optional_json(self.latest_failed),
+            "latest_restored": _optional_json(self.latest_restored),
             "counted_ids": list(self.counted_ids),
         }
 
     @classmethod
     def of(cls, record: StatisticsRecord | None) -> OperatorStatistics:
-        """Return what a row keeps; one that another version wrote so that it cannot be read counts as none."""
+        """Parse the statistics in a row, and return empty statistics if there is no row or it cannot be read."""
         if record is None:
             return cls()
         try:
             return cls._read(record.content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            # Counting is never a reason to fail a checkpoint.
-            log.warning("The statistics of operator %s begin anew, they cannot be read: %r", record.operator_id, error)
+            # Unreadable statistics must not fail a checkpoint.
+            log.warning("Resetting the statistics of operator %s, which cannot be read: %r", record.operator_id, error)
             return cls()
 
     @classmethod
@@ -376,10 +330,10 @@ class OperatorStatistics:
             full_size=StatsSummary.from_json(content["full_size_bytes"]),
             duration=StatsSummary.from_json(content["duration_milliseconds"]),
             history=tuple(CheckpointEntry.from_json(dict(entry)) for entry in content["history"]),
-            latest_completed=_entry(content["latest_completed"]),
-            latest_savepoint=_entry(content["latest_savepoint"]),
-            latest_failed=_entry(content["latest_failed"]),
-            latest_restored=RestoredEntry.from_json(restored_) if (restored_ := content["latest_restored"]) else None,
+            latest_completed=_optional_entry(content["latest_completed"]),
+            latest_savepoint=_optional_entry(content["latest_savepoint"]),
+            latest_failed=_optional_entry(content["latest_failed"]),
+            latest_restored=RestoredEntry.from_json(latest) if (latest := content["latest_restored"]) else None,
             counted_ids=tuple(content["counted_ids"]),
         )
 
@@ -390,20 +344,20 @@ class OperatorStatistics:
         return self._with_counts(entry.is_savepoint, replace(counts, failed=counts.failed + 1))
 
     def _completed(self, entry: CheckpointEntry) -> OperatorStatistics:
-        summed = replace(
+        updated = replace(
             self,
             state_size=self.state_size.added(entry.state_size_bytes),
             full_size=self.full_size.added(entry.full_size_bytes),
             duration=self.duration.added((entry.duration or timedelta(0)) // _MILLISECOND),
         )
         if entry.is_savepoint:
-            return replace(summed, latest_savepoint=_newer(self.latest_savepoint, entry))
-        return replace(summed, latest_completed=_newer(self.latest_completed, entry))
+            return replace(updated, latest_savepoint=_newer(self.latest_savepoint, entry))
+        return replace(updated, latest_completed=_newer(self.latest_completed, entry))
 
     def _failed(self, entry: CheckpointEntry) -> OperatorStatistics:
         return replace(
             self,
-            failures=_one_more(self.failures, entry.failure_reason or ""),
+            failures=_incremented(self.failures, entry.failure_reason or ""),
             latest_failed=_newer(self.latest_failed, entry),
         )
 
@@ -414,46 +368,25 @@ class OperatorStatistics:
         return replace(self, savepoints=counts) if is_savepoint else replace(self, checkpoints=counts)
 
 
-def _newest_first(entries: Iterable[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
-    return tuple(sorted(entries, key=lambda entry: entry.checkpoint_id, reverse=True))
-
-
-def _newer(known: CheckpointEntry | None, entry: CheckpointEntry) -> CheckpointEntry:
-    return entry if known is None or entry.checkpoint_id > known.checkpoint_id else known
-
-
-def _one_more(counts: tuple[tuple[str, int], ...], key: str) -> tuple[tuple[str, int], ...]:
-    known = dict(counts)
-    return tuple(sorted((known | {key: known.get(key, 0) + 1}).items()))
-
-
-def _optional(entry: CheckpointEntry | RestoredEntry | None) -> dict[str, Any] | None:
-    return None if entry is None else entry.to_json()
-
-
-def _entry(content: dict[str, Any] | None) -> CheckpointEntry | None:
-    return None if content is None else CheckpointEntry.from_json(dict(content))
-
-
 def load(tx: JobTransaction, operator_id: OperatorId) -> OperatorStatistics:
-    """Return the statistics of an operator, empty ones if nothing was counted."""
+    """Return the statistics of an operator."""
     return OperatorStatistics.of(tx.statistics(operator_id))
 
 
 def save(tx: JobTransaction, operator_id: OperatorId, statistics: OperatorStatistics) -> None:
-    """Keep the statistics of an operator."""
+    """Save the statistics of an operator."""
     tx.save_statistics(StatisticsRecord(job_id=tx.job.job_id, operator_id=operator_id, content=statistics.to_content()))
 
 
 def ended(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
-    """Count a checkpoint that has just been completed or aborted."""
+    """Count a checkpoint that this transaction completed or aborted."""
     attempt = tx.attempt(checkpoint.operator_id, checkpoint.epoch)
     entry = CheckpointEntry.of(checkpoint, attempt)
     save(tx, checkpoint.operator_id, load(tx, checkpoint.operator_id).ended(entry))
 
 
 def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointRecord) -> None:
-    """Count what an attempt was restored from, once."""
+    """Count the restore of an attempt once."""
     known = load(tx, attempt.operator_id)
     changed = known.restored(RestoredEntry.of(checkpoint, attempt, tx.now))
     if changed != known:
@@ -461,7 +394,7 @@ def restored(tx: JobTransaction, attempt: AttemptRecord, checkpoint: CheckpointR
 
 
 def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, message: AcknowledgeCheckpoint) -> None:
-    """Remember how large an aborted checkpoint became and how late it was; it stays a failed one."""
+    """Record the size of an aborted checkpoint and the time of its late acknowledgement."""
     known = load(tx, aborted.operator_id)
     if known.is_late(aborted.checkpoint_id):
         return
@@ -474,3 +407,71 @@ def acknowledged_late(tx: JobTransaction, aborted: CheckpointRecord, message: Ac
     )
     if changed != known:
         save(tx, aborted.operator_id, changed)
+
+
+def _newest_first(entries: Iterable[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+    return tuple(sorted(entries, key=lambda entry: entry.checkpoint_id, reverse=True))
+
+
+def _newer(known: CheckpointEntry | None, entry: CheckpointEntry) -> CheckpointEntry:
+    return entry if known is None or entry.checkpoint_id > known.checkpoint_id else known
+
+
+def _incremented(counts: tuple[tuple[str, int], ...], key: str) -> tuple[tuple[str, int], ...]:
+    known = dict(counts)
+    return tuple(sorted((known | {key: known.get(key, 0) + 1}).items()))
+
+
+def _optional_json(entry: CheckpointEntry | RestoredEntry | None) -> dict[str, Any] | None:
+    return None if entry is None else entry.to_json()
+
+
+def _optional_entry(content: dict[str, Any] | None) -> CheckpointEntry | None:
+    return None if content is None else CheckpointEntry.from_json(dict(content))
+
+
+def _values(entry: CheckpointEntry | RestoredEntry) -> dict[str, Any]:
+    # asdict() would make a deep copy of the history at each transition.
+    return {field.name: getattr(entry, field.name) for field in fields(entry)}
+
+
+def _json_values(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in content.items()}
+
+
+def _typed_values(content: dict[str, Any]) -> dict[str, Any]:
+    times = {key for key in content if key.endswith("_at") and content[key] is not None}
+    return {key: datetime.fromisoformat(value) if key in times else value for key, value in content.items()}
+
+
+def truncated_cause(text: str) -> str:
+    """Truncate the cause of a failure to its maximum size in a row."""
+    return _truncated(text, _CAUSE_BYTES)
+
+
+def truncated_counts(counts: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    """Truncate counts to their maximum number and size in a row."""
+    return tuple((_truncated(key, _KEY_BYTES), count) for key, count in sorted(counts.items())[:_MAX_COUNTS])
+
+
+def truncated_location(location: str) -> str:
+    """Return a URI, or an empty string if it is too long; a truncated URI would be useless."""
+    return location if _size(location) <= _LOCATION_BYTES else ""
+
+
+def _label(attempt: AttemptRecord | None) -> str:
+    return "" if attempt is None else _truncated(attempt.owner.label, _LABEL_BYTES)
+
+
+def _truncated(text: str, max_bytes: int) -> str:
+    if _size(text) <= max_bytes:
+        return text
+    prefix = text[:max_bytes]
+    while _size(prefix) > max_bytes:
+        prefix = prefix[: len(prefix) * 9 // 10]
+    return f"{prefix}…"
+
+
+def _size(text: str) -> int:
+    # Size in the row as JSON, where a character takes up to twelve bytes.
+    return len(json.dumps(text))

@@ -1,4 +1,4 @@
-"""Snapshots of checkpoint statistics and the in-process tracker: Flink's ``CheckpointStatsTracker``."""
+"""Snapshots of checkpoint statistics, ownership of snapshots, and Flink's ``CheckpointStatsTracker``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatsCounts:
-    """How many checkpoints there were, and what became of them."""
+    """Numbers of checkpoints by status."""
 
     restored: int = 0
     total: int = 0
@@ -44,36 +44,36 @@ class CheckpointStatsCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatsSnapshot:
-    """What was counted of one operator; it does not change any more."""
+    """Immutable checkpoint statistics of one operator."""
 
     uid: str
     counts: CheckpointStatsCounts
-    """Of all kinds, with those that failed before they had an id."""
+    """Checkpoints and savepoints, including those that failed before they had an id."""
     checkpoints: CheckpointStatsCounts
     savepoints: CheckpointStatsCounts
     failures: tuple[tuple[str, int], ...]
-    """How many failed for which reason."""
+    """Number of failures by reason."""
     state_size: StatsSummary
-    """Bytes that were new in a completed one."""
+    """Bytes that completed checkpoints added."""
     full_size: StatsSummary
-    """Bytes that a restore of a completed one reads."""
+    """Bytes that a restore of completed checkpoints reads."""
     duration: StatsSummary
-    """Milliseconds that a completed one took, without the increment before it."""
+    """Durations of completed checkpoints in milliseconds, without the increment before the start."""
     history: tuple[CheckpointEntry, ...]
-    """Newest first, with those in progress."""
+    """Latest checkpoints including those in progress, newest first."""
     latest_completed: CheckpointEntry | None
     latest_savepoint: CheckpointEntry | None
     latest_failed: CheckpointEntry | None
     latest_restored: RestoredEntry | None
     awaiting_discard: int
-    """How many ended ones have bytes that nobody has deleted yet."""
+    """Number of ended checkpoints whose files are not deleted yet."""
 
 
 def snapshots_of(view: JobView, *, history_size: int = HISTORY_SIZE) -> tuple[CheckpointStatsSnapshot, ...]:
     """
     Return the statistics of each operator of a job.
 
-    :param history_size: How many checkpoints to tell one by one, no more than are remembered.
+    :param history_size: Maximum length of the history, at most :data:`HISTORY_SIZE`.
     """
     return tuple(snapshot_of(view, operator, history_size=history_size) for operator in view.operators)
 
@@ -84,7 +84,7 @@ def snapshot_of(
     """
     Return the statistics of one operator.
 
-    :param history_size: How many checkpoints to tell one by one, no more than are remembered.
+    :param history_size: Maximum length of the history, at most :data:`HISTORY_SIZE`.
     """
     record = next((s for s in view.statistics if s.operator_id == operator.operator_id), None)
     known, rows = OperatorStatistics.of(record), view.of_operator(operator.operator_id)
@@ -136,41 +136,42 @@ def _history(view: JobView, known: OperatorStatistics, pending: list[CheckpointR
 
 
 class Owner(StrEnum):
-    """Who deletes a snapshot."""
+    """Owner of a snapshot, who deletes it."""
 
     JOB = "job"
-    """The job itself, when it needs it no more."""
+    """The job, which deletes the snapshot after it was subsumed."""
     USER = "user"
-    """Whoever asked for it."""
+    """The user who requested the savepoint."""
     OTHER = "other"
-    """Whose it was before this job was restored from it without a claim."""
+    """The previous owner of a snapshot that was restored without a claim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custody:
-    """Whose a snapshot is and what follows from that."""
+    """Owner of a snapshot, and whether its directory may be deleted by hand."""
 
     owner: Owner
     is_safe_to_delete: bool
-    """Whether nothing can need its directory any more; a savepoint is never that, for any job may begin from it."""
+    """Whether no job can need the directory; never true for a savepoint, which any job may restore."""
     because: str
+    """Reason, for display."""
 
 
 def custody_of(view: JobView, checkpoint: CheckpointRecord) -> Custody:
     """
-    Tell whose a snapshot is, and whether its directory may be deleted by hand.
+    Return the owner of a snapshot, and whether its directory may be deleted by hand.
 
-    A claim of another job is not among the rows of this one, so that only ``dispose`` can tell it.
+    The rows of a job do not contain claims of other jobs; only ``dispose`` checks them.
 
-    :param view: The job's rows.
-    :param checkpoint: One of them.
+    :param view: Rows of the job.
+    :param checkpoint: Snapshot in the view.
     """
     owner = _owner(checkpoint)
-    needed = _needed_because(view, checkpoint, owner)
-    if needed is not None:
-        return Custody(owner=owner, is_safe_to_delete=False, because=needed)
-    is_gone = checkpoint.discarded_at is not None
-    because = "its bytes are gone" if is_gone else "nothing needs it any more; gc deletes it"
+    reason = _reason_to_keep(view, checkpoint, owner)
+    if reason is not None:
+        return Custody(owner=owner, is_safe_to_delete=False, because=reason)
+    is_deleted = checkpoint.discarded_at is not None
+    because = "its files are deleted" if is_deleted else "it is no longer needed; gc deletes it"
     return Custody(owner=owner, is_safe_to_delete=True, because=because)
 
 
@@ -180,36 +181,36 @@ def _owner(checkpoint: CheckpointRecord) -> Owner:
     return Owner.USER if checkpoint.properties.is_savepoint else Owner.JOB
 
 
-def _needed_because(view: JobView, checkpoint: CheckpointRecord, owner: Owner) -> str | None:
+def _reason_to_keep(view: JobView, checkpoint: CheckpointRecord, owner: Owner) -> str | None:
     if owner is Owner.OTHER:
-        return "it belongs to somebody else, who alone may delete it"
+        return "it belongs to another owner, and only the owner may delete it"
     if checkpoint.discarded_at is not None:
-        return _kept_because(checkpoint)
+        return _reason_if_in_doubt(checkpoint)
     if checkpoint.status in (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING):
         return "it is being written"
     if _is_pinned(view, checkpoint):
-        return "an attempt that runs was restored from it"
+        return "a running attempt was restored from it"
     if checkpoint.status is CheckpointStatus.COMPLETED:
-        return _retained_because(owner)
-    return _shared_because(checkpoint, owner)
+        return _reason_if_retained(owner)
+    return _reason_if_claimed(checkpoint, owner)
 
 
-def _retained_because(owner: Owner) -> str:
+def _reason_if_retained(owner: Owner) -> str:
     if owner is Owner.USER:
-        return "a job may begin from it; dispose deletes it, unless another job claimed it"
-    return "a restore may start from it"
+        return "a job may be restored from it; dispose deletes it, unless another job claimed it"
+    return "the job may be restored from it"
 
 
-def _kept_because(checkpoint: CheckpointRecord) -> str | None:
-    # An aligned one whose end is in doubt is taken from garbage collection by the very transition that aborts it.
+def _reason_if_in_doubt(checkpoint: CheckpointRecord) -> str | None:
+    # The transition that aborts an aligned checkpoint with an unknown outcome excludes it from garbage collection.
     is_in_doubt = checkpoint.status is CheckpointStatus.ABORTED and checkpoint.discarded_at == checkpoint.ended_at
-    return "it may have been completed; its bytes were left on purpose" if is_in_doubt else None
+    return "it may have been completed; its files are retained" if is_in_doubt else None
 
 
-def _shared_because(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
+def _reason_if_claimed(checkpoint: CheckpointRecord, owner: Owner) -> str | None:
     own = f"/{checkpoint.job_id}/chk-{checkpoint.checkpoint_id}"
     is_claimed = owner is Owner.JOB and not checkpoint.location.endswith(own)
-    return "later checkpoints may name files of it; gc deletes it when none does" if is_claimed else None
+    return "later checkpoints may reference its files; gc deletes it when none does" if is_claimed else None
 
 
 def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
@@ -219,16 +220,16 @@ def _is_pinned(view: JobView, checkpoint: CheckpointRecord) -> bool:
 
 class CheckpointStatsTracker:
     """
-    The statistics of one operator, or of the checkpoints of several.
+    Tracker of the checkpoint statistics of an operator, or of aligned checkpoints.
 
-    Completions and aborts are counted with their rows; a report adds what the row does not tell. Each report may be
-    repeated.
+    The coordinator counts completed and aborted checkpoints with their rows. Reports add details that the rows do not
+    contain, and are idempotent except for failures without an id.
 
-    :param store: The rows.
-    :param job_id: The job.
-    :param operator_id: The operator.
-    :param history_size: How many checkpoints a snapshot tells one by one, from 0 to as many as are remembered.
-    :raises InvalidConfigurationError: for another number.
+    :param store: Job store.
+    :param job_id: Id of the job.
+    :param operator_id: Id of the operator.
+    :param history_size: Maximum length of the history, from 0 to :data:`HISTORY_SIZE`.
+    :raises InvalidConfigurationError: for a history size out of range.
     """
 
     def __init__(
@@ -242,29 +243,30 @@ class CheckpointStatsTracker:
         self._latest: tuple[int, CheckpointStatsSnapshot] | None = None
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
-        """Remember the root cause of a failed checkpoint; one of which nobody knows counts as one without id."""
+        """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
         with self._store.transaction(self._job_id) as tx:
             self._count_once(tx, checkpoint_id, error)
             if error.__cause__ is not None:
-                self._tell_cause(tx, checkpoint_id, error)
+                self._record_cause(tx, checkpoint_id, error)
 
     def report_failed_checkpoint_without_in_progress(self, error: CheckpointException) -> None:
-        """Count a checkpoint that failed before it had an id; unlike all others, each report counts."""
+        """Count a checkpoint that failed before it had an id; each call counts."""
         with self._store.transaction(self._job_id) as tx:
             self._reject(tx, error)
 
     def create_snapshot(self) -> CheckpointStatsSnapshot:
         """
-        Return the statistics as they stand; the same object as long as the job does not change.
+        Return the current statistics, as the same object while the job does not change.
 
-        :raises CheckpointNotFoundError: if there is no such job or operator.
+        :raises CheckpointNotFoundError: if the job or the operator does not exist.
         """
         view = self._store.describe(self._job_id)
         if self._latest is None or self._latest[0] != view.job.version:
             operator = next((o for o in view.operators if o.operator_id == self._operator_id), None)
             if operator is None:
                 raise CheckpointNotFoundError(
-                    f"Job {view.job.name!r} has no operator {self._operator_id}; name one that it has."
+                    f"Expected operator {self._operator_id} in job {view.job.name!r}, found none; use the id of an operator "
+                    f"of the job."
                 )
             snapshot = snapshot_of(view, operator, history_size=self._history_size)
             self._latest = (view.job.version, snapshot)
@@ -279,7 +281,7 @@ class CheckpointStatsTracker:
         elif row.status is CheckpointStatus.ABORTED:
             statistics.ended(tx, row)
 
-    def _tell_cause(self, tx: JobTransaction, checkpoint_id: int, error: CheckpointException) -> None:
+    def _record_cause(self, tx: JobTransaction, checkpoint_id: int, error: CheckpointException) -> None:
         known = statistics.load(tx, self._operator_id)
         changed = known.annotated(checkpoint_id, failure_cause=truncated_cause(root_cause(error)))
         if changed != known:

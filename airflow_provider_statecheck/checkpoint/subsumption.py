@@ -1,4 +1,4 @@
-"""Subsumption: which retained checkpoints a new completed checkpoint replaces."""
+"""Subsumption of retained checkpoints by newer ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from airflow_provider_statecheck.checkpoint.run_order import ends_of_runs
 
 
 class Retained(Protocol):
-    """A completed checkpoint, be it a row or the thing itself."""
+    """Completed checkpoint, as a row or as an object."""
 
     @property
     def properties(self) -> CheckpointProperties:
-        """Return whose it is."""
+        """Return the properties, which determine the owner."""
         ...
 
 
@@ -27,10 +27,10 @@ Checkpoint = TypeVar("Checkpoint", bound=Retained)
 
 def subsumable(checkpoints: Sequence[CompletedCheckpoint], num_retained: int) -> list[CompletedCheckpoint]:
     """
-    Return the checkpoints of a completed store that the newest one subsumes, oldest first.
+    Return the checkpoints of a completed checkpoint store that the newest one subsumes, oldest first.
 
-    :param checkpoints: All retained ones, oldest first, the newest among them.
-    :param num_retained: How many to keep, at least 1.
+    :param checkpoints: Retained checkpoints with the newest one, oldest first.
+    :param num_retained: Number of checkpoints to retain, at least 1.
     :raises InvalidConfigurationError: for a number below 1.
     """
     return beyond_retention(checkpoints, num_retained)
@@ -38,23 +38,23 @@ def subsumable(checkpoints: Sequence[CompletedCheckpoint], num_retained: int) ->
 
 def beyond_retention(checkpoints: Sequence[Checkpoint], num_retained: int) -> list[Checkpoint]:
     """
-    Return what falls out of retention, oldest first.
+    Return the checkpoints beyond retention, oldest first.
 
-    The newest stays, and so does the newest that is no savepoint: a savepoint is its owner's, who may delete it, and a
-    restore needs one that nobody else can delete. A savepoint with which the job stopped is the exception, for nothing
-    comes after it.
+    The newest checkpoint is always retained, and so is the newest one that is not a savepoint: the user may delete a
+    savepoint, and a restore needs a checkpoint that only the job can delete. No such checkpoint is needed after a savepoint
+    that stops the job.
 
-    :param checkpoints: All retained ones, oldest first.
-    :param num_retained: How many to keep, at least 1; more stay where only such are left that must stay.
+    :param checkpoints: Retained checkpoints, oldest first.
+    :param num_retained: Number of checkpoints to retain, at least 1; exceeded if more must be retained.
     :raises InvalidConfigurationError: for a number below 1.
     """
     require("num_retained", num_retained, lambda number: number >= 1, "at least 1")
-    needed = _needed(checkpoints)
-    droppable = [c for index, c in enumerate(checkpoints) if index not in needed]
-    return droppable[: max(0, len(checkpoints) - num_retained)]
+    required = _required_indexes(checkpoints)
+    candidates = [c for index, c in enumerate(checkpoints) if index not in required]
+    return candidates[: max(0, len(checkpoints) - num_retained)]
 
 
-def _needed(checkpoints: Sequence[Retained]) -> set[int]:
+def _required_indexes(checkpoints: Sequence[Retained]) -> set[int]:
     newest = len(checkpoints) - 1
     if newest < 0 or checkpoints[newest].properties.is_synchronous:
         return {newest}
@@ -66,34 +66,35 @@ def subsumed_by_retention(
     completed: Sequence[CheckpointRecord], num_retained: int, retained_runs: int
 ) -> list[CheckpointRecord]:
     """
-    Return the checkpoints that fall out of retention.
+    Return the completed checkpoints of an operator that retention subsumes.
 
-    A checkpoint that a restore could not use takes no place from a usable one, so that a fall-back always has as many
-    usable ones as were asked for; it goes when the oldest retained one is newer. Those of an earlier generation go with
-    the first one of a later generation, for nothing restores from them any more. A savepoint is no part of this: it takes
-    no place and never goes, unless it was restored here. One that a sink has not committed stays beyond their number.
+    - Unusable checkpoints do not count, which leaves `num_retained` usable ones as fallbacks. They are subsumed when all
+      retained checkpoints are newer.
+    - Checkpoints of earlier generations are subsumed by the first checkpoint of a later generation.
+    - Savepoints neither count nor are subsumed, unless the operator was restored from them.
+    - Checkpoints with an open commit are retained in addition.
 
-    :param completed: All completed checkpoints of one operator, oldest first.
-    :param num_retained: How many usable ones to keep, at least 1.
-    :param retained_runs: Beside them, of how many earlier runs to keep the last usable one.
+    :param completed: Completed checkpoints of the operator, oldest first.
+    :param num_retained: Number of usable checkpoints to retain, at least 1.
+    :param retained_runs: Number of earlier runs whose last usable checkpoint is retained in addition.
     """
     own = [c for c in completed if c.is_restorable]
     if not own:
         return []
     generation = own[-1].generation
     usable = [c for c in own if c.unusable_reason is None and c.generation == generation]
-    kept = _ends_of_earlier_runs(usable, retained_runs)
+    ends = _ends_of_earlier_runs(usable, retained_runs)
     beyond = (c for c in beyond_retention(usable, num_retained) if not c.awaits_commit)
-    falling = {c.checkpoint_id for c in beyond if c.checkpoint_id not in kept}
-    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in falling), 0) if falling else 0
-    return [c for c in own if _goes(c, generation, falling, oldest_retained)]
+    subsumed = {c.checkpoint_id for c in beyond if c.checkpoint_id not in ends}
+    oldest_retained = next((c.checkpoint_id for c in usable if c.checkpoint_id not in subsumed), 0) if subsumed else 0
+    return [c for c in own if _is_subsumed(c, generation, subsumed, oldest_retained)]
 
 
 def _ends_of_earlier_runs(usable: Sequence[CheckpointRecord], retained_runs: int) -> set[int]:
     return {c.checkpoint_id for c in islice(ends_of_runs(usable[::-1]), 1, 1 + retained_runs)}
 
 
-def _goes(checkpoint: CheckpointRecord, generation: int, falling: set[int], oldest_retained: int) -> bool:
-    if checkpoint.generation < generation or checkpoint.checkpoint_id in falling:
+def _is_subsumed(checkpoint: CheckpointRecord, generation: int, subsumed: set[int], oldest_retained: int) -> bool:
+    if checkpoint.generation < generation or checkpoint.checkpoint_id in subsumed:
         return True
     return checkpoint.unusable_reason is not None and checkpoint.checkpoint_id < oldest_retained

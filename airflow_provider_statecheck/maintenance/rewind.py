@@ -125,7 +125,7 @@ def _require_no_running_task(
 def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence[AttemptRecord]) -> RewoundOperator:
     fenced = _require_no_running_task(tx, operator, dead)
     restorable = transitions.restorable(tx, operator)
-    earlier = run_order.stood_before(restorable, run)
+    earlier = run_order.checkpoints_before_run(restorable, run)
     if restorable and not earlier and not _starts_with(operator, run):
         raise NoRestorableCheckpointError(
             f"Expected a retained checkpoint of operator {operator.uid!r} in job {tx.job.name!r} from before run {run!r}, "

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
@@ -472,7 +472,7 @@ def _set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecor
     connection.execute(statements.SET_SEEN_AT, values)
     for table, query in statements.DATED_LATER.items():
         for row in connection.execute(query, values).all():
-            table.change(connection, table.read(row), dated_back(table.read(row), now))
+            table.change(connection, table.read(row), clamp_times(table.read(row), now))
     connection.execute(statements.SHORTEN_LOCKS, values | {"longest": now + LONGEST_LEASE})
     return replace(job, seen_at=now)
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.run_order import stood_before
+from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
@@ -201,7 +201,7 @@ def _fork_candidates(
     if wanted.startswith(_BEFORE_RUN):
         current = {(o.operator_id, o.generation) for o in view.operators}
         restorable = [c for c in newest_first if c.is_restorable and (c.operator_id, c.generation) in current]
-        return stood_before(restorable, wanted.removeprefix(_BEFORE_RUN))
+        return checkpoints_before_run(restorable, wanted.removeprefix(_BEFORE_RUN))
     return [c for c in newest_first if c.checkpoint_id == int(wanted)]
 
 

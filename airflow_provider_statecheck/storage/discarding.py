@@ -20,7 +20,7 @@ from airflow_provider_statecheck.checkpoint.layout import (
     METADATA_FILE,
     checkpoint_id_of,
     epoch_of,
-    lies_in_job,
+    is_in_job,
     savepoint_directory_of,
 )
 from airflow_provider_statecheck.checkpoint.messages import OpenEffects
@@ -62,8 +62,8 @@ class StorageDiscarder:
 
     def owns(self, uri: str) -> bool:
         """Tell whether the job may delete a file or directory."""
-        if lies_in_job(uri):
-            return lies_in_job(uri, self._job_id)
+        if is_in_job(uri):
+            return is_in_job(uri, self._job_id)
         savepoint = savepoint_directory_of(uri)
         return savepoint is not None and self._owns_savepoint(savepoint)
 

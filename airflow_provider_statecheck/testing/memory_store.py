@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, dated_back, is_too_far_ahead, time_of_job
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead, time_of_job
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
@@ -477,7 +477,7 @@ class _Rows:
                 self.requests,
             )
             for table in tables:
-                table.update({key: dated_back(record, now) for key, record in table.items()})
+                table.update({key: clamp_times(record, now) for key, record in table.items()})
         self.job = replace(self.job, version=self.job.version + 1, seen_at=time_of_job(self.job.seen_at, now))
 
     def view(self, now: datetime) -> JobView:

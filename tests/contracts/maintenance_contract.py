@@ -160,7 +160,10 @@ class MaintenanceContract:
         assert (view.attempts[0].status, view.attempts[0].ended_at) == (AttemptStatus.FENCED, clock.now())
         assert [c.status for c in view.checkpoints[-2:]] == [CheckpointStatus.COMPLETED, CheckpointStatus.ABORTED]
         assert maintenance.close_abandoned(attempt.job_id) == ()
-        assert "may live on" in maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
+        assert (
+            "may still be running"
+            in maintenance.retire(RetireJob(job_id=attempt.job_id, is_named=True)).kept_because[0]
+        )
         next_run = make_owner(run_key="2026-01-02", run_id="run-2")
         assert coordinator.register(make_registration(owner=next_run)).is_restore
 
@@ -543,7 +546,7 @@ class MaintenanceContract:
         """What it writes after the rows are gone, nobody would find."""
         self.run(coordinator, TEST, status=None)
         job_id = self.run(coordinator, TEST).job_id
-        assert "may live on" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
+        assert "may still be running" in maintenance.retire(RetireJob(job_id=job_id)).kept_because[0]
         clock.advance(1.1 * DAY)
         assert maintenance.retire(RetireJob(job_id=job_id)).kept_because == ()
 

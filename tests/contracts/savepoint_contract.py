@@ -505,7 +505,7 @@ class SavepointContract:
     @pytest.mark.parametrize("mode", RestoreMode)
     def test_a_claimed_savepoint_is_refused_to_others(self, coordinator: AttemptCoordinator, mode: RestoreMode) -> None:
         self.restore(coordinator, source=self.source(mode=RestoreMode.CLAIM))
-        with pytest.raises(SnapshotClaimedError, match="another job claimed it"):
+        with pytest.raises(SnapshotClaimedError, match="claimed by another job"):
             self.begin_from(coordinator, "rival", source=self.source(mode=mode))
         with pytest.raises(CheckpointNotFoundError):
             coordinator.describe(job_id_of("rival"))

@@ -1,1 +1,1 @@
-"""What a checkpoint holds of keyed and operator state: handles, and who gets which of them on restore."""
+"""Handles of keyed and operator state, and their assignment to subtasks on restore."""

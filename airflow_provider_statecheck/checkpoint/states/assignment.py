@@ -1,8 +1,8 @@
 """
 Assignment of state to subtasks on restore: Flink's ``StateAssignmentOperation``.
 
-An element is a place in a stream. Nothing is read: what comes out are handles that name other offsets of the same
-streams. Names are dealt out in sorted order, so that equal checkpoints are always restored alike.
+The assignment does not read state. It returns handles with other offsets of the same streams. Names are assigned in sorted
+order, which makes the result deterministic.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ KeyedHandles = tuple[KeyedStateHandle, ...]
 
 def intersection_of(handle: KeyedStateHandle, key_group_range: KeyGroupRange) -> KeyedStateHandle | None:
     """
-    Return what a handle holds of a range, or ``None`` where that is nothing.
+    Return the part of a handle within a range of key groups, or ``None`` if they do not overlap.
 
-    Files of incremental state are not cut by key groups: such a handle comes back with all its files and the common range,
-    and whoever reads it skips keys outside of that. What lies outside may be out of date: its subtask can have written since.
+    A handle of incremental state keeps all its files, which are not divided by key groups. Its reader must skip keys outside
+    the common range, because their values may be outdated.
     """
     common = handle.key_group_range.intersection(key_group_range)
     if not common:
@@ -53,10 +53,12 @@ def redistribute_keyed(
     old: Sequence[KeyedHandles], new_parallelism: int, max_parallelism: int
 ) -> tuple[KeyedHandles, ...]:
     """
-    Return the handles of each subtask of the restored operator; with as many subtasks as before each gets its own.
+    Return the keyed state handles of each subtask of the restored operator.
 
-    :param old: Those of each subtask that wrote them, in order.
-    :raises InvalidConfigurationError: for a parallelism out of bounds, or offsets that do not fit a handle's range.
+    With an unchanged parallelism, each subtask gets its own handles.
+
+    :param old: Handles of each previous subtask, in order.
+    :raises InvalidConfigurationError: for a parallelism out of bounds, or offsets that do not match a handle's range.
     """
     if len(old) == new_parallelism:
         return tuple(map(tuple, old))
@@ -74,10 +76,10 @@ Handles = tuple[OperatorStateHandle, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one handle of an old subtask has of one named state."""
+    """Elements of one named state in one handle of a previous subtask."""
 
     position: int
-    """Of the handle among all handles, in the order of the old subtasks."""
+    """Position of the handle among all handles, in the order of the previous subtasks."""
     stream: StreamStateHandle
     meta: OperatorStateMeta
 
@@ -88,7 +90,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _NamedState:
-    """All pieces of one named state, by the old subtasks that reported it."""
+    """All pieces of one named state, by the previous subtasks that reported it."""
 
     mode: DistributionMode
     reported: dict[int, list[_Piece]] = field(default_factory=dict)
@@ -99,16 +101,16 @@ class _NamedState:
 
 
 Dealt = list[dict[str, list[_Piece]]]
-"""For each new subtask the pieces that it gets of each name."""
+"""Pieces by name for each new subtask."""
 
 
 def redistribute(old: Sequence[Handles], old_parallelism: int, new_parallelism: int) -> tuple[Handles, ...]:
     """
-    Return the handles of each subtask of the restored operator.
+    Return the operator state handles of each subtask of the restored operator.
 
-    :param old: Those of each subtask that wrote them, in order.
-    :raises InvalidConfigurationError: for a new parallelism below 1, or another number of old subtasks than said.
-    :raises IncompatibleCheckpointError: if subtasks disagree on how a named state is distributed.
+    :param old: Handles of each previous subtask, in order.
+    :raises InvalidConfigurationError: if the new parallelism is below 1, or ``old`` does not match the old one.
+    :raises IncompatibleCheckpointError: if subtasks have different distribution modes for a named state.
     """
     if new_parallelism < 1:
         raise InvalidConfigurationError(f"Expected a new parallelism of at least 1, found {new_parallelism}.")
@@ -117,9 +119,9 @@ def redistribute(old: Sequence[Handles], old_parallelism: int, new_parallelism: 
     named = _by_name(old)
     if old_parallelism != new_parallelism:
         return tuple(map(_merged, _deal(named, new_parallelism)))
-    if _goes_back_unchanged(named, new_parallelism):
+    if _is_unchanged(named, new_parallelism):
         return tuple(map(tuple, old))
-    return tuple(map(_merged, _deal_to_the_same(named, new_parallelism)))
+    return tuple(map(_merged, _deal_unchanged_parallelism(named, new_parallelism)))
 
 
 def _by_name(old: Sequence[Handles]) -> dict[str, _NamedState]:
@@ -143,7 +145,7 @@ def _require_mode(name: str, expected: DistributionMode, found: DistributionMode
         )
 
 
-def _goes_back_unchanged(named: dict[str, _NamedState], parallelism: int) -> bool:
+def _is_unchanged(named: dict[str, _NamedState], parallelism: int) -> bool:
     return not any(
         state.mode is DistributionMode.UNION
         or (state.mode is DistributionMode.BROADCAST and len(state.reported) < parallelism)
@@ -164,7 +166,7 @@ def _deal(named: dict[str, _NamedState], parallelism: int) -> Dealt:
     return dealt
 
 
-def _deal_to_the_same(named: dict[str, _NamedState], parallelism: int) -> Dealt:
+def _deal_unchanged_parallelism(named: dict[str, _NamedState], parallelism: int) -> Dealt:
     dealt: Dealt = [{} for _ in range(parallelism)]
     for name, state in named.items():
         if state.mode is DistributionMode.UNION:
@@ -185,12 +187,12 @@ def _split(dealt: Dealt, name: str, state: _NamedState, start: int) -> int:
         share = _take(pieces, base + (turn < extra))
         if share:
             dealt[(start + turn) % parallelism][name] = share
-    # Who got no extra element of this name comes first with the next, so that no subtask collects all of them.
+    # The next name starts at the subtask after the last extra element, which spreads the extra elements evenly.
     return (start + extra) % parallelism
 
 
 def _take(pieces: list[_Piece], number: int) -> list[_Piece]:
-    """Take as many elements from the end of a list of pieces, which is in reverse order."""
+    """Remove and return `number` elements from the end of a list of pieces in reverse order."""
     taken = []
     while number:
         piece = pieces.pop()
@@ -215,7 +217,7 @@ def _give_copies(dealt: Dealt, name: str, state: _NamedState) -> None:
 
 
 def _merged(dealt: dict[str, list[_Piece]]) -> Handles:
-    """Return one handle for each stream, and more only where one would put elements of a name out of order."""
+    """Return one handle for each stream, or several if one handle would change the order of elements."""
     by_handle: dict[int, tuple[StreamStateHandle, dict[str, OperatorStateMeta]]] = {}
     for name, pieces in dealt.items():
         for piece in pieces:
@@ -248,17 +250,17 @@ _NOTHING = OperatorSubtaskState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAssignment:
-    """What a restore gives to the operators of a job."""
+    """State of a checkpoint by operator and subtask of the restored job."""
 
     subtask_states: dict[tuple[OperatorId, int], OperatorSubtaskState] = field(default_factory=dict)
-    """By operator and index; a subtask for which there is nothing has no entry."""
+    """State by operator and subtask index, without empty entries."""
     coordinator_states: dict[OperatorId, StreamStateHandle] = field(default_factory=dict)
     max_parallelisms: dict[OperatorId, int] = field(default_factory=dict)
-    """With how many key groups each operator goes on that had state."""
+    """Number of key groups of each operator with state."""
     finished: frozenset[OperatorId] = frozenset()
-    """Operators that were at their end and do not run again."""
+    """Operators that had finished and do not run again."""
     matched: MatchedStates
-    """Which operators found their state, which are new, and whose state is dropped."""
+    """Operators with their state, new operators, and state without an operator."""
 
 
 def assign_states(
@@ -270,14 +272,14 @@ def assign_states(
     all_or_nothing_state: bool = False,
 ) -> StateAssignment:
     """
-    Give each subtask its part of the state of a checkpoint; either all of it fits, or nothing is given.
+    Assign the state of a checkpoint to the subtasks of a job, or raise an error if it does not fit.
 
-    :param tasks: The operators to restore. Those that share an Airflow task are matched one by one like others.
+    :param tasks: Operators to restore; operators in the same Airflow task are matched separately.
     :param renamed_uids: New uids by old ones.
-    :param allow_non_restored_state: Whether state may be dropped because its operator is not among the tasks.
-    :param all_or_nothing_state: Whether an operator of which some subtasks have state must have state of all.
+    :param allow_non_restored_state: Whether to drop state without an operator.
+    :param all_or_nothing_state: Whether an operator must have state of either all subtasks or none.
     :raises IncompatibleCheckpointError: if the state does not fit the operators.
-    :raises InvalidConfigurationError: if two operators have one uid or id.
+    :raises InvalidConfigurationError: if two operators have the same uid or id.
     """
     matched = validate_states(
         tasks,

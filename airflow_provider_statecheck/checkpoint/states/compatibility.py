@@ -13,25 +13,27 @@ from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.checkpoint.states.key_groups import require_parallelism
 from airflow_provider_statecheck.exceptions import IncompatibleCheckpointError, InvalidConfigurationError
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTarget:
     """
-    What a restore asks of an operator; the Airflow task that hosts it is not part of its identity.
+    Operator to restore, independent of the Airflow task that runs it.
 
     :raises InvalidConfigurationError: unless 1 <= parallelism <= max_parallelism <= 32768.
     """
 
     operator_id: OperatorId
     uid: str = ""
-    """Empty where the id was generated."""
+    """Uid of the operator; empty if its id was generated."""
     name: str = ""
     parallelism: int
     max_parallelism: int
     is_max_parallelism_configured: bool = False
-    """Whether a person chose it, in contrast to one that was derived from the parallelism."""
+    """Whether the user set the maximum parallelism; otherwise it was derived from the parallelism."""
     upstream: tuple[str, ...] = ()
-    """The uids of the operators that it reads from."""
+    """Uids of the operators that it reads from."""
 
     def __post_init__(self) -> None:
         require_parallelism(self.parallelism, self.max_parallelism)
@@ -39,13 +41,86 @@ class RestoreTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedStates:
-    """Operators with their state, and what is left of both."""
+    """Operators with their state, operators without state, and state without an operator."""
 
     pairs: tuple[tuple[RestoreTarget, OperatorState], ...]
     new: tuple[RestoreTarget, ...]
-    """Operators of which the checkpoint has no state."""
+    """Operators without state in the checkpoint."""
     unmatched: tuple[OperatorState, ...]
-    """State of operators that are not to be restored, or that the job does not have any more."""
+    """State of operators that are not restored."""
+
+
+def validate_states(
+    tasks: Iterable[RestoreTarget],
+    operator_states: Iterable[OperatorState],
+    *,
+    renamed_uids: Mapping[str, str] | None = None,
+    allow_non_restored_state: bool = False,
+    all_or_nothing_state: bool = False,
+) -> MatchedStates:
+    """
+    Match operators with their state and check that the job can be restored from it.
+
+    :param renamed_uids: New uids by old ones.
+    :param allow_non_restored_state: Whether to drop state without an operator; empty state is always dropped.
+    :param all_or_nothing_state: Whether an operator must have state of either all subtasks or none.
+    :raises IncompatibleCheckpointError: if the state does not fit the operators.
+    :raises InvalidConfigurationError: if two operators have the same uid or id.
+    """
+    matched = match_states(tasks, operator_states, renamed_uids)
+    _require_operators(matched, renamed_uids or {}, is_allowed=allow_non_restored_state)
+    for target, state in matched.pairs:
+        restored_max_parallelism(state, target)
+        if all_or_nothing_state:
+            _require_all_subtasks(state)
+    _require_consistent_ends(matched, renamed_uids or {})
+    return matched
+
+
+def restored_max_parallelism(state: OperatorState, target: RestoreTarget) -> int:
+    """
+    Return the maximum parallelism of a restored operator, which is that of its state.
+
+    :raises IncompatibleCheckpointError: if the operator has more subtasks than its state has key groups, or the user set
+        another maximum parallelism.
+    """
+    restored = state.max_parallelism
+    if restored < target.parallelism:
+        raise _incompatible(
+            state, target, f"parallelism={target.parallelism}", f"set parallelism to at most {restored}"
+        )
+    if restored != target.max_parallelism and target.is_max_parallelism_configured:
+        raise _incompatible(
+            state, target, f"max_parallelism={target.max_parallelism}, which cannot be changed", f"set it to {restored}"
+        )
+    if restored != target.max_parallelism:
+        log.info("Operator %r uses max_parallelism=%s of its restored state", target.uid or target.name, restored)
+    return restored
+
+
+def match_states(
+    targets: Iterable[RestoreTarget],
+    operator_states: Iterable[OperatorState],
+    renamed_uids: Mapping[str, str] | None = None,
+) -> MatchedStates:
+    """
+    Match operators with their state in a checkpoint.
+
+    :param renamed_uids: New uids by old ones; old uids that the checkpoint does not contain are ignored.
+    :raises InvalidConfigurationError: if two operators have the same uid or id.
+    :raises IncompatibleCheckpointError: if the checkpoint has two states for one operator.
+    """
+    operators = tuple(targets)
+    _require_unique(operators)
+    matching = _Matching(renamed_uids or {})
+    rest = _match_by_uid(matching, operators, operator_states)
+    unmatched = _match_by_id(matching, operators, rest)
+    found = matching.matches
+    return MatchedStates(
+        pairs=tuple((target, found[target.operator_id]) for target in operators if target.operator_id in found),
+        new=tuple(target for target in operators if target.operator_id not in found),
+        unmatched=tuple(unmatched),
+    )
 
 
 @dataclass(slots=True)
@@ -60,32 +135,6 @@ class _Matching:
         if target.operator_id in self.matches:
             raise _ambiguous(target, self.matches[target.operator_id], state)
         self.matches[target.operator_id] = state
-
-
-def match_states(
-    targets: Iterable[RestoreTarget],
-    operator_states: Iterable[OperatorState],
-    renamed_uids: Mapping[str, str] | None = None,
-) -> MatchedStates:
-    """
-    Find the state of each operator.
-
-    :param renamed_uids: New uids by old ones. An old one that the checkpoint does not have is passed over, so that a rename may
-        stay where it is written when it has been done.
-    :raises InvalidConfigurationError: if two operators have one uid or id.
-    :raises IncompatibleCheckpointError: if the checkpoint has two states for one operator.
-    """
-    operators = tuple(targets)
-    _require_unique(operators)
-    matching = _Matching(renamed_uids or {})
-    rest = _match_by_uid(matching, operators, operator_states)
-    unmatched = _match_by_id(matching, operators, rest)
-    found = matching.matches
-    return MatchedStates(
-        pairs=tuple((target, found[target.operator_id]) for target in operators if target.operator_id in found),
-        new=tuple(target for target in operators if target.operator_id not in found),
-        unmatched=tuple(unmatched),
-    )
 
 
 def _match_by_uid(
@@ -105,7 +154,7 @@ def _match_by_uid(
 def _match_by_id(
     matching: _Matching, operators: tuple[RestoreTarget, ...], states: list[OperatorState]
 ) -> list[OperatorState]:
-    # Not for operators that found their state by uid, nor for state that a rename gives to another one.
+    # Excludes operators that were matched by uid, and state that a rename assigns to another operator.
     by_id = {target.operator_id: target for target in operators if target.operator_id not in matching.matches}
     unmatched = []
     for state in states:
@@ -120,12 +169,12 @@ def _match_by_id(
 def _require_unique(operators: tuple[RestoreTarget, ...]) -> None:
     uids = Counter(target.uid for target in operators if target.uid)
     ids = Counter(str(target.operator_id) for target in operators)
-    for what, counter in (("uid", uids), ("id", ids)):
-        twice = [value for value, times in counter.items() if times > 1]
-        if twice:
+    for kind, counter in (("uid", uids), ("id", ids)):
+        duplicates = [value for value, count in counter.items() if count > 1]
+        if duplicates:
             raise InvalidConfigurationError(
-                f"Expected every operator to have a {what} of its own, found {', '.join(map(repr, twice))} twice; give one "
-                f"of them another uid."
+                f"Expected a unique {kind} for each operator, found {', '.join(map(repr, duplicates))} twice; give one of "
+                f"the operators another uid."
             )
 
 
@@ -137,30 +186,6 @@ def _ambiguous(target: RestoreTarget, first: OperatorState, second: OperatorStat
     )
 
 
-log = logging.getLogger(__name__)
-
-
-def restored_max_parallelism(state: OperatorState, target: RestoreTarget) -> int:
-    """
-    Return the number of key groups with which an operator goes on: that of its state.
-
-    :raises IncompatibleCheckpointError: if it runs on more subtasks than its state has key groups, or was set to another
-        number of them.
-    """
-    restored = state.max_parallelism
-    if restored < target.parallelism:
-        raise _incompatible(
-            state, target, f"parallelism={target.parallelism}", f"set parallelism to at most {restored}"
-        )
-    if restored != target.max_parallelism and target.is_max_parallelism_configured:
-        raise _incompatible(
-            state, target, f"max_parallelism={target.max_parallelism}, which cannot be changed", f"set it to {restored}"
-        )
-    if restored != target.max_parallelism:
-        log.info("Operator %r keeps max_parallelism=%s of its restored state", target.uid or target.name, restored)
-    return restored
-
-
 def _incompatible(state: OperatorState, target: RestoreTarget, asked: str, remedy: str) -> IncompatibleCheckpointError:
     return IncompatibleCheckpointError(
         f"The state of operator {target.uid or target.name or target.operator_id!r} was written with "
@@ -170,35 +195,7 @@ def _incompatible(state: OperatorState, target: RestoreTarget, asked: str, remed
     )
 
 
-def validate_states(
-    tasks: Iterable[RestoreTarget],
-    operator_states: Iterable[OperatorState],
-    *,
-    renamed_uids: Mapping[str, str] | None = None,
-    allow_non_restored_state: bool = False,
-    all_or_nothing_state: bool = False,
-) -> MatchedStates:
-    """
-    Find the state of each operator and check that the job can go on with it.
-
-    :param renamed_uids: New uids by old ones.
-    :param allow_non_restored_state: Whether state may be dropped because its operator is not among the tasks. State without
-        content always may.
-    :param all_or_nothing_state: Whether an operator of which some subtasks have state must have state of all.
-    :raises IncompatibleCheckpointError: if it cannot.
-    :raises InvalidConfigurationError: if two operators have one uid or id.
-    """
-    matched = match_states(tasks, operator_states, renamed_uids)
-    _require_a_place(matched, renamed_uids or {}, is_allowed=allow_non_restored_state)
-    for target, state in matched.pairs:
-        restored_max_parallelism(state, target)
-        if all_or_nothing_state:
-            _require_all_subtasks(state)
-    _require_consistent_ends(matched, renamed_uids or {})
-    return matched
-
-
-def _require_a_place(matched: MatchedStates, renamed_uids: Mapping[str, str], *, is_allowed: bool) -> None:
+def _require_operators(matched: MatchedStates, renamed_uids: Mapping[str, str], *, is_allowed: bool) -> None:
     lost = [state for state in matched.unmatched if state.has_state]
     if not lost:
         return
@@ -223,7 +220,7 @@ def _shown(state: OperatorState, uids: list[str], renamed_uids: Mapping[str, str
 
 
 def _require_all_subtasks(state: OperatorState) -> None:
-    # Those of a fully finished operator have none.
+    # The subtasks of a fully finished operator have no state.
     number = sum(subtask.has_state for subtask in state.subtask_states.values())
     if 0 < number < state.parallelism:
         raise IncompatibleCheckpointError(
@@ -234,7 +231,7 @@ def _require_all_subtasks(state: OperatorState) -> None:
 
 
 def _require_consistent_ends(matched: MatchedStates, renamed_uids: Mapping[str, str]) -> None:
-    # An operator that is not restored itself, as when a single task is, is still known by its state.
+    # A restore of a single task does not include its upstream operators, but their state shows whether they had finished.
     finished = {renamed_uids.get(state.uid, state.uid) for state in matched.unmatched if state.is_fully_finished}
     finished |= {target.uid for target, state in matched.pairs if state.is_fully_finished}
     for target, state in matched.pairs:

@@ -1,4 +1,4 @@
-"""State handles of a checkpoint: where keyed and operator state is stored."""
+"""Handles of the keyed and operator state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 
 class CheckpointedStateScope(StrEnum):
-    """Whether several checkpoints may name a file."""
+    """Scope of a file: one checkpoint, or several."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -20,54 +20,54 @@ class CheckpointedStateScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ByteStreamStateHandle:
-    """State that is small enough to travel in the handle itself."""
+    """Small state that is stored in the handle."""
 
     name: str
-    """Tells it from others of equal bytes; unique."""
+    """Unique name, which distinguishes handles with equal data."""
     data: bytes
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class FileStateHandle:
-    """State in a file of its own."""
+    """State in a separate file."""
 
     uri: str
     size: int
     sha256: str = ""
-    """Empty where nobody computed it."""
+    """Checksum; empty if it was not computed."""
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         return self.size
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFileStateHandle:
-    """State in a part of a file that holds that of others too."""
+    """State in a segment of a merged file."""
 
     uri: str
     start: int
     length: int
     scope: CheckpointedStateScope
     logical_id: str
-    """Identifies the segment among all of the file merging."""
+    """Unique id of the segment."""
     sha256: str = ""
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         return self.length
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderStateHandle:
-    """Stands for state that an earlier checkpoint uploaded and the coordinator knows."""
+    """Placeholder for state that an earlier checkpoint uploaded."""
 
     state_size: int = 0
 
@@ -78,34 +78,34 @@ StreamStateHandle = ByteStreamStateHandle | FileStateHandle | SegmentFileStateHa
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupsStateHandle:
-    """Keyed state of some key groups, one after the other in one stream."""
+    """Keyed state of a range of key groups in one stream."""
 
     key_group_range: KeyGroupRange
     offsets: tuple[int, ...]
-    """Where each key group of the range begins; -1 for an empty one."""
+    """Offset of each key group of the range; -1 for an empty one."""
     stream: StreamStateHandle
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         return self.stream.state_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncrementalKeyedStateHandle:
-    """Keyed state of which a part was uploaded by earlier checkpoints."""
+    """Keyed state that includes files of earlier checkpoints."""
 
     backend_id: str
     key_group_range: KeyGroupRange
     checkpoint_id: int
     shared: tuple[tuple[str, StreamStateHandle], ...] = ()
-    """Files that later checkpoints may name, by their path in the backend."""
+    """Files that later checkpoints may reference, by their path in the backend."""
     private: tuple[tuple[str, StreamStateHandle], ...] = ()
     meta: StreamStateHandle | None = None
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are, uploaded now or before."""
+        """Return the size of the state in bytes, including files of earlier checkpoints."""
         streams = [handle for _, handle in (*self.shared, *self.private)]
         return sum(s.state_size for s in streams) + (self.meta.state_size if self.meta else 0)
 
@@ -114,19 +114,19 @@ KeyedStateHandle = KeyGroupsStateHandle | IncrementalKeyedStateHandle
 
 
 class DistributionMode(StrEnum):
-    """How operator state goes to the subtasks of a restored operator."""
+    """Distribution of operator state to the subtasks of a restored operator."""
 
     SPLIT_DISTRIBUTE = "split_distribute"
-    """Its elements are dealt out."""
+    """The elements are split between the subtasks."""
     UNION = "union"
     """Every subtask gets all elements."""
     BROADCAST = "broadcast"
-    """Every subtask gets a copy of what each of them has."""
+    """All subtasks have equal state, and each gets a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorStateMeta:
-    """Where the elements of one named operator state are in the stream: rows of managed state, bytes of raw state."""
+    """Offsets of the elements of a named operator state: rows for managed state, bytes for raw state."""
 
     offsets: tuple[int, ...]
     mode: DistributionMode
@@ -141,13 +141,13 @@ class OperatorStateHandle:
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         return self.stream.state_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSubtaskState:
-    """What one subtask saved."""
+    """State of one subtask."""
 
     managed_operator: tuple[OperatorStateHandle, ...] = ()
     raw_operator: tuple[OperatorStateHandle, ...] = ()
@@ -156,12 +156,12 @@ class OperatorSubtaskState:
 
     @property
     def has_state(self) -> bool:
-        """Tell whether there is any state."""
+        """Return whether the subtask has state."""
         return bool(self.managed_operator or self.raw_operator or self.managed_keyed or self.raw_keyed)
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         handles = (*self.managed_operator, *self.raw_operator, *self.managed_keyed, *self.raw_keyed)
         return sum(handle.state_size for handle in handles)
 
@@ -169,9 +169,9 @@ class OperatorSubtaskState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorState:
     """
-    What all subtasks of an operator saved; a subtask without state has no entry.
+    State of all subtasks of an operator; a subtask without state has no entry.
 
-    :raises InvalidConfigurationError: for a subtask that the operator does not have, or any of one that is fully finished.
+    :raises InvalidConfigurationError: for a subtask index out of range, or any subtask of a fully finished operator.
     """
 
     operator_id: OperatorId
@@ -182,7 +182,7 @@ class OperatorState:
     subtask_states: dict[int, OperatorSubtaskState] = field(default_factory=dict)
     coordinator_state: StreamStateHandle | None = None
     is_fully_finished: bool = False
-    """Whether all its subtasks had come to their end; then none of them has state."""
+    """Whether all subtasks had finished; a fully finished operator has no subtask state."""
 
     def __post_init__(self) -> None:
         for index in self.subtask_states:
@@ -190,20 +190,20 @@ class OperatorState:
 
     @property
     def has_state(self) -> bool:
-        """Tell whether a subtask or its coordinator has any state."""
+        """Return whether a subtask or the operator coordinator has state."""
         return self.coordinator_state is not None or any(state.has_state for state in self.subtask_states.values())
 
     @property
     def state_size(self) -> int:
-        """Return how many bytes of state there are."""
+        """Return the size of the state in bytes."""
         own = self.coordinator_state.state_size if self.coordinator_state else 0
         return own + sum(state.state_size for state in self.subtask_states.values())
 
     def put_state(self, index: int, state: OperatorSubtaskState) -> OperatorState:
         """
-        Return the operator with the state of one more subtask, or another state of one that it has.
+        Return the operator state with an added or replaced subtask state.
 
-        :raises InvalidConfigurationError: for a subtask that the operator does not have, or if it is fully finished.
+        :raises InvalidConfigurationError: for a subtask index out of range, or if the operator is fully finished.
         """
         return replace(self, subtask_states=self.subtask_states | {index: state})
 
@@ -220,7 +220,7 @@ class OperatorState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterState:
-    """What a master hook saved."""
+    """State of a master hook."""
 
     name: str
     version: int
@@ -228,7 +228,7 @@ class MasterState:
 
 
 def streams_of(state: OperatorState) -> Iterator[StreamStateHandle]:
-    """Return every stream that an operator's state names, as often as it is named."""
+    """Yield every stream that an operator's state references, with duplicates."""
     if state.coordinator_state is not None:
         yield state.coordinator_state
     for subtask in state.subtask_states.values():
@@ -247,7 +247,7 @@ def _streams_of_handle(handle: KeyedStateHandle | OperatorStateHandle) -> Iterat
 
 
 Move = Callable[[StreamStateHandle], StreamStateHandle]
-"""Gives the stream that takes the place of another."""
+"""Function that returns the replacement of a stream."""
 
 
 def with_streams(state: OperatorState, move: Move) -> OperatorState:

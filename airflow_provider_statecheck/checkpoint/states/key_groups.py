@@ -1,8 +1,8 @@
 """
-Key groups: the unit in which keyed state moves between subtasks; Flink's ranges and index formulas.
+Key groups, the units of keyed state that are assigned to subtasks, with Flink's formulas.
 
-There are as many groups as the maximum parallelism; each subtask owns a range of them. Ranges of a parallelism are
-disjoint, ordered, cover all groups and differ in size by at most one.
+The number of key groups is the maximum parallelism, and each subtask owns a range of them. The ranges are disjoint, ordered,
+cover all key groups and differ in size by at most one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 MAX_PARALLELISM_BOUND = 1 << 15
-"""More key groups than this there cannot be."""
-_LEAST_DEFAULT = 128
+"""Maximum number of key groups."""
+_MIN_DEFAULT = 128
 EMPTY_KEY_GROUP = -1
-"""The offset of a key group that has no state."""
+"""Offset of a key group without state."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupRange:
     """
-    Key groups ``start`` to ``end``, both included; every range whose start lies behind its end is the empty one.
+    Key groups from ``start`` to ``end``, both inclusive; a range whose start is greater than its end is empty.
 
     :raises InvalidConfigurationError: for a negative start.
     """
@@ -47,17 +47,17 @@ class KeyGroupRange:
         return isinstance(key_group, int) and self.start <= key_group <= self.end
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange:
-        """Return the key groups that are in both, perhaps none."""
+        """Return the key groups that are in both ranges."""
         return KeyGroupRange(max(self.start, other.start), min(self.end, other.end))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupRangeOffsets:
     """
-    Where each key group of a range begins in a stream.
+    Offsets of the key groups of a range in a stream.
 
-    :param offsets: One for each key group of the range, in order; -1 for an empty one.
-    :raises InvalidConfigurationError: for another number of offsets than key groups.
+    :param offsets: Offset of each key group of the range, in order; -1 for an empty one.
+    :raises InvalidConfigurationError: if the numbers of offsets and key groups differ.
     """
 
     key_group_range: KeyGroupRange
@@ -74,7 +74,7 @@ class KeyGroupRangeOffsets:
 
     def offset_of(self, key_group: int) -> int:
         """
-        Return where a key group begins, or -1 for one without state.
+        Return the offset of a key group, or -1 if it has no state.
 
         :raises InvalidConfigurationError: for a key group outside of the range.
         """
@@ -84,7 +84,7 @@ class KeyGroupRangeOffsets:
 
     def is_empty(self, key_group: int) -> bool:
         """
-        Tell whether a key group is known to have no state: it has no offset, or the next one begins at the same place.
+        Return whether a key group has no state: it has no offset, or the next key group has the same offset.
 
         :raises InvalidConfigurationError: for a key group outside of the range.
         """
@@ -94,7 +94,7 @@ class KeyGroupRangeOffsets:
         return offset in (EMPTY_KEY_GROUP, following)
 
     def get_intersection(self, key_group_range: KeyGroupRange) -> KeyGroupRangeOffsets:
-        """Return the offsets of the key groups that are in the range too, perhaps none."""
+        """Return the offsets of the key groups that are also in another range."""
         common = self.key_group_range.intersection(key_group_range)
         return KeyGroupRangeOffsets(common, tuple(self.offset_of(key_group) for key_group in common))
 
@@ -105,7 +105,7 @@ class KeyGroupRangeOffsets:
 
 def require_parallelism(parallelism: int, max_parallelism: int = MAX_PARALLELISM_BOUND) -> None:
     """
-    Refuse what cannot be a parallelism with this many key groups.
+    Raise an error for an invalid parallelism or maximum parallelism.
 
     :raises InvalidConfigurationError: unless 1 <= parallelism <= max_parallelism <= 32768.
     """
@@ -153,10 +153,10 @@ def key_group_ranges(parallelism: int, max_parallelism: int) -> tuple[KeyGroupRa
 
 def default_max_parallelism(parallelism: int) -> int:
     """
-    Return the number of key groups of an operator for which nobody set one: room to grow, rounded up to a power of two.
+    Return the default number of key groups: 1.5 times the parallelism, rounded up to a power of two, at least 128.
 
     :raises InvalidConfigurationError: for a parallelism out of bounds.
     """
     require_parallelism(parallelism)
-    wanted = parallelism + parallelism // 2
-    return min(max(1 << (wanted - 1).bit_length(), _LEAST_DEFAULT), MAX_PARALLELISM_BOUND)
+    scaled = parallelism + parallelism // 2
+    return min(max(1 << (scaled - 1).bit_length(), _MIN_DEFAULT), MAX_PARALLELISM_BOUND)

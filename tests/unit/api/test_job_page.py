@@ -88,6 +88,6 @@ def test_an_overview_tells_counts_and_the_latest_failure_with_its_cause_and_poin
 
 def test_each_checkpoint_tells_whose_it_is_and_whether_it_may_be_deleted() -> None:
     text = " ".join(_page().text.split())
-    assert "job no: an attempt that runs was restored from it" in text
-    assert "job no: a restore may start from it" in text
-    assert "job yes: nothing needs it any more; gc deletes it" in text
+    assert "job no: a running attempt was restored from it" in text
+    assert "job no: the job may be restored from it" in text
+    assert "job yes: it is no longer needed; gc deletes it" in text

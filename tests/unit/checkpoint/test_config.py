@@ -137,9 +137,7 @@ def test_an_old_key_is_read_with_a_warning_that_names_the_new_one(
     expected = CheckpointConfig()
     setattr(expected, name, value)
     assert CheckpointConfig.from_mapping({key: value}) == expected != CheckpointConfig()
-    assert caplog.messages == [
-        f"{key} is the old name of {getattr(CheckpointConfig, name).key}; the old one still works."
-    ]
+    assert caplog.messages == [f"Setting {key} is deprecated; use {getattr(CheckpointConfig, name).key}."]
 
 
 def test_the_new_key_comes_before_the_old_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +160,7 @@ def test_two_settings_out_of_range_fall_back_with_a_warning_in_a_mapping_and_are
     assert getattr(CheckpointConfig.from_mapping({key: value}), name) == default
     (message,) = caplog.messages
     assert key in message
-    assert f"The default {default} is used." in message
+    assert f"Using the default {default}." in message
     with pytest.raises(InvalidConfigurationError, match=name):
         setattr(CheckpointConfig(), name, value)
 
@@ -184,7 +182,7 @@ def test_an_unknown_key_of_ours_is_warned_of_with_the_nearest_one(
     caplog: pytest.LogCaptureFixture, key: str, nearest: str
 ) -> None:
     assert CheckpointConfig.from_mapping({key: "1"}) == CheckpointConfig()
-    assert caplog.messages == [f"{key} is no setting that is known, so it does nothing; did you mean {nearest}?"]
+    assert caplog.messages == [f"Unknown setting {key} is ignored; did you mean {nearest}?"]
 
 
 def test_keys_of_others_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,8 +35,8 @@ def test_no_bytes_are_the_default_and_are_equal_to_it() -> None:
         (b"", "the default one"),
         (b"abc", "only 3 bytes, which is too short"),
         (MAGIC, "only 4 bytes, which is too short"),
-        (b"wxyz/data", "bytes that begin otherwise"),
-        (MAGIC + b"\xff\xfe", "no UTF-8"),
+        (b"wxyz/data", "bytes with another prefix"),
+        (MAGIC + b"\xff\xfe", "not UTF-8"),
     ],
 )
 def test_bytes_that_are_no_path_are_refused(encoded: bytes, found: str) -> None:

@@ -82,5 +82,5 @@ def test_properties_of_other_fields_are_not_equal() -> None:
 
 
 def test_a_savepoint_without_a_format_is_refused() -> None:
-    with pytest.raises(InvalidConfigurationError, match="say canonical or native"):
+    with pytest.raises(InvalidConfigurationError, match="set canonical or native"):
         CheckpointProperties(snapshot_type=CheckpointType.SAVEPOINT)

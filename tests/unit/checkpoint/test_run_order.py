@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.run_order import is_earlier, stood_before
+from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run, is_earlier
 from tests.unit.checkpoint.completed_rows import completed
 
 
@@ -56,10 +56,10 @@ def test_what_had_been_taken_when_a_run_began(taken, run, left):
         return [f"2026-01-0{name}" if name.isdigit() else name for name in names.split()]
 
     newest_first = [completed(number, run_key=key) for number, key in reversed(list(enumerate(named(taken), 1)))]
-    found = stood_before(newest_first, named(run)[0])
+    found = checkpoints_before_run(newest_first, named(run)[0])
     assert [c.run_key for c in reversed(found)] == named(left)
 
 
 def test_a_run_may_be_named_by_its_date_in_another_form():
     taken = [completed(9 - n, run_key=f"2026-01-0{n}T00:00:00+00:00") for n in (4, 3, 3, 2)]
-    assert [c.run_key for c in stood_before(taken, "2026-01-03")] == ["2026-01-02T00:00:00+00:00"]
+    assert [c.run_key for c in checkpoints_before_run(taken, "2026-01-03")] == ["2026-01-02T00:00:00+00:00"]

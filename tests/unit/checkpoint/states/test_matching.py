@@ -97,5 +97,5 @@ def test_two_states_of_one_generated_id_are_refused() -> None:
     ids=["uid", "id"],
 )
 def test_operators_that_share_a_uid_or_id_are_refused(what: str, other: object) -> None:
-    with pytest.raises(InvalidConfigurationError, match=f"a {what} of its own"):
+    with pytest.raises(InvalidConfigurationError, match=f"a unique {what} for each operator"):
         match_states([make_target("a"), other], [])  # type: ignore[list-item]

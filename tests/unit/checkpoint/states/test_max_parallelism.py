@@ -37,7 +37,7 @@ def test_changed_configured_max_parallelism_is_refused(max_parallelism: int) -> 
 def test_changed_derived_max_parallelism_gives_way(max_parallelism: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert restored_max_parallelism(make_state(), make_target(max_parallelism=max_parallelism)) == 128
-    assert "keeps max_parallelism=128" in caplog.text
+    assert "uses max_parallelism=128" in caplog.text
 
 
 @pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, 1), (3, 2), (1, 32769)])

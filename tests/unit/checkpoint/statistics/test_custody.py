@@ -112,7 +112,7 @@ def test_a_checkpoint_whose_bytes_are_gone_needs_no_care() -> None:
     job.complete()
     job.coordinator.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,), attempt=job.attempt))
     view = job.coordinator.describe(JOB)
-    assert custody_of(view, view.checkpoints[0]).because == "its bytes are gone"
+    assert custody_of(view, view.checkpoints[0]).because == "its files are deleted"
 
 
 def test_a_savepoint_belongs_to_the_user_and_never_counts_as_safe() -> None:
@@ -152,7 +152,7 @@ def test_a_snapshot_that_was_claimed_belongs_to_the_job_which_may_go_on_using_it
     job.finish()
     assert job.custody() == [("job", False), ("job", False)]
     view = job.coordinator.describe(JOB)
-    assert "later checkpoints may name files of it" in custody_of(view, view.checkpoints[0]).because
+    assert "later checkpoints may reference its files" in custody_of(view, view.checkpoints[0]).because
 
 
 def test_an_aborted_checkpoint_whose_bytes_were_left_because_it_may_be_complete_is_not_safe() -> None:
@@ -163,4 +163,4 @@ def test_an_aborted_checkpoint_whose_bytes_were_left_because_it_may_be_complete_
     row = replace(view.checkpoints[0], status=CheckpointStatus.ABORTED, ended_at=now, discarded_at=now)
     assert not custody_of(view, row).is_safe_to_delete
     later = replace(row, discarded_at=now + timedelta(seconds=1))
-    assert custody_of(view, later).because == "its bytes are gone"
+    assert custody_of(view, later).because == "its files are deleted"
