@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from airflow_provider_statecheck.checkpoint.aligned.triggering import PeriodicTrigger
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.testing.clock import ManualClock
-from tests.unit.checkpoint.coordination.stand_ins import START, seconds
+from tests.unit.checkpoint.aligned.stand_ins import START, seconds
 
 
 class FixedRandom(Random):

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.properties import CheckpointProperti
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorSubtaskState
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.testing.aligned_job import HeldExecutor, InlineExecutor
-from tests.unit.checkpoint.coordination.completed import (
+from tests.unit.checkpoint.aligned.completed import (
     RecordingDiscarder,
     completed,
     file,

@@ -13,8 +13,8 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.storage.file_merging.file_bodies import StoredBody
 from airflow_provider_statecheck.storage.file_merging.physical_files import PhysicalFile, files_to_give_up
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, Driver
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, Driver
 
 UNLIMITED = float("inf")
 

@@ -9,8 +9,8 @@ import pytest
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
 
 FAULTS = [FaultMode.ERROR, FaultMode.REPLY_LOST]
 

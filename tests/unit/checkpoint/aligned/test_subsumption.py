@@ -9,7 +9,7 @@ from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import 
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties
 from airflow_provider_statecheck.checkpoint.subsumption import subsumable
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.coordination.completed import completed
+from tests.unit.checkpoint.aligned.completed import completed
 
 PROPERTIES = {
     "c": CheckpointProperties.for_checkpoint(),

@@ -171,7 +171,7 @@ def test_a_savepoint_whose_state_is_refused_is_left_to_its_owner(stage: WrittenS
 
 
 def _savepoint(stage: WrittenStage) -> tuple[RestoreSource, dict[str, int]]:
-    from tests.unit.hooks.test_collecting import written_savepoint
+    from tests.unit.maintenance.test_gc import written_savepoint
 
     source, _ = written_savepoint(stage)
     found = find_source(

@@ -14,7 +14,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.master_hooks import MasterHooks
 from airflow_provider_statecheck.checkpoint.states.handles import MasterState
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
-from tests.unit.checkpoint.coordination.stand_ins import START, InlineExecutor, seconds
+from tests.unit.checkpoint.aligned.stand_ins import START, InlineExecutor, seconds
 
 
 class JsonSerializer:

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     OperatorStateMeta,
     OperatorSubtaskState,
 )
-from tests.unit.checkpoint.coordination.stand_ins import RecordingTask
+from tests.unit.checkpoint.aligned.stand_ins import RecordingTask
 
 
 def make_state(subtasks: tuple[int, ...], mode: DistributionMode = DistributionMode.UNION, *, raw: bool = False):

@@ -14,8 +14,8 @@ from airflow_provider_statecheck.storage.file_merging.manager import (
     FileMergingType,
 )
 from airflow_provider_statecheck.storage.file_merging.physical_files import SubtaskKey, manager_id
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, JOB, OPERATOR, SHARED, WITHIN, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, JOB, OPERATOR, SHARED, WITHIN, subtask
 
 
 def test_shared_state_lies_in_a_directory_of_its_subtask(make: Make) -> None:

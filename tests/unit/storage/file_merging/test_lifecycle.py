@@ -7,8 +7,8 @@ import pytest
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
 
 
 def test_subsuming_deletes_the_files_that_only_older_checkpoints_named(make: Make) -> None:

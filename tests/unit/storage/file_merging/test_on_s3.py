@@ -11,7 +11,7 @@ from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import open_filesystem
 from tests.object_store import Fault, ObjectStore
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, WITHIN, Driver, subtask
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from airflow_provider_statecheck.checkpoint.aligned.operator_coordinators import
 )
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, operator_id_of
 from airflow_provider_statecheck.exceptions import CoordinatorError
-from tests.unit.checkpoint.coordination.stand_ins import seconds
+from tests.unit.checkpoint.aligned.stand_ins import seconds
 
 Answer = Callable[[Future[bytes | None]], None]
 

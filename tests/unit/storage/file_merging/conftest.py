@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from tests.unit.storage.merging.driving import Driver
+from tests.unit.storage.file_merging.driving import Driver
 
 Make = Callable[..., Driver]
 

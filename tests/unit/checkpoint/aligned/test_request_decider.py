@@ -18,7 +18,7 @@ from airflow_provider_statecheck.checkpoint.aligned.request_decider import (
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType
 from airflow_provider_statecheck.checkpoint.records import RequestStatus, SnapshotRequest
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.coordination.stand_ins import START, make_request, seconds
+from tests.unit.checkpoint.aligned.stand_ins import START, make_request, seconds
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
 FORCED = replace(CHECKPOINT, force=True)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.triggering import CoordinatorTimer
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from tests.unit.checkpoint.coordination.stand_ins import seconds
+from tests.unit.checkpoint.aligned.stand_ins import seconds
 
 
 class CountingWaiter:

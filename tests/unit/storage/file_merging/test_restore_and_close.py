@@ -11,8 +11,8 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Coor
 from airflow_provider_statecheck.storage.file_merging.physical_files import ManagedDirectory
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultPlan, faulty_storage
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, SHARED, WITHIN, Driver, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, SHARED, WITHIN, Driver, subtask
 
 
 def test_a_restored_file_of_the_own_directories_is_owned(make: Make) -> None:

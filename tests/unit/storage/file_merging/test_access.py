@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.storage.file_merging.worker_view import FsMergingCheckpointStorageAccess
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import SHARED, Driver, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import SHARED, Driver, subtask
 
 
 @dataclass

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.storage.file_merging.manager import FileMerging
 from airflow_provider_statecheck.storage.file_merging.stream import FileMergingCheckpointStateOutputStream
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.merging.driving import Driver
+from tests.unit.storage.file_merging.driving import Driver
 
 SUBTASKS = 2
 indexes = st.integers(0, SUBTASKS - 1)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.aligned.notifications import REMEMBERED_CHECKPOINTS, CheckpointNotifier
 from airflow_provider_statecheck.checkpoint.aligned.plan import ExecutionTask
-from tests.unit.checkpoint.coordination.stand_ins import START, HeldExecutor, InlineExecutor, RecordingTask
+from tests.unit.checkpoint.aligned.stand_ins import START, HeldExecutor, InlineExecutor, RecordingTask
 
 
 class Job:

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_statecheck.checkpoint.aligned.plan import CheckpointPlanCalculator, ExecutionStatus
 from airflow_provider_statecheck.checkpoint.failure import CheckpointException, CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
-from tests.unit.checkpoint.coordination.stand_ins import RecordingTask
+from tests.unit.checkpoint.aligned.stand_ins import RecordingTask
 
 NOT_STARTED, STARTING = ExecutionStatus.NOT_STARTED, ExecutionStatus.STARTING
 RUNNING, FINISHED = ExecutionStatus.RUNNING, ExecutionStatus.FINISHED

@@ -23,7 +23,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.testing.aligned_job import HeldExecutor
-from tests.unit.checkpoint.coordination.completed import (
+from tests.unit.checkpoint.aligned.completed import (
     OPERATOR,
     RecordingDiscarder,
     completed,

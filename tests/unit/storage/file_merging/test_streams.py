@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_statecheck.exceptions import CoordinatorError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
-from tests.unit.storage.merging.conftest import Make
-from tests.unit.storage.merging.driving import ACROSS, EXCLUSIVE, SHARED, Driver, subtask
+from tests.unit.storage.file_merging.conftest import Make
+from tests.unit.storage.file_merging.driving import ACROSS, EXCLUSIVE, SHARED, Driver, subtask
 
 
 def test_segments_of_one_subtask_lie_one_after_the_other_in_one_file(make: Make) -> None:
