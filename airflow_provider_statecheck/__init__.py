@@ -1,4 +1,4 @@
-"""Checkpointed batch pipelines for Apache Airflow: a failed Spark task resumes from its last completed checkpoint."""
+"""Checkpointed batch pipelines for Apache Airflow: failed Spark tasks resume from checkpoints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Settings of a stage, from operator arguments and the ``[statecheck]`` section of Airflow's configuration.
+Settings of a stage: operator arguments, then ``[statecheck]`` of Airflow's configuration.
 
 An argument takes precedence over the section. In the section, an option takes precedence over its counterpart in Flink,
 a key with a dot such as ``state.checkpoints.dir``.

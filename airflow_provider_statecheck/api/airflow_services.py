@@ -1,5 +1,5 @@
 """
-Services of the API on Airflow's database: authentication of tasks, liveness of tasks, and ends of Dag runs.
+Services of the API on Airflow's database: task proofs, liveness, and ends of Dag runs.
 
 A task authenticates with a secret: it writes the hash into its own task state store, to which only the task itself can
 write, and then sends the secret. Workers therefore need no password, with any executor.

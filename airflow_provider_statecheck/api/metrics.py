@@ -1,5 +1,5 @@
 """
-Metrics of the coordinator, sent by the process that commits a transition, so each is counted once.
+Metrics of the coordinator, each sent once by the process that commits a transition.
 
 ::
 

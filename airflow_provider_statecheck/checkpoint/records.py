@@ -1,4 +1,4 @@
-"""Records of a job in the store: operators, attempts, checkpoints, acknowledgements, statistics and requests."""
+"""Records of a job in the store: operators, attempts, checkpoints and requests."""
 
 from __future__ import annotations
 

@@ -21,46 +21,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import EndedAttempts, EndedCheckpoints, JobTransaction, JobView
 
 DEFAULT_AGE = timedelta(days=30)
 """Default retention of the rows of ended attempts, checkpoints and requests."""
 BATCH_SIZE = 500
 """Maximum number of rows of each kind that one transaction removes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedCheckpoints:
-    """Filter for the removable checkpoints of an operator that ended before a time."""
-
-    operator_id: OperatorId
-    before: datetime
-    running_epoch: int | None = None
-    """Epoch of the open attempt, whose checkpoints are retained; ``None`` if no attempt is open."""
-    witness_generation: int | None = None
-    """
-    Generation whose completed checkpoints are retained because none of them is restorable.
-
-    Their rows prove that the operator had state. Without them the next attempt would silently start empty.
-    """
-
-    def includes(self, checkpoint: CheckpointRecord) -> bool:
-        """Return whether a checkpoint matches the filter."""
-        is_witness = checkpoint.completed_at is not None and checkpoint.generation == self.witness_generation
-        is_candidate = checkpoint.operator_id == self.operator_id and checkpoint.epoch != self.running_epoch
-        return is_candidate and not is_witness and _is_gone(checkpoint, self.before)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedAttempts:
-    """Filter for the removable attempts of an operator that ended before a time."""
-
-    operator_id: OperatorId
-    before: datetime
-    kept_epochs: frozenset[int]
-    """Epochs to retain: the newest attempt, and the last one of each run with retained checkpoints."""
-    storage_base: str | None = None
-    """Checkpoint directory of the attempts; ``None`` for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +128,6 @@ def _last_epochs_of_runs(tx: JobTransaction, operator: OperatorRecord) -> list[i
 def _open_attempt(tx: JobTransaction, operator: OperatorRecord) -> AttemptRecord | None:
     attempt = tx.attempt(operator.operator_id, operator.epoch)
     return attempt if attempt is not None and attempt.status is AttemptStatus.RUNNING else None
-
-
-def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
-    # The files of an unclaimed snapshot are never deleted, so its end counts.
-    gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
-    return checkpoint.has_ended and gone_at is not None and gone_at < before
 
 
 FENCED_GRACE = timedelta(days=1)

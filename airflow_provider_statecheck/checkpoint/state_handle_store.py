@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
-from airflow_provider_statecheck.checkpoint.state_handles import (
+from airflow_provider_statecheck.checkpoint.state_pointers import (
     MAX_NAME,
     ResourceVersion,
     RetrievableStateHandle,
@@ -125,7 +125,7 @@ class HandleRows(Protocol):
 
 class LeasedStateHandleStore(Generic[State]):
     """
-    Implementation of :class:`~airflow_provider_statecheck.checkpoint.state_handles.StateHandleStore` with leased locks.
+    Implementation of :class:`~airflow_provider_statecheck.checkpoint.state_pointers.StateHandleStore` with leased locks.
 
     :param rows: Handle rows of one operator.
     :param storage: Storage of the state.

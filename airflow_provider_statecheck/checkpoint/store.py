@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.layout import job_uri
@@ -24,10 +24,6 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-
-if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
-
 
 RECENT = 100
 """Number of the newest checkpoints and requests that a view contains regardless of their status."""
@@ -110,6 +106,40 @@ class JobView:
         """Return whether the newest attempt of an operator has not ended."""
         attempt = self.current_attempt(operator)
         return attempt is not None and attempt.status is AttemptStatus.RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedCheckpoints:
+    """Filter for the removable checkpoints of an operator that ended before a time."""
+
+    operator_id: OperatorId
+    before: datetime
+    running_epoch: int | None = None
+    """Epoch of the open attempt, whose checkpoints are retained; ``None`` if no attempt is open."""
+    witness_generation: int | None = None
+    """
+    Generation whose completed checkpoints are retained because none of them is restorable.
+
+    Their rows prove that the operator had state. Without them the next attempt would silently start empty.
+    """
+
+    def includes(self, checkpoint: CheckpointRecord) -> bool:
+        """Return whether a checkpoint matches the filter."""
+        is_witness = checkpoint.completed_at is not None and checkpoint.generation == self.witness_generation
+        is_candidate = checkpoint.operator_id == self.operator_id and checkpoint.epoch != self.running_epoch
+        return is_candidate and not is_witness and _is_gone(checkpoint, self.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempts:
+    """Filter for the removable attempts of an operator that ended before a time."""
+
+    operator_id: OperatorId
+    before: datetime
+    kept_epochs: frozenset[int]
+    """Epochs to retain: the newest attempt, and the last one of each run with retained checkpoints."""
+    storage_base: str | None = None
+    """Checkpoint directory of the attempts; ``None`` for any."""
 
 
 class JobTransaction(Protocol):
@@ -345,3 +375,9 @@ class JobStore(Protocol):
         :raises CheckpointNotFoundError: if the job does not exist.
         """
         ...
+
+
+def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:
+    # The files of an unclaimed snapshot are never deleted, so its end counts.
+    gone_at = checkpoint.discarded_at or (None if checkpoint.awaits_discard else checkpoint.ended_at)
+    return checkpoint.has_ended and gone_at is not None and gone_at < before

@@ -1,1 +1,1 @@
-"""Maintenance of jobs: garbage collection, pruning, recovery, rewinding, savepoints and verification."""
+"""Maintenance: garbage collection, pruning, recovery, rewinding, savepoints, verification."""

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from airflow_provider_statecheck.checkpoint.clock import time_of_job
 from airflow_provider_statecheck.checkpoint.records import JobRecord
-from airflow_provider_statecheck.checkpoint.state_handles import uris_of
+from airflow_provider_statecheck.checkpoint.state_pointers import uris_of
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.models import Base

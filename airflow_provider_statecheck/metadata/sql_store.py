@@ -33,9 +33,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, EndedAttempts, EndedCheckpoints, JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 from airflow_provider_statecheck.metadata import models, statements
 from airflow_provider_statecheck.metadata.database import committing, executing

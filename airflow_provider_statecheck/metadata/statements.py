@@ -27,8 +27,7 @@ from sqlalchemy import (
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
-from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
-from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
 from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,

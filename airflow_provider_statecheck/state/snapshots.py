@@ -1,4 +1,4 @@
-"""Contract of the snapshots of a state backend: captured first, written later, possibly in another thread."""
+"""Contract of the snapshots of a state backend: captured first, written later."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.layout import epoch_name, handles_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer, StateStorage
+from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer, StateStorage
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata

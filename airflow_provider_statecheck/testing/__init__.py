@@ -1,1 +1,1 @@
-"""Test utilities for users and extensions: in-memory stores, fault injection and contract test suites."""
+"""Test utilities: in-memory stores, fault injection and contract test suites."""

@@ -31,10 +31,16 @@ from airflow_provider_statecheck.checkpoint.records import (
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.retention import EndedAttempts, EndedCheckpoints
 from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE, HandleRow
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer, uris_of
-from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer, uris_of
+from airflow_provider_statecheck.checkpoint.store import (
+    RECENT,
+    CheckpointPage,
+    EndedAttempts,
+    EndedCheckpoints,
+    JobTransaction,
+    JobView,
+)
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
 
 _Handles = tuple[Callable[[], list[bytes]], Callable[[], None]]

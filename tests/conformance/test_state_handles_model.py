@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.state_handle_store import LeasedStateHandleStore
-from airflow_provider_statecheck.checkpoint.state_handles import ResourceVersion, StatePointer
+from airflow_provider_statecheck.checkpoint.state_pointers import ResourceVersion, StatePointer
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,

@@ -32,8 +32,8 @@ from airflow_provider_statecheck.checkpoint.records import (
     RequestStatus,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, EndedCheckpoints, ForgettableRows
-from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
+from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, ForgettableRows
+from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedCheckpoints
 from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, UnknownRuns
 from airflow_provider_statecheck.metadata import statements
 from airflow_provider_statecheck.metadata.models import Base

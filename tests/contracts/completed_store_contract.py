@@ -31,7 +31,7 @@ from airflow_provider_statecheck.checkpoint.properties import (
     JobStatus,
 )
 from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, HandleRows, LeasedStateHandleStore
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer
+from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer
 from airflow_provider_statecheck.checkpoint.states.handles import (
     FileStateHandle,
     IncrementalKeyedStateHandle,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, HandleRows, HandleTransaction
-from airflow_provider_statecheck.checkpoint.state_handles import StatePointer, StateStorage
+from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer, StateStorage
 from airflow_provider_statecheck.exceptions import StorageError
 from airflow_provider_statecheck.testing.faults import FaultPlan
 

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.checkpoint.state_handle_store import HandleRow, HandleRows, LeasedStateHandleStore
-from airflow_provider_statecheck.checkpoint.state_handles import ResourceVersion, StatePointer
+from airflow_provider_statecheck.checkpoint.state_pointers import ResourceVersion, StatePointer
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
     CoordinatorUnavailableError,

@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.aligned.cleaner import CheckpointsCl
 from airflow_provider_statecheck.checkpoint.aligned.completed_checkpoint import CompletedCheckpoint
 from airflow_provider_statecheck.checkpoint.aligned.shared_state_registry import SharedStateRegistry
 from airflow_provider_statecheck.checkpoint.properties import JobStatus, RestoreMode
-from airflow_provider_statecheck.checkpoint.state_handles import RetrievableStateHandle, StateHandleStore
+from airflow_provider_statecheck.checkpoint.state_pointers import RetrievableStateHandle, StateHandleStore
 from airflow_provider_statecheck.checkpoint.subsumption import subsumable
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,

@@ -1,5 +1,5 @@
 """
-Synchronization of retained checkpoints between the completed store, the registry of shared state and the rows.
+Synchronization of the completed store, the shared state registry and the rows.
 
 Other processes may complete checkpoints at any time. :func:`refresh` therefore runs before anything is dropped.
 """

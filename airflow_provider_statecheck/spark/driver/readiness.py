@@ -1,5 +1,5 @@
 """
-Checks and preparation before a stage starts: versions, packages and a shared checkpoint directory.
+Checks before a stage starts: versions, packages and a shared checkpoint directory.
 
 A local checkpoint directory must be the same directory for three parties: this process, which writes ``_metadata``; the
 Spark server or driver, which lists directories and commits; and the executors, which write the data. Otherwise the

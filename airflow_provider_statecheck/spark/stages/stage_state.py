@@ -1,5 +1,5 @@
 """
-State of a stage on the driver: restored, redistributed to subtasks, and tracked over increments.
+State of a stage on the driver: restored, redistributed to subtasks, and tracked.
 
 Functions have state in subtasks; source and sink have state only on the driver.
 """

@@ -1,4 +1,4 @@
-"""Keyed state backend with Python objects in memory, and copy-on-write versions for asynchronous snapshots."""
+"""Keyed state backend with Python objects in memory and copy-on-write snapshots."""
 
 from __future__ import annotations
 

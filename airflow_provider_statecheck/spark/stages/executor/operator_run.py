@@ -1,4 +1,4 @@
-"""Execution of one function in a Spark task: element by element, with keyed state, or as aggregates."""
+"""Execution of one function in a Spark task: per element, with keyed state, or aggregated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State handles: pointers to state on storage, and the interfaces of their storage and store."""
+"""Pointers to state on storage, and the contract of a store that keeps them."""
 
 from __future__ import annotations
 
