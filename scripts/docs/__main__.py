@@ -1,8 +1,13 @@
 """
 Generated parts of the documentation.
 
+<<<<<<< HEAD
 ``python -m scripts.docs`` writes the tables of options, arguments and commands into the pages.
 With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
+=======
+``python -m scripts.docs`` writes the tables of options, arguments and commands, and the tree of the package, into the pages.
+With ``--check`` it changes nothing, names the pages that are out of date, and ends with exit status 1 if there is one.
+>>>>>>> 6881417 (Show the architecture: tree, main path, protocol and import rules)
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from pathlib import Path
 from scripts.docs.pages import generated
 
 _DOCS = Path(__file__).parents[2] / "docs"
-PAGES = (_DOCS / "cli.md", _DOCS / "configuration.md")
+PAGES = (_DOCS / "architecture.md", _DOCS / "cli.md", _DOCS / "configuration.md")
 
 
 def main(arguments: list[str] | None = None) -> int:

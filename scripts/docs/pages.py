@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from scripts.docs.architecture import import_rules_table, layers_list, package_tree
 from scripts.docs.arguments import arguments_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table
@@ -17,6 +18,9 @@ _PARTS: dict[str, Callable[..., str]] = {
     "arguments": arguments_table,
     "command": command_reference,
     "exit-statuses": exit_statuses_table,
+    "tree": package_tree,
+    "layers": layers_list,
+    "import-rules": import_rules_table,
 }
 
 
