@@ -1,1 +1,1 @@
-"""Keys of keyed state: their types, their hash, and the key group that each belongs to."""
+"""Keys of keyed state: types, hashes and key groups."""

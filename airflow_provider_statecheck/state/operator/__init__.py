@@ -1,1 +1,1 @@
-"""Operator state: lists and maps that belong to a subtask and not to a key."""
+"""Operator state: lists and broadcast maps of a subtask."""

@@ -1,1 +1,1 @@
-"""State of checkpoints as data: whole states as Arrow tables, without the code that wrote them."""
+"""Reading of checkpointed state as Arrow tables, without the user's code."""

@@ -1,4 +1,4 @@
-"""The columns in which people see a state."""
+"""Columns of a state as shown to users."""
 
 from __future__ import annotations
 

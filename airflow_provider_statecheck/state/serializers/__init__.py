@@ -1,1 +1,1 @@
-"""How values become bytes and columns of state, and whether state of an earlier version can still be read."""
+"""State serializers: Arrow columns, snapshots and schema compatibility."""

@@ -1,4 +1,4 @@
-"""Values that a serializer of the user's own makes to bytes."""
+"""User-defined serializers that store values as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of several kinds taken apart into columns and made anew from them, many at a time."""
+"""Conversion of dataclasses, named tuples, tuples and dictionaries to columns and back."""
 
 from __future__ import annotations
 

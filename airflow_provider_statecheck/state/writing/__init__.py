@@ -1,1 +1,1 @@
-"""State from data: new savepoints whose state was computed elsewhere, or edited."""
+"""Writing of savepoints from Arrow tables, new or based on a checkpoint."""
