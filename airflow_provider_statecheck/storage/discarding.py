@@ -1,13 +1,12 @@
 """
 Deletion of discarded checkpoints, through one gate.
 
-Rows and metadata name what is to be deleted, and a task may have written them. So a job deletes only what lies in a
-directory of its own id, wherever the checkpoint directory is, and what lies in the savepoint that one of its rows stands
-for: the coordinator made that directory's name, or checked the claim. Writers that remove a file which they could not
-finish need no gate, for they have just made its name themselves.
+Rows and metadata name the files to delete, and tasks can write both. A job may therefore delete only files in a directory
+with its own id and in savepoints that it owns according to its rows. Writers that remove an unfinished file of theirs do
+not need the gate.
 
-Deleting is idempotent and best effort: a missing file is success, one failed delete does not stop the other checkpoints,
-and only what is wholly gone is confirmed.
+Deletion is idempotent and best effort: a missing file is success, and a failed delete does not affect other checkpoints.
+Only completely deleted checkpoints are confirmed.
 """
 
 from __future__ import annotations
@@ -38,14 +37,16 @@ from airflow_provider_statecheck.storage.metadata_file import (
 )
 from airflow_provider_statecheck.storage.uris import redact
 
+log = logging.getLogger(__name__)
+
 
 class StorageDiscarder:
     """
-    Deletes the bytes of one job; a ``StateDiscarder`` on checkpoint storage.
+    Deletes files of one job; implements ``StateDiscarder`` on checkpoint storage.
 
-    :param storage: Where the bytes are.
-    :param job_id: The job that owns them.
-    :param owns_savepoint: Tells whether the job owns the savepoint in a directory; by default it owns none.
+    :param storage: The checkpoint storage.
+    :param job_id: The job that owns the files.
+    :param owns_savepoint: Returns whether the job owns the savepoint in a directory; by default it owns none.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class StorageDiscarder:
 
     @classmethod
     def of_checkpoint(cls, storage: CheckpointStorage, checkpoint: CheckpointRecord) -> StorageDiscarder:
-        """Return what may delete the bytes of a checkpoint or savepoint of a job."""
+        """Return a discarder for the files of a checkpoint or savepoint."""
         return cls(storage, checkpoint.job_id, lambda directory: directory == checkpoint.location)
 
     def owns(self, uri: str) -> bool:
-        """Tell whether the job may delete a file or directory."""
+        """Return whether the job may delete a file or directory."""
         if is_in_job(uri):
             return is_in_job(uri, self._job_id)
         savepoint = savepoint_directory_of(uri)
@@ -71,17 +72,19 @@ class StorageDiscarder:
         """
         Delete the metadata of a checkpoint.
 
-        :raises InvalidConfigurationError: if it does not belong to the job.
-        :raises StorageError: if it may still be there.
+        :raises InvalidConfigurationError: if the file does not belong to the job.
+        :raises StorageError: if the delete fails.
         """
         self.discard_file(uri)
 
     def discard_state(self, handle: StreamStateHandle) -> None:
         """
-        Delete the file of a handle; state that travels in the handle has none, and a part of a file is its manager's.
+        Delete the file of a handle.
 
-        :raises InvalidConfigurationError: if it does not belong to the job.
-        :raises StorageError: if it may still be there.
+        Inline state has no file, and the file of a segment is deleted by its file merging manager.
+
+        :raises InvalidConfigurationError: if the file does not belong to the job.
+        :raises StorageError: if the delete fails.
         """
         if isinstance(handle, FileStateHandle):
             self.discard_file(handle.uri)
@@ -90,74 +93,58 @@ class StorageDiscarder:
         """
         Delete a file.
 
-        :raises InvalidConfigurationError: if it does not belong to the job.
-        :raises StorageError: if it may still be there.
+        :raises InvalidConfigurationError: if the file does not belong to the job.
+        :raises StorageError: if the delete fails.
         """
         self._storage.delete_file(self._owned(uri))
 
     def discard_location(self, uri: str) -> None:
         """
-        Delete the directory of a checkpoint, or of a snapshot.
+        Delete the directory of a checkpoint or a snapshot.
 
-        :raises InvalidConfigurationError: if it does not belong to the job.
-        :raises StorageError: if part of it may still be there.
+        :raises InvalidConfigurationError: if the directory does not belong to the job.
+        :raises StorageError: if the delete fails; the directory may be deleted in part.
         """
         self._storage.delete_directory(self._owned(uri))
 
     def _owned(self, uri: str) -> str:
         if not self.owns(uri):
             raise InvalidConfigurationError(
-                f"Expected to delete what belongs to job {self._job_id}, found {redact(uri)!r}; nothing was deleted."
+                f"Expected to delete a file of job {self._job_id}, found {redact(uri)!r}; nothing was deleted."
             )
         return uri
 
 
-def is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
-    """
-    Tell whether the metadata in a checkpoint's directory belong to another checkpoint of the same id.
-
-    Two coordinators draw one id where the database was restored from a backup, or where two share a checkpoint directory.
-
-    :param checkpoint: The row.
-    :param document: What was read from the directory that the row names.
-    """
-    return document.request_key != checkpoint.request_key
-
-
-log = logging.getLogger(__name__)
-
-
 class EffectDiscards:
     """
-    Carries out the discards among the open effects of an operator.
+    Executes the discards among the open effects of an operator.
 
-    :param storage: Where the bytes are.
-    :param documents: The metadata read or written before.
+    :param storage: The checkpoint storage.
+    :param documents: Cache of checkpoint metadata.
     """
 
     def __init__(self, storage: CheckpointStorage, documents: DocumentCache) -> None:
         self._storage = storage
         self._documents = documents
         self.in_use: frozenset[int] = frozenset()
-        """The checkpoints of the last call that must wait: others name what lies in their directories."""
+        """Checkpoints that the last call could not delete, because others reference files in their directories."""
 
     def discard(self, effects: OpenEffects, pinned: AbstractSet[str] = frozenset()) -> tuple[int, ...]:
         """
-        Delete what the effects ask for.
+        Delete the checkpoints that the effects discard.
 
-        A snapshot or a file of state goes with the last checkpoint that named it: it stays while a retained checkpoint
-        names it or it is pinned, and with it the directory that it lies in. Where a retained checkpoint cannot be read,
-        nothing is deleted that it may name.
+        A snapshot or state file, and the directory that contains it, is retained while a retained checkpoint references it
+        or it is pinned. If a retained checkpoint cannot be read, all files that it may reference are retained.
 
-        :param pinned: Snapshots that a running attempt handed out, and files that its next checkpoint may name.
-        :return: The checkpoints whose bytes are gone.
+        :param pinned: Snapshots that a running attempt uses, and files that its next checkpoint may reference.
+        :return: The ids of the deleted checkpoints.
         """
         self.in_use = frozenset()
         if not effects.discards:
             return ()
         retained = _without_claimed(effects)
-        named = self._documents.named_uris(tuple(c for c in retained if not _is_owners(c)))
-        keep = None if named is None else named | pinned
+        referenced = self._documents.named_uris(tuple(c for c in retained if not _is_owned_savepoint(c)))
+        keep = None if referenced is None else referenced | pinned
         return tuple(c.checkpoint_id for c in effects.discards if self._discard(c, retained, keep))
 
     def _discard(
@@ -169,40 +156,45 @@ class EffectDiscards:
             return self._delete(checkpoint, keep)
         except StateCheckError as error:
             log.warning(
-                "Checkpoint %s could not be discarded, it will be tried again: %s", checkpoint.checkpoint_id, error
+                "Checkpoint %s could not be discarded; the next cleanup retries it: %s", checkpoint.checkpoint_id, error
             )
             return False
 
     def _delete(self, checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
         document, discarder = self._read(checkpoint), StorageDiscarder.of_checkpoint(self._storage, checkpoint)
-        if document is not None and _is_others(checkpoint, document):
-            return self._leave(checkpoint, document, discarder)
-        if keep is None and document is not None and _holds_state(checkpoint, document):
+        if document is not None and _is_written_by_another(checkpoint, document):
+            return self._delete_unreferenced(checkpoint, document, discarder)
+        if keep is None and document is not None and _contains_state(checkpoint, document):
             return self._wait(checkpoint)
-        # The metadata goes first: from then on nothing is restored from what is half deleted.
+        # Deleting the metadata first prevents a restore from a partially deleted checkpoint.
         discarder.discard_metadata(f"{checkpoint.location}/{METADATA_FILE}")
         if document is not None and keep is not None:
-            _delete_unneeded(checkpoint, document, keep, discarder)
+            _delete_referenced(checkpoint, document, keep, discarder)
         self._documents.forget(checkpoint.checkpoint_id)
-        if _holds_any(checkpoint, keep):
+        if _contains_any(checkpoint, keep):
             return self._wait(checkpoint)
         discarder.discard_location(checkpoint.location)
         return True
 
-    def _leave(self, checkpoint: CheckpointRecord, document: CheckpointDocument, discarder: StorageDiscarder) -> bool:
+    def _delete_unreferenced(
+        self, checkpoint: CheckpointRecord, document: CheckpointDocument, discarder: StorageDiscarder
+    ) -> bool:
         log.warning(
-            "The directory of checkpoint %s holds a checkpoint that another coordinator wrote; it stays: %s",
+            "The directory of checkpoint %s contains a checkpoint of another coordinator and is retained: %s",
             checkpoint.checkpoint_id,
             redact(checkpoint.location),
         )
-        named = {uri.rpartition("/")[2] for uri in document_uris(document)}
+        referenced = {uri.rpartition("/")[2] for uri in document_uris(document)}
         for name in self._storage.allowing(checkpoint.location).list_files(checkpoint.location):
-            if epoch_of(name) == checkpoint.epoch and name not in named:
+            if epoch_of(name) == checkpoint.epoch and name not in referenced:
                 discarder.discard_file(f"{checkpoint.location}/{name}")
         return True
 
     def _wait(self, checkpoint: CheckpointRecord) -> bool:
-        log.info("The directory of checkpoint %s stays while others use what lies in it", checkpoint.checkpoint_id)
+        log.info(
+            "The directory of checkpoint %s is retained, because other checkpoints reference files in it",
+            checkpoint.checkpoint_id,
+        )
         self.in_use |= {checkpoint.checkpoint_id}
         return False
 
@@ -213,20 +205,32 @@ class EffectDiscards:
             uri = f"{checkpoint.location}/{METADATA_FILE}"
             return decode_metadata(self._storage.allowing(checkpoint.location).read_bytes(uri), uri=uri)
         except UNREADABLE:
-            # It never got its metadata, or lost it: what it named are orphans, which the sweep finds.
+            # Files of a checkpoint without readable metadata become orphans, which the sweep deletes.
             return None
 
 
-def _is_others(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
-    # The row of any other status has the digest of its metadata, which was compared when they were read.
+def is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+    """
+    Return whether the metadata in a checkpoint's directory belongs to another checkpoint with the same id.
+
+    Two coordinators assign the same id if the database was restored from a backup, or if they share a checkpoint directory.
+
+    :param checkpoint: The row.
+    :param document: The metadata in the directory of the row.
+    """
+    return document.request_key != checkpoint.request_key
+
+
+def _is_written_by_another(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+    # Rows of all other statuses have the checksum of the metadata, which was verified by the read.
     return checkpoint.status is CheckpointStatus.ABORTED and is_written_by_another(checkpoint, document)
 
 
-def _delete_unneeded(
+def _delete_referenced(
     checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str], discarder: StorageDiscarder
 ) -> None:
     for handle in document.snapshots:
-        # A snapshot in a savepoint that was claimed goes with the savepoint; one of another job is not ours.
+        # Snapshots of a claimed savepoint are deleted with the savepoint; those of other jobs are retained.
         if handle.uri not in keep and discarder.owns(handle.uri):
             discarder.discard_location(handle.uri)
     for stream in _own_files(checkpoint, document, keep):
@@ -235,13 +239,13 @@ def _delete_unneeded(
 
 
 def _without_claimed(effects: OpenEffects) -> tuple[CheckpointRecord, ...]:
-    # The own row of a savepoint stays when it is claimed, but the checkpoint that claimed it owns the bytes of both.
-    # One that was never complete claimed nothing, and owns no byte that lies where a completed one does.
-    going = {c.location for c in effects.discards if c.status is not CheckpointStatus.ABORTED}
-    return tuple(c for c in effects.retained if c.location not in going or not _is_owners(c))
+    # The row of a claimed savepoint remains, but the checkpoint that claimed it owns the files. An aborted checkpoint
+    # has claimed nothing.
+    discarded = {c.location for c in effects.discards if c.status is not CheckpointStatus.ABORTED}
+    return tuple(c for c in effects.retained if c.location not in discarded or not _is_owned_savepoint(c))
 
 
-def _is_owners(checkpoint: CheckpointRecord) -> bool:
+def _is_owned_savepoint(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.properties.is_savepoint and not checkpoint.properties.unclaimed
 
 
@@ -249,28 +253,28 @@ def _own_files(
     checkpoint: CheckpointRecord, document: CheckpointDocument, keep: AbstractSet[str]
 ) -> Iterator[FileStateHandle]:
     if checkpoint.status is CheckpointStatus.ABORTED:
-        # The attempt that wrote them goes on without the checkpoint, and names them in the next one.
+        # The attempt continues after an aborted checkpoint and references the files in the next one.
         return
     job, _, name = checkpoint.location.rpartition("/")
-    # Never what lies elsewhere: that is another job's, or goes with the directory of the savepoint that was claimed.
+    # Files elsewhere belong to another job, or are deleted with the directory of the claimed savepoint.
     shared = f"{job}/shared/{checkpoint.operator_id}" if checkpoint_id_of(name) is not None else None
-    stays = _holds_any(checkpoint, keep)
+    is_retained = _contains_any(checkpoint, keep)
     streams = (stream for state in document.operator_states for stream in streams_of(state))
     for stream in dict.fromkeys(s for s in streams if isinstance(s, FileStateHandle)):
         is_shared = shared is not None and _is_below(stream.uri, shared)
-        if is_shared or (stays and _is_below(stream.uri, checkpoint.location)):
+        if is_shared or (is_retained and _is_below(stream.uri, checkpoint.location)):
             yield stream
 
 
-def _holds_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
+def _contains_state(checkpoint: CheckpointRecord, document: CheckpointDocument) -> bool:
     return any(_is_below(uri, checkpoint.location) for uri in state_uris(document.operator_states))
 
 
-def _holds_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
+def _contains_any(checkpoint: CheckpointRecord, keep: AbstractSet[str] | None) -> bool:
     if keep is not None:
         return any(_is_below(uri, checkpoint.location) for uri in keep)
-    # Nobody knows what is kept. The directory of a checkpoint without state of operators holds nothing that others name,
-    # that of a claimed savepoint does.
+    # The references are unknown. Other checkpoints reference files of a claimed savepoint, but none in the directory of a
+    # checkpoint without operator state.
     return checkpoint_id_of(checkpoint.location.rpartition("/")[2]) is None
 
 

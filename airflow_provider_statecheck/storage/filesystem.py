@@ -1,8 +1,8 @@
 """
 Checkpoint storage on any fsspec filesystem.
 
-A file is published whole or not at all. What fails for a moment is tried again, and every call may be repeated: a write
-whose reply was lost finds its own bytes, and that is success.
+Files are published atomically. Transient failures are retried, so all operations are idempotent: a write succeeds if the
+file exists already with the same bytes, and a delete succeeds if the file is missing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ Result = TypeVar("Result")
 
 class CheckpointStorage:
     """
-    Bytes by absolute URI.
+    Reads, writes and deletes files by absolute URI.
 
-    Writing the same bytes twice and deleting what is gone are both success, so that every step may be repeated. URIs may
-    lie outside the checkpoint directory, and on another filesystem: rows outlive a change of that setting. What is read has
-    to lie in an allowed place, for URIs come out of files too.
+    URIs may be outside the checkpoint directory, also on another filesystem, because rows survive a change of the setting.
+    Reads are limited to the allowed locations, because URIs are also taken from metadata files.
 
     :param filesystem: The fsspec filesystem.
-    :param base_uri: The checkpoint directory, normalised.
-    :param options: What the filesystem was opened with.
-    :param retries: How often what fails for a moment is tried again.
+    :param base_uri: Normalised URI of the checkpoint directory.
+    :param options: The options of the filesystem.
+    :param retries: Retry policy for transient failures.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class CheckpointStorage:
         self._options = MappingProxyType(dict(options or {}))
         self._retries = retries or RetryPolicy()
         self.allowed = AllowedLocations().around(base_uri)
-        """The places that may be read."""
+        """The locations that may be read."""
 
     def __repr__(self) -> str:
         return f"CheckpointStorage({redact(self.base_uri)!r})"
@@ -66,36 +65,36 @@ class CheckpointStorage:
     @classmethod
     def open(cls, base_uri: str, **storage_options: Any) -> Self:
         """
-        Open the storage of a checkpoint directory; nothing is created yet.
+        Open the storage of a checkpoint directory without creating anything.
 
         :param base_uri: A path or any fsspec URI.
         :param storage_options: Options of the filesystem.
-        :raises InvalidConfigurationError: for a URI that is none, or whose filesystem is not installed.
+        :raises InvalidConfigurationError: if the URI is invalid, or its filesystem is not installed.
         """
         base = normalise_base(base_uri)
         return cls(open_filesystem(base, storage_options), base, options=storage_options)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What another process needs to open the same storage; it may be credentials, so show it to nobody."""
+        """Options with which another process can open the storage; they may contain credentials."""
         return self._options
 
     @property
     def is_local(self) -> bool:
-        """Tell whether the bytes are files of this machine."""
+        """Whether the checkpoint directory is on a local filesystem."""
         return _is_local(self.base_uri)
 
     def allowing(self, *uris: str | None, locations: Iterable[str] = ()) -> Self:
         """
-        Return the same storage, which reads also where these directories are.
+        Return this storage with additional allowed locations.
 
-        :param uris: What the user or the coordinator named, never what was read from a file.
-        :param locations: What the setting of that name says.
+        :param uris: URIs from the user or the coordinator, never from a file.
+        :param locations: Locations from the setting ``allowed_locations``.
         """
         return self.within(self.allowed.around(*uris).below(*locations))
 
     def within(self, allowed: AllowedLocations) -> Self:
-        """Return the same storage, which reads in these places and nowhere else."""
+        """Return this storage with other allowed locations."""
         if allowed is self.allowed:
             return self
         other = copy.copy(self)
@@ -104,13 +103,13 @@ class CheckpointStorage:
 
     def free_bytes(self) -> int | None:
         """
-        Return how much space is left below the checkpoint directory, or ``None`` where the storage cannot tell.
+        Return the free space of the checkpoint directory in bytes; ``None`` if the storage is not local.
 
         :raises StorageError: if the storage fails.
         """
         if not self.is_local:
             return None
-        with self._mapped(self.base_uri):
+        with self._translating_errors(self.base_uri):
             path = Path(self.locate(self.base_uri)[1])
             return shutil.disk_usage(next(p for p in (path, *path.parents) if p.exists())).free
 
@@ -118,14 +117,14 @@ class CheckpointStorage:
         """
         Publish a file.
 
-        :param overwrite: Whether other bytes under this name may be replaced.
-        :raises StorageError: if other bytes are there already, or the storage fails.
+        :param overwrite: Whether to replace an existing file.
+        :raises StorageError: if the file exists with other bytes, or the storage fails.
         """
         self.call(uri, lambda filesystem, path: _write(filesystem, path, data, uri, overwrite=overwrite))
 
     def copy_file(self, source_uri: str, target_uri: str) -> None:
         """
-        Copy a file, to another filesystem too; repeating it is harmless.
+        Copy a file, also between filesystems.
 
         :raises CheckpointNotFoundError: if the source is missing.
         :raises StorageError: if the storage fails.
@@ -140,9 +139,9 @@ class CheckpointStorage:
         """
         Copy all files of a directory.
 
-        :param size_bytes: How many bytes there are at least; with fewer, somebody deletes or deleted it.
-        :raises CheckpointNotFoundError: if it is missing, in whole or in part.
-        :raises StorageError: if the storage fails; part of the copy may be there.
+        :param size_bytes: Minimum size of the directory; a smaller one was deleted at least in part.
+        :raises CheckpointNotFoundError: if the directory or a part of it is missing.
+        :raises StorageError: if the storage fails; the copy may be incomplete.
         """
         files = self.list_files(source_uri)
         if not files or sum(files.values()) < size_bytes:
@@ -155,16 +154,16 @@ class CheckpointStorage:
 
     def read_bytes(self, uri: str) -> bytes:
         """
-        Return a whole file.
+        Return the content of a file.
 
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
         return self._read(uri, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def read_range(self, uri: str, start: int, end: int) -> bytes:
         """
-        Return the bytes from ``start`` to before ``end``.
+        Return the bytes from ``start`` up to, but not including, ``end``.
 
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
@@ -173,66 +172,68 @@ class CheckpointStorage:
 
     def read_sized(self, uri: str, size: int) -> bytes:
         """
-        Return a whole file of a known size; one of another size is not read.
+        Return the content of a file of a known size. A file of another size is not read.
 
-        :raises CorruptStateError: if it has another size.
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CorruptStateError: if the file has another size.
+        :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
         found = self.size(uri)
         if found != size:
-            raise _changed(uri, f"{size} bytes", f"{found} bytes")
-        # A range, so that a file which grows meanwhile takes no more memory. Object stores have none of an empty file.
+            raise _changed_error(uri, f"{size} bytes", f"{found} bytes")
+        # A range read bounds the memory if the file grows. Object stores reject a range read of an empty file.
         return self.read_range(uri, 0, size) if size else b""
 
     def read_verified(self, uri: str, *, size: int, sha256: str) -> bytes:
         """
-        Return a whole file if it is what was written; one of another size is not read.
+        Return the content of a file after verifying its size and checksum. A file of another size is not read.
 
-        :raises CorruptStateError: if length or checksum differ.
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CorruptStateError: if the size or the checksum differs.
+        :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
         data = self.read_sized(uri, size)
         found = hashlib.sha256(data).hexdigest()
         if found != sha256:
-            raise _changed(uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{len(data)} bytes with {found[:12]}…")
+            raise _changed_error(
+                uri, f"{size} bytes with sha256 {sha256[:12]}…", f"{len(data)} bytes with {found[:12]}…"
+            )
         return data
 
     def exists(self, uri: str) -> bool:
         """
-        Tell whether a file or directory is there.
+        Return whether a file or directory exists.
 
-        :raises StorageError: if the storage does not answer; that is not the same as no.
+        :raises StorageError: if the storage fails.
         """
         return self._info(uri) is not None
 
     def is_directory(self, uri: str) -> bool:
         """
-        Tell whether a directory is there.
+        Return whether a directory exists.
 
-        :raises StorageError: if the storage does not answer.
+        :raises StorageError: if the storage fails.
         """
         info = self._info(uri)
         return info is not None and info["type"] == "directory"
 
     def size(self, uri: str) -> int:
         """
-        Return how many bytes a file has.
+        Return the size of a file in bytes.
 
-        :raises CheckpointNotFoundError: if it is missing, or a directory.
+        :raises CheckpointNotFoundError: if the file is missing or is a directory.
         :raises StorageError: if the storage fails.
         """
         info = self._info(uri)
         if info is None or info["type"] == "directory":
-            raise _not_found(uri)
+            raise _not_found_error(uri)
         return int(info["size"])
 
     def list_files(self, directory: str) -> dict[str, int]:
         """
-        Return the size in bytes of each file below a directory by its relative path; nothing if it is missing.
+        Return the sizes in bytes of all files below a directory by relative path; empty if it is missing.
 
-        :raises StorageError: if the storage fails; an incomplete list is never returned.
+        :raises StorageError: if any part of the directory cannot be listed.
         """
         if _is_local(directory):
             return self._read(directory, lambda _, root: file_operations.list_files(Path(root)))
@@ -240,7 +241,7 @@ class CheckpointStorage:
 
     def list_directories(self, directory: str) -> list[str]:
         """
-        Return the names of the directories in a directory; nothing if it is missing.
+        Return the names of the direct subdirectories of a directory; empty if it is missing.
 
         :raises StorageError: if the storage fails.
         """
@@ -248,9 +249,9 @@ class CheckpointStorage:
 
     def delete_file(self, uri: str) -> None:
         """
-        Delete a file; a missing one is success.
+        Delete a file; a missing file is success.
 
-        :raises InvalidConfigurationError: if it is not in a checkpoint or a snapshot.
+        :raises InvalidConfigurationError: if the file is not in a checkpoint or a snapshot.
         :raises StorageError: if the storage fails.
         """
         require_deletable(uri, self.base_uri)
@@ -258,20 +259,20 @@ class CheckpointStorage:
 
     def delete_directory(self, uri: str) -> None:
         """
-        Delete a directory with all that is in it; a missing one is success.
+        Delete a directory recursively; a missing directory is success.
 
-        :raises InvalidConfigurationError: if it is not a checkpoint or a snapshot, or in one.
-        :raises StorageError: if the storage fails; part of it may be gone.
+        :raises InvalidConfigurationError: if the directory is not part of a checkpoint or a snapshot.
+        :raises StorageError: if the storage fails; the directory may be deleted in part.
         """
         require_deletable(uri, self.base_uri)
         self.call(uri, file_operations.delete_all)
 
     def remove_empty_directories(self, uri: str) -> None:
         """
-        Remove a directory and those below it, as far as they hold no file.
+        Remove a directory and its subdirectories unless they contain files.
 
-        Only on local storage: object stores have no directories, and clients of HDFS can only delete a directory with
-        all that is in it.
+        Only local storage is affected: object stores have no directories, and HDFS clients can delete a directory only
+        together with its files.
 
         :raises StorageError: if the storage fails.
         """
@@ -279,7 +280,7 @@ class CheckpointStorage:
             self.call(uri, lambda _, path: file_operations.remove_empty_directories(Path(path)))
 
     def _info(self, uri: str) -> dict[str, Any] | None:
-        # Not fsspec's exists(): that answers False whatever goes wrong.
+        # fsspec's exists() returns False on any error.
         return self._read(uri, _info_or_none)
 
     def _read(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
@@ -288,34 +289,34 @@ class CheckpointStorage:
 
     def call(self, uri: str, operation: Callable[[Any, str], Result]) -> Result:
         """
-        Do something with a file that may be repeated, as often as the retries allow.
+        Run an idempotent operation on a file, with retries.
 
-        :param operation: Gets the fsspec filesystem and the path in it.
+        :param operation: Takes the fsspec filesystem and the path in it.
         :raises CheckpointNotFoundError: if the file is missing.
         :raises StorageError: if the storage fails.
         """
-        with self._mapped(uri):
+        with self._translating_errors(uri):
             filesystem, path = self.locate(uri)
             return self._retries.call(lambda: operation(filesystem, path), redact(uri))
 
     def locate(self, uri: str) -> tuple[Any, str]:
-        """Return the fsspec filesystem of a file, and the path in it."""
+        """Return the fsspec filesystem of a URI and the path in it."""
         filesystem = self._fs if serves(self._fs, self.base_uri, uri) else open_filesystem(uri, {})
         return filesystem, str(filesystem._strip_protocol(uri))
 
     @contextmanager
-    def _mapped(self, uri: str) -> Iterator[None]:
+    def _translating_errors(self, uri: str) -> Iterator[None]:
         with judged_alone():
             try:
                 yield
             except StateCheckError:
                 raise
             except Exception as error:
-                # Everything: the clients of some object stores raise errors that are no OSError.
+                # The clients of some object stores raise errors that are not OSErrors.
                 if isinstance(error, FileNotFoundError) and not is_missing_bucket(error):
-                    raise _not_found(uri) from error
-                said = conceal(str(error), self._options) or type(error).__name__
-                message = f"The storage failed at {redact(uri)}: {said.rstrip('.')}.{advice(error)}"
+                    raise _not_found_error(uri) from error
+                reason = conceal(str(error), self._options) or type(error).__name__
+                message = f"The storage failed at {redact(uri)}: {reason.rstrip('.')}.{advice(error)}"
                 raise StorageError(message, uri=redact(uri)) from harmless(error, self._options)
 
 
@@ -326,14 +327,14 @@ def _write(filesystem: Any, path: str, data: bytes, uri: str, *, overwrite: bool
         if is_missing_bucket(error):
             raise
         if isinstance(error, FileNotFoundError):
-            # A multipart upload whose last reply was lost is unknown when it is completed again.
+            # The retry of a completed multipart upload, whose reply was lost, reports an unknown upload.
             if not _holds(filesystem, path, data):
-                raise StorageError(f"Nothing can be written at {redact(uri)}: {redact(str(error))}") from error
+                raise StorageError(f"Cannot write {redact(uri)}: {redact(str(error))}") from error
         elif not is_taken(error):
             raise
-        # Somebody was faster. Equal bytes mean that it was this very step, done twice.
+        # Equal bytes mean that an earlier try of this write succeeded.
         elif not _holds(filesystem, path, data):
-            raise _taken(uri) from error
+            raise _other_content_error(uri) from error
 
 
 def _holds(filesystem: Any, path: str, data: bytes) -> bool:
@@ -346,7 +347,7 @@ def _holds(filesystem: Any, path: str, data: bytes) -> bool:
 def _read_range(filesystem: Any, path: str, start: int, end: int) -> bytes:
     if filesystem.async_impl:
         return bytes(filesystem.cat_file(path, start=start, end=end))
-    # fsspec's cat_file opens a file of HDFS as one that cannot be sought, and then seeks.
+    # fsspec's cat_file opens HDFS files as unseekable streams and then fails to seek.
     with filesystem.open(path, "rb") as file:
         file.seek(start)
         return bytes(file.read(end - start))
@@ -363,8 +364,8 @@ def _info_or_none(filesystem: Any, path: str) -> dict[str, Any] | None:
 
 def _list_objects(filesystem: Any, root: str) -> dict[str, int]:
     found = file_operations.find(filesystem, root).items()
-    # An object whose name ends with a slash marks a directory; Hadoop writes such.
-    return {_relative(path, root): int(info["size"]) for path, info in found if not path.endswith("/")}
+    # Hadoop marks directories by objects whose names end with a slash.
+    return {_relative_path(path, root): int(info["size"]) for path, info in found if not path.endswith("/")}
 
 
 def _list_directories(filesystem: Any, root: str) -> list[str]:
@@ -374,8 +375,8 @@ def _list_directories(filesystem: Any, root: str) -> list[str]:
         if is_missing_bucket(error):
             raise
         return []
-    # Object stores may list the marker of the directory itself.
-    found = (_relative(str(entry["name"]), root) for entry in entries if entry["type"] == "directory")
+    # Object stores may list the marker object of the directory itself.
+    found = (_relative_path(str(entry["name"]), root) for entry in entries if entry["type"] == "directory")
     return sorted(name for name in found if name)
 
 
@@ -387,21 +388,21 @@ def _delete_file(filesystem: Any, path: str) -> None:
             raise
 
 
-def _taken(uri: str) -> StorageError:
+def _other_content_error(uri: str) -> StorageError:
     return StorageError(
         f"Expected no file or equal bytes at {redact(uri)}, found other bytes; two writers share a directory.",
         uri=redact(uri),
     )
 
 
-def _changed(uri: str, expected: str, found: str) -> CorruptStateError:
+def _changed_error(uri: str, expected: str, found: str) -> CorruptStateError:
     return CorruptStateError(
         f"Expected {expected} in {redact(uri)}, found {found}; the file was changed after it was written.",
         uri=redact(uri),
     )
 
 
-def _not_found(uri: str) -> CheckpointNotFoundError:
+def _not_found_error(uri: str) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"Expected a file at {redact(uri)}, found none.", uri=redact(uri))
 
 
@@ -409,5 +410,5 @@ def _is_local(uri: str) -> bool:
     return scheme_of(uri) in LOCAL_SCHEMES
 
 
-def _relative(path: str, root: str) -> str:
+def _relative_path(path: str, root: str) -> str:
     return path.rstrip("/").removeprefix(root.rstrip("/")).lstrip("/")

@@ -1,13 +1,10 @@
 """
 The ``_metadata`` file of a checkpoint: contents, format, reading and relative URIs.
 
-URIs of what moves together with the file are written relative to it: for a savepoint what lies in its directory, for a
-checkpoint what lies in the directory of its job. Any other URI stays absolute: a snapshot that was carried over from
-another checkpoint directory is still there and nowhere else.
-
-A savepoint is its directory, so what lies in there is written relative to it; if it names anything else it cannot be moved,
-and all its URIs stay absolute. A checkpoint shares files with others of its job, so URIs below the job's directory are
-written relative to that, and any other one stays absolute.
+Files that move together with the metadata have relative URIs. A savepoint is self-contained, so its URIs are relative to
+its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
+Checkpoints of a job share files, so URIs below the job's directory are relative to that directory and all others are
+absolute.
 """
 
 from __future__ import annotations
@@ -48,41 +45,20 @@ from airflow_provider_statecheck.storage.state_json import (
 )
 from airflow_provider_statecheck.storage.uris import redact
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotHandle:
-    """One DataFrame snapshot, which several checkpoints may name."""
+MAGIC = b"statecheck-metadata"
+VERSION = 1
+OF_JOB = "job:"
+OF_DIRECTORY = "dir:"
 
-    name: str
-    scope: tuple[tuple[str, str], ...] = ()
-    """The loops and items around it, outermost first."""
-    uri: str
-    manifest_size: int
-    manifest_sha256: str
-    size_bytes: int
-    rows: int | None
-    files: int
-    fingerprint: str
-    """Of the code and the snapshots that it was built from."""
-    epoch: int
-    """Of the attempt that wrote it."""
-    seconds: float
-    """What computing and writing it took."""
-    created_at: str
-    lineage: str = ""
-    """Set where it replaces a damaged snapshot, so that what was built from that one counts as changed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InlineStateHandle:
-    """State small enough to travel in the metadata itself."""
-
-    value: dict[str, Any]
+UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
+"""Errors of a missing, damaged or incompatible file, in contrast to an unavailable storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDocument:
-    """All that a restore needs to know; no code, nothing to unpickle."""
+    """Metadata of a checkpoint: everything that a restore needs. Contains no code and nothing pickled."""
 
     job_id: str
     job_name: str
@@ -96,27 +72,58 @@ class CheckpointDocument:
     created_at: str
     properties: CheckpointProperties = field(default_factory=CheckpointProperties)
     operator_states: tuple[OperatorState, ...] = ()
-    """Of the operators whose state is aligned in this checkpoint."""
+    """States of the operators that the aligned checkpoint covers."""
     master_states: tuple[MasterState, ...] = ()
     has_commit: bool = False
-    """Whether it holds what a sink commits once the checkpoint is completed."""
+    """Whether a sink has to commit after the checkpoint is completed."""
     request_key: str = ""
-    """The key of the message that triggered it, as in its row; empty for a savepoint that has no row."""
+    """Idempotency key of the trigger request, equal to that of the row; empty for a savepoint without a row."""
     relocatable: bool | None = field(default=None, compare=False)
     """
-    Whether it still loads when it is moved: a savepoint with its directory, a checkpoint with that of its job. Told by the
-    file; ``None`` for a document that was not read from one.
+    Whether the checkpoint can be restored after it was moved, as recorded in the file. ``None`` if the document was not
+    read from a file.
     """
 
     @property
     def named_bytes(self) -> int:
-        """Return the size of the snapshots and of the state of operators that it names."""
-        of_snapshots = sum(handle.size_bytes for handle in self.snapshots)
-        return of_snapshots + sum(state.state_size for state in self.operator_states)
+        """Size in bytes of the referenced snapshots and operator states."""
+        snapshot_bytes = sum(handle.size_bytes for handle in self.snapshots)
+        return snapshot_bytes + sum(state.state_size for state in self.operator_states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHandle:
+    """DataFrame snapshot, which several checkpoints may reference."""
+
+    name: str
+    scope: tuple[tuple[str, str], ...] = ()
+    """Enclosing loops and their items, outermost first."""
+    uri: str
+    manifest_size: int
+    manifest_sha256: str
+    size_bytes: int
+    rows: int | None
+    files: int
+    fingerprint: str
+    """Fingerprint of the code and of the input snapshots."""
+    epoch: int
+    """Epoch of the attempt that wrote the snapshot."""
+    seconds: float
+    """Time spent on computing and writing the snapshot."""
+    created_at: str
+    lineage: str = ""
+    """Set if the snapshot replaces a damaged one; invalidates the snapshots built from the damaged one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InlineStateHandle:
+    """State that is small enough to be stored in the metadata."""
+
+    value: dict[str, Any]
 
 
 def document_uris(document: CheckpointDocument) -> Iterator[str]:
-    """Return the URI of everything that a checkpoint names, as often as it is named."""
+    """Return the URIs of all snapshots and files that a checkpoint references; URIs may repeat."""
     yield from (handle.uri for handle in document.snapshots)
     if isinstance(document.state, FileStateHandle):
         yield document.state.uri
@@ -124,24 +131,126 @@ def document_uris(document: CheckpointDocument) -> Iterator[str]:
 
 
 def state_uris(states: Iterable[OperatorState]) -> Iterator[str]:
-    """Return the URI of every file that holds state of operators, as often as it is named."""
+    """Return the URIs of all files that operator states reference; URIs may repeat."""
     for state in states:
         for stream in streams_of(state):
             if isinstance(stream, FileStateHandle | SegmentFileStateHandle):
                 yield stream.uri
 
 
-OF_JOB = "job:"
-OF_DIRECTORY = "dir:"
+def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> bytes:
+    """
+    Return the content of the metadata file of a checkpoint.
+
+    :param uri: URI of the metadata file. Without it, the job's directory is derived from the files that the same attempt
+        wrote; if there are none, and for a savepoint, all URIs are absolute.
+    :raises InvalidConfigurationError: if the state contains a placeholder or a URI that is not absolute.
+    """
+    values = _to_json(document, _relative_uris(document, uri))
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # File names may contain surrogates, which strict UTF-8 cannot encode.
+    body = text.encode("utf-8", "surrogatepass")
+    return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
+
+
+def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
+    """
+    Return the checkpoint that a metadata file describes.
+
+    :param data: Content of the file.
+    :param uri: URI of the file; relative URIs are resolved against it.
+    :raises IncompatibleCheckpointError: if the file is not a metadata file, or has an unknown version.
+    :raises CorruptStateError: if the file was changed after it was written.
+    """
+    header, _, body = data.partition(b"\n")
+    _require_header(header, body, uri)
+    try:
+        return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
+
+
+def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
+    """
+    Return whether a checkpoint can be restored after it was moved.
+
+    A savepoint moves with its directory, a checkpoint with the directory of its job.
+
+    :param uri: URI of the metadata file.
+    """
+    return _relative_to(document, uri).cover(document_uris(document))
+
+
+def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
+    """
+    Read and verify the metadata of a completed checkpoint.
+
+    :raises CorruptStateError: if the size or the checksum differs from the row's.
+    :raises CheckpointNotFoundError: if the file is missing or was never written.
+    :raises IncompatibleCheckpointError: if the file is not a metadata file of a known version.
+    """
+    if checkpoint.metadata_uri is None:
+        raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
+    size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
+    # An earlier attempt may have used another checkpoint directory, so the location comes from the row.
+    data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
+        checkpoint.metadata_uri, size=size, sha256=digest
+    )
+    return decode_metadata(data, uri=checkpoint.metadata_uri)
+
+
+class DocumentCache:
+    """
+    Cache of checkpoint metadata. Entries stay valid because checkpoints are immutable.
+
+    :param storage_of: Returns the storage of a checkpoint.
+    """
+
+    def __init__(self, storage_of: Callable[[CheckpointRecord], CheckpointStorage]) -> None:
+        self._storage_of = storage_of
+        self._documents: dict[int, CheckpointDocument] = {}
+
+    def remember(self, checkpoint_id: int, document: CheckpointDocument) -> None:
+        """
+        Add a document.
+
+        :param checkpoint_id: Id of the checkpoint's row; the document of a restored savepoint contains another id.
+        """
+        self._documents[checkpoint_id] = document
+
+    def forget(self, checkpoint_id: int) -> None:
+        """Remove the document of a deleted checkpoint."""
+        self._documents.pop(checkpoint_id, None)
+
+    def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
+        """Return the document of a completed checkpoint; raises as :func:`load_document`."""
+        if checkpoint.checkpoint_id not in self._documents:
+            self.remember(checkpoint.checkpoint_id, load_document(self._storage_of(checkpoint), checkpoint))
+        return self._documents[checkpoint.checkpoint_id]
+
+    def named_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
+        """
+        Return the URIs of all snapshots and files that the checkpoints reference.
+
+        :return: The URIs; ``None`` if the metadata of a checkpoint cannot be read.
+        """
+        uris: set[str] = set()
+        for checkpoint in checkpoints:
+            try:
+                uris.update(document_uris(self.load(checkpoint)))
+            except UNREADABLE as error:
+                log.warning("Checkpoint %s cannot be read (%s)", checkpoint.checkpoint_id, error)
+                return None
+        return frozenset(uris)
 
 
 @dataclass(frozen=True, slots=True)
 class RelativeUris:
     """
-    Shortens URIs that lie below a directory.
+    Shortens URIs below a directory.
 
-    :param prefix: What says that a URI was shortened.
-    :param base: The directory, or ``None`` where nothing is to be shortened.
+    :param prefix: Prefix that marks a shortened URI.
+    :param base: The directory; ``None`` to keep all URIs absolute.
     """
 
     prefix: str
@@ -149,9 +258,9 @@ class RelativeUris:
 
     def shorten(self, uri: str) -> str:
         """
-        Return a URI as it is written.
+        Return the written form of a URI.
 
-        :raises InvalidConfigurationError: for what is no absolute URI and would be taken for a shortened one.
+        :raises InvalidConfigurationError: if the URI is not absolute and would be read as a shortened one.
         """
         if self.covers(uri):
             return f"{self.prefix}{uri.removeprefix(f'{self.base}/')}"
@@ -160,22 +269,22 @@ class RelativeUris:
         return uri
 
     def covers(self, uri: str) -> bool:
-        """Tell whether a URI lies below the directory."""
+        """Return whether a URI is below the directory."""
         return (
             self.base is not None and uri.startswith(f"{self.base}/") and _is_plain(uri.removeprefix(f"{self.base}/"))
         )
 
     def cover(self, uris: Iterable[str]) -> bool:
-        """Tell whether all of the URIs lie below the directory."""
+        """Return whether all URIs are below the directory."""
         return all(map(self.covers, uris))
 
 
 def lengthen(written: str, metadata_uri: str) -> str:
     """
-    Return the URI that was written.
+    Return the absolute URI of a written one.
 
-    :param metadata_uri: Where it was read from.
-    :raises ValueError: for one that leads out of the directory to which it is relative.
+    :param metadata_uri: URI of the metadata file that contains it.
+    :raises ValueError: if a relative URI leads out of its directory.
     """
     if not is_relative(written):
         return written
@@ -187,7 +296,7 @@ def lengthen(written: str, metadata_uri: str) -> str:
 
 
 def is_relative(written: str) -> bool:
-    """Tell whether a URI was shortened; one whose scheme happens to be called like a prefix was not."""
+    """Return whether a written URI is relative. A URI whose scheme equals a prefix is absolute."""
     return written.startswith((OF_JOB, OF_DIRECTORY)) and not written[4:].startswith("//")
 
 
@@ -205,52 +314,6 @@ def _is_plain(path: str) -> bool:
     return not {"", ".", ".."} & set(path.split("/"))
 
 
-MAGIC = b"statecheck-metadata"
-VERSION = 1
-
-
-def encode_metadata(document: CheckpointDocument, *, uri: str | None = None) -> bytes:
-    """
-    Return the bytes to write for a checkpoint.
-
-    :param uri: Where they will be written. Without it, that of a checkpoint is told from what the same attempt wrote; if it
-        wrote nothing yet, every URI stays absolute, as do all of a savepoint.
-    :raises InvalidConfigurationError: if its state holds a placeholder or a URI that is not absolute.
-    """
-    values = _to_json(document, _relative_uris(document, uri))
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    # Names of files may hold surrogates, which plain UTF-8 has no bytes for.
-    body = text.encode("utf-8", "surrogatepass")
-    return b"%s %d %s\n%s" % (MAGIC, VERSION, hashlib.sha256(body).hexdigest().encode(), body)
-
-
-def decode_metadata(data: bytes, *, uri: str) -> CheckpointDocument:
-    """
-    Return the checkpoint that the bytes describe.
-
-    :param uri: Where they were read from; relative URIs are resolved against it.
-    :raises IncompatibleCheckpointError: if they are no metadata, or of a version that this one does not know.
-    :raises CorruptStateError: if they were changed after they were written.
-    """
-    header, _, body = data.partition(b"\n")
-    _require_header(header, body, uri)
-    try:
-        return _from_json(json.loads(body), partial(lengthen, metadata_uri=uri))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptStateError(f"The metadata in {redact(uri)} cannot be understood: {error}") from error
-
-
-def is_relocatable(document: CheckpointDocument, *, uri: str) -> bool:
-    """
-    Tell whether everything that a snapshot names moves with it.
-
-    A savepoint is moved with its directory, a checkpoint with that of its job.
-
-    :param uri: Where its metadata is or will be.
-    """
-    return _relative_to(document, uri).cover(document_uris(document))
-
-
 def _require_header(header: bytes, body: bytes, uri: str) -> None:
     magic, *rest = header.split(b" ")
     if magic != MAGIC or len(rest) != 2:
@@ -266,17 +329,17 @@ def _require_header(header: bytes, body: bytes, uri: str) -> None:
         )
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptStateError(
-            f"The checksum of {redact(uri)} does not fit its content; the file was changed after it was written."
+            f"The checksum of {redact(uri)} does not match its content; the file was changed after it was written."
         )
 
 
 def _relative_uris(document: CheckpointDocument, uri: str | None) -> RelativeUris:
     if uri is None:
         is_savepoint = document.properties.is_savepoint
-        return RelativeUris(OF_JOB, None if is_savepoint else _job_directory_told_by(document))
+        return RelativeUris(OF_JOB, None if is_savepoint else _job_directory_of_attempt(document))
     relative = _relative_to(document, uri)
     if document.properties.is_savepoint and not relative.cover(document_uris(document)):
-        # Half of it would be found after a move, half would not.
+        # Mixed URIs would leave the savepoint half restorable after a move.
         return RelativeUris(OF_DIRECTORY, None)
     return relative
 
@@ -287,9 +350,9 @@ def _relative_to(document: CheckpointDocument, uri: str) -> RelativeUris:
     return RelativeUris(OF_JOB, job_directory_of(uri))
 
 
-def _job_directory_told_by(document: CheckpointDocument) -> str | None:
-    # An attempt writes under one checkpoint directory. What an earlier one wrote may lie under another: that the id of the
-    # job is in its path proves nothing.
+def _job_directory_of_attempt(document: CheckpointDocument) -> str | None:
+    # An attempt writes to one checkpoint directory, but earlier attempts may have used another one. Their URIs contain the
+    # job's id, too, so only files of this attempt are considered.
     uris = [handle.uri for handle in document.snapshots if handle.epoch == document.epoch]
     if isinstance(document.state, FileStateHandle):
         uris.append(document.state.uri)
@@ -318,7 +381,7 @@ def _shortened(record: Any, uris: RelativeUris) -> dict[str, Any]:
 
 
 def _values(record: Any) -> dict[str, Any]:
-    # Not asdict(): that copies inline state to its depths.
+    # asdict() would deep-copy the inline state.
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
@@ -351,75 +414,6 @@ def _state(values: dict[str, Any], restore: UriForm) -> InlineStateHandle | File
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    # A later release of the same version may add fields; what is not known here is not needed here.
+    # Later releases may add optional fields without a new version.
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
-
-
-log = logging.getLogger(__name__)
-
-UNREADABLE = (CorruptStateError, CheckpointNotFoundError, IncompatibleCheckpointError)
-"""What says that the bytes themselves are bad, in contrast to a storage that does not answer."""
-
-
-def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> CheckpointDocument:
-    """
-    Read and verify the metadata of a completed checkpoint.
-
-    :raises CorruptStateError: if length or checksum differ from the row's.
-    :raises CheckpointNotFoundError: if the file is missing, or was never written.
-    :raises IncompatibleCheckpointError: if it is no metadata file of a known version.
-    """
-    if checkpoint.metadata_uri is None:
-        raise CheckpointNotFoundError(f"Checkpoint {checkpoint.checkpoint_id} has no metadata; it was never completed.")
-    size, digest = checkpoint.metadata_size, checkpoint.metadata_sha256
-    # The row names the place of the checkpoint, which an earlier setting of its directory may have chosen.
-    data = storage.allowing(checkpoint.location, checkpoint.metadata_uri).read_verified(
-        checkpoint.metadata_uri, size=size, sha256=digest
-    )
-    return decode_metadata(data, uri=checkpoint.metadata_uri)
-
-
-class DocumentCache:
-    """
-    The metadata of checkpoints that were read or written before; a checkpoint never changes.
-
-    :param storage_of: Gives the storage that a checkpoint lies in.
-    """
-
-    def __init__(self, storage_of: Callable[[CheckpointRecord], CheckpointStorage]) -> None:
-        self._storage_of = storage_of
-        self._documents: dict[int, CheckpointDocument] = {}
-
-    def remember(self, checkpoint_id: int, document: CheckpointDocument) -> None:
-        """
-        Keep a document that was just written or read.
-
-        :param checkpoint_id: The id of the checkpoint's row; a savepoint that was restored has another one inside.
-        """
-        self._documents[checkpoint_id] = document
-
-    def forget(self, checkpoint_id: int) -> None:
-        """Drop a document whose checkpoint is gone."""
-        self._documents.pop(checkpoint_id, None)
-
-    def load(self, checkpoint: CheckpointRecord) -> CheckpointDocument:
-        """Return a completed checkpoint's document, as :func:`load_document`."""
-        if checkpoint.checkpoint_id not in self._documents:
-            self.remember(checkpoint.checkpoint_id, load_document(self._storage_of(checkpoint), checkpoint))
-        return self._documents[checkpoint.checkpoint_id]
-
-    def named_uris(self, checkpoints: tuple[CheckpointRecord, ...]) -> frozenset[str] | None:
-        """
-        Return the snapshots and files that any of the checkpoints names.
-
-        :return: ``None`` if one of them cannot be read: then nobody knows what it names.
-        """
-        uris: set[str] = set()
-        for checkpoint in checkpoints:
-            try:
-                uris.update(document_uris(self.load(checkpoint)))
-            except UNREADABLE as error:
-                log.warning("Checkpoint %s cannot be read (%s)", checkpoint.checkpoint_id, error)
-                return None
-        return frozenset(uris)

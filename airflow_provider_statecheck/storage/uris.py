@@ -1,4 +1,8 @@
-"""What may be a checkpoint directory, what may be deleted, and how a URI is shown to people."""
+"""
+Normalisation, deletion rules and redaction of URIs.
+
+URIs are never percent-encoded or decoded, because neither Spark nor fsspec does it.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,23 @@ _DELETABLE_HERE = re.compile(_DELETABLE)
 _SAVEPOINT_BELOW = re.compile(r"/savepoint-[0-9a-f]{6}-[0-9a-f]{12}(?:/|$)")
 _OF_THE_ONLY_JOB = re.compile(r"(?:chk-\d+|shared/[0-9a-f]{32}/[^/]+/[^/]+|taskowned/[^/]+/[^/]+)(?:/|$)")
 _DELETABLE_ELSEWHERE = re.compile(f"/{_DELETABLE}")
-# The second form is a password with an unescaped slash, as secret keys of S3 often have; a port is none.
+
+# The second alternative is a password with an unescaped slash, as in S3 secret keys; a port does not match it.
 _SIGNATURE = re.compile(
     r"(?i)([?&;](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|x-goog-signature|access_token|delegation|token)=)"
     r"[^&;\s'\"]+"
 )
+
 _USER_INFO = re.compile(r"://(?:[^/\s]*|[^/@:\s]+:(?!\d+/)\S*)@")
 
 
 def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
     """
-    Return a directory as an absolute URI without a slash at its end.
-
-    Nothing is percent-encoded or decoded: Spark and fsspec both take the text as it stands.
+    Return a directory as an absolute URI without a trailing slash.
 
     :param base: A path or any fsspec URI.
-    :param name: What to call it in the error.
-    :raises InvalidConfigurationError: if it is empty, relative, a root, or has characters that filesystems expand.
+    :param name: Name of the setting for error messages.
+    :raises InvalidConfigurationError: if the directory is empty, relative or a root, or contains glob characters.
     """
     text = os.fspath(base).strip() if isinstance(base, str | os.PathLike) else base
     if not isinstance(text, str) or not text:
@@ -52,51 +56,26 @@ def normalise_base(base: Any, name: str = "checkpoint_dir") -> str:
 
 def normalise_pointer(pointer: Any) -> str:
     """
-    Return the place of a savepoint as an absolute URI, the same for each way to write it.
+    Return a pointer to a savepoint as a normalised absolute URI.
 
-    It stands in rows, in logs and on pages, so nothing that is secret may be part of it.
+    Pointers are stored in rows and shown in logs and on pages, so they must not contain credentials.
 
     :param pointer: A path or any fsspec URI.
-    :raises InvalidConfigurationError: for what :func:`normalise_base` refuses, and for a URI with credentials.
+    :raises InvalidConfigurationError: as :func:`normalise_base`, and for a URI with credentials.
     """
-    uri = normalise_base(pointer, "the place of a savepoint")
+    uri = normalise_base(pointer, "the URI of the savepoint")
     if redact(uri) != uri:
         raise InvalidConfigurationError(
-            f"Expected the place of a savepoint without credentials, found {redact(uri)!r}; give them by storage_conn_id."
+            f"Expected the URI of a savepoint without credentials, found {redact(uri)!r}; set storage_conn_id instead."
         )
     return uri
-
-
-def _normalise_uri(scheme: str, rest: str, text: str, name: str) -> str:
-    if scheme in LOCAL_SCHEMES:
-        if not rest.startswith("/"):
-            raise _invalid(name, "absolute, with three slashes as in file:///data/checkpoints", text)
-        return _normalise_path(Path(rest), text, name)
-    if not rest.strip("/"):
-        raise _invalid(name, f"a directory below {scheme}://, because the root is not ours", text)
-    if {"", ".", ".."} & set(rest.strip("/").split("/")):
-        raise _invalid(name, "free of empty parts, '.' and '..'", text)
-    # Leading slashes stay: what follows the second one is a host, which hdfs:///data leaves out.
-    return f"{scheme}://{rest.rstrip('/')}"
-
-
-def _normalise_path(path: Path, text: str, name: str) -> str:
-    absolute = path.resolve() if ".." in path.parts else path.absolute()
-    if absolute == Path(absolute.anchor):
-        raise _invalid(name, "a directory below the root, because the root is not ours", text)
-    return f"file:///{str(absolute).lstrip('/')}"
-
-
-def _invalid(name: str, expected: str, found: Any) -> InvalidConfigurationError:
-    shown = repr(redact(found)) if isinstance(found, str) and found else "nothing" if not found else repr(found)
-    return InvalidConfigurationError(f"Expected {name} to be {expected}; found {shown}.")
 
 
 def scheme_of(uri: str) -> str:
     """
     Return the scheme of an absolute URI.
 
-    :raises InvalidConfigurationError: if it has none.
+    :raises InvalidConfigurationError: if the URI has no scheme.
     """
     match = _URI.fullmatch(uri)
     if match is None:
@@ -105,16 +84,16 @@ def scheme_of(uri: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Return a URI, or a message with URIs in it, without the users, passwords and signatures that they may carry."""
+    """Return a text with the user names, passwords and signatures of all URIs replaced by asterisks."""
     return _SIGNATURE.sub(r"\1***", _USER_INFO.sub("://***@", text))
 
 
 def require_deletable(uri: str, base_uri: str) -> None:
     """
-    Refuse to delete anything but one checkpoint or one snapshot of a job, so that no bug can empty a bucket.
+    Require that a URI is part of a checkpoint or a snapshot, to protect buckets from accidental deletion.
 
-    :param base_uri: The checkpoint directory. What lies in another one may be deleted too, but nothing that holds this one.
-    :raises InvalidConfigurationError: for any other URI.
+    :param base_uri: The checkpoint directory. URIs in other directories are accepted unless they contain this one.
+    :raises InvalidConfigurationError: if the URI is anything else.
     """
     if not _is_plain(uri) or not _is_checkpoint_or_snapshot(uri.rstrip("/"), base_uri):
         raise InvalidConfigurationError(
@@ -122,8 +101,33 @@ def require_deletable(uri: str, base_uri: str) -> None:
         )
 
 
+def _normalise_uri(scheme: str, rest: str, text: str, name: str) -> str:
+    if scheme in LOCAL_SCHEMES:
+        if not rest.startswith("/"):
+            raise _invalid(name, "absolute, with three slashes as in file:///data/checkpoints", text)
+        return _normalise_path(Path(rest), text, name)
+    if not rest.strip("/"):
+        raise _invalid(name, f"a directory below {scheme}://, because the root is shared with others", text)
+    if {"", ".", ".."} & set(rest.strip("/").split("/")):
+        raise _invalid(name, "free of empty segments, '.' and '..'", text)
+    # Leading slashes are significant: hdfs:///data has an empty host.
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _normalise_path(path: Path, text: str, name: str) -> str:
+    absolute = path.resolve() if ".." in path.parts else path.absolute()
+    if absolute == Path(absolute.anchor):
+        raise _invalid(name, "a directory below the root, because the root is shared with others", text)
+    return f"file:///{str(absolute).lstrip('/')}"
+
+
+def _invalid(name: str, expected: str, found: Any) -> InvalidConfigurationError:
+    shown = repr(redact(found)) if isinstance(found, str) and found else "nothing" if not found else repr(found)
+    return InvalidConfigurationError(f"Expected {name} to be {expected}; found {shown}.")
+
+
 def _is_plain(uri: str) -> bool:
-    # Filesystems resolve dots and expand globs when they delete: what goes would not be what is written here.
+    # Filesystems resolve dots and expand globs when they delete.
     parts = uri.rstrip("/").partition("://")[2].lstrip("/").split("/")
     return not _GLOB.search(uri) and not {"", ".", ".."} & set(parts)
 
@@ -131,6 +135,6 @@ def _is_plain(uri: str) -> bool:
 def _is_checkpoint_or_snapshot(uri: str, base_uri: str) -> bool:
     if uri.startswith(f"{base_uri}/"):
         below = uri.removeprefix(f"{base_uri}/")
-        # Savepoints may have a directory of their own in this one, and a job none.
+        # Savepoints may be in a subdirectory, and a job may have no directory of its own.
         return bool(_DELETABLE_HERE.match(below) or _SAVEPOINT_BELOW.search(below) or _OF_THE_ONLY_JOB.match(below))
     return not f"{base_uri}/".startswith(f"{uri}/") and bool(_DELETABLE_ELSEWHERE.search(uri))

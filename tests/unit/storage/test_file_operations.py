@@ -90,7 +90,7 @@ class TestWriting:
             def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
                 raise FileNotFoundError("no such bucket")
 
-        with pytest.raises(StorageError, match="Nothing can be written"):
+        with pytest.raises(StorageError, match="Cannot write"):
             CheckpointStorage(NoBucket(), "memory://nb").write_bytes("memory://nb/x", b"x")
 
     @pytest.mark.parametrize("overwrite", [False, True])
