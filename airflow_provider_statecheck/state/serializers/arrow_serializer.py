@@ -1,4 +1,4 @@
-"""Serializers of plain Arrow types, with nesting and widening."""
+"""Serializers of Arrow types, their names in snapshots, and widening between them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _PARAMETERISED = (
 
 def encode_type(arrow_type: Any) -> str:
     """
-    Return the name of an Arrow type that is not nested.
+    Return the name of an Arrow type without children.
 
-    :raises UnsupportedStateError: for one that cannot be a column of state.
+    :raises UnsupportedStateError: if state cannot have a column of the type.
     """
     name = str(arrow_type)
     if _decoded(name) != arrow_type:
         raise UnsupportedStateError(
-            f"Expected an Arrow type of numbers, texts, bytes, decimals, dates or times in microseconds or coarser, or a "
+            f"Expected an Arrow type of numbers, strings, bytes, decimals, dates or times in microseconds or coarser, or a "
             f"list, struct or map of these, as a type of state; found {name}."
         )
     return name
@@ -61,9 +61,9 @@ def encode_type(arrow_type: Any) -> str:
 
 def decode_type(name: str) -> Any:
     """
-    Return the Arrow type of a name.
+    Return the Arrow type of a name, the inverse of :func:`encode_type`.
 
-    :raises CorruptStateError: for a name that :func:`encode_type` does not give.
+    :raises CorruptStateError: if the name is unknown.
     """
     found = _decoded(name)
     if found is None:
@@ -115,11 +115,11 @@ def _binary(width: str) -> Any:
 
 
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
-"""How many bits a whole number may have to be exact."""
+"""Largest bit width of the integers that a float of a bit width represents exactly."""
 
 
 def is_widening(old: Any, new: Any) -> bool:
-    """Tell whether every value of an Arrow type is also one of another, and equal."""
+    """Return whether the type ``new`` represents every value of the type ``old`` exactly."""
     import pyarrow.types as pat
 
     if pat.is_integer(old):
@@ -152,15 +152,15 @@ def _holds_decimals(new: Any, whole_digits: int, scale: int) -> bool:
 
 
 _PYTHON_BITS = 64
-"""Of a float."""
+"""Bit width of a Python float."""
 
 
 class ArrowSerializer(AbstractSerializer[Any]):
     """
-    Values of one Python type as a column that holds each of them exactly.
+    Serializer of scalar values; it rejects values that the Arrow type would round or truncate.
 
-    :param arrow_type: Not a nested one.
-    :raises UnsupportedStateError: for one that Python has no exact values for.
+    :param arrow_type: An Arrow type without children.
+    :raises UnsupportedStateError: if state cannot have a column of the type.
     """
 
     class_id = "arrow"
@@ -176,9 +176,9 @@ class ArrowSerializer(AbstractSerializer[Any]):
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
         """
-        Return an Arrow array of values, null where there is ``None``.
+        Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: for a value that the column cannot hold exactly, naming it.
+        :raises UnsupportedStateError: if the Arrow type cannot represent a value exactly.
         """
         import pyarrow as pa
 
@@ -199,12 +199,12 @@ class ArrowSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def own(self) -> Own:
-        """Return what checks a value: a function, because calling a method that calls it would take as long again."""
+        """Return the check of a value, as a function because a further method call would double its cost."""
         return quick_own(self._arrow_type, self.plain, partial(own_through_arrow, self))
 
     @cached_property
     def plain(self) -> Plain | None:
-        """Return which values are known to fit at a glance."""
+        """Return the cheap test of values, or ``None`` if the type has none."""
         return plain_of_arrow(self._arrow_type)
 
     def config(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class ArrowSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def _may_round(self) -> bool:
-        """Arrow rounds without a word to fewer bits, and to coarser units of time."""
+        """Return whether Arrow rounds values silently, to fewer bits or to a coarser unit of time."""
         import pyarrow.types as pat
 
         if pat.is_floating(self._arrow_type):
@@ -263,10 +263,13 @@ class ArrowSerializer(AbstractSerializer[Any]):
 
     def _require_exact(self, values: Sequence[Any], array: Any) -> None:
         if array.null_count and array.null_count != sum(value is None for value in values):
-            self._refuse(next(v for v, kept in zip(values, array, strict=True) if v is not None and not kept.is_valid))
+            self._refuse(
+                next(v for v, stored in zip(values, array, strict=True) if v is not None and not stored.is_valid)
+            )
         if self._may_round:
-            for value, kept in zip(values, array.to_pylist(), strict=True):
-                if value != kept and value == value:
+            for value, stored in zip(values, array.to_pylist(), strict=True):
+                # NaN differs from itself and is not an inexact value.
+                if value != stored and value == value:
                     self._refuse(value)
 
     def _refuse_first_of(self, values: Sequence[Any], error: Exception) -> NoReturn:
@@ -314,9 +317,9 @@ def _python_types(arrow_type: Any) -> tuple[type, ...]:
 
 def serializer_of_arrow_type(arrow_type: Any) -> TypeSerializer[Any]:
     """
-    Return the serializer of an Arrow type; values of a struct are dictionaries.
+    Return the serializer of an Arrow type; the values of a struct are dictionaries.
 
-    :raises UnsupportedStateError: for a type that cannot be a column of state.
+    :raises UnsupportedStateError: if state cannot have a column of the type.
     """
     import pyarrow.types as pat
 

@@ -1,4 +1,4 @@
-"""Base of the serializers: values are checked and become immutable copies of the state."""
+"""Base class of the serializers and fast checks of values that are put into state."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 Own = Callable[[Any], Any]
-"""Returns a value as state keeps it; raises ``UnsupportedStateError`` for one that does not fit."""
+"""Validates a value and returns the object that state retains; raises ``UnsupportedStateError`` for a value of another type."""
 
 _EXACT_INTEGERS_OF_A_FLOAT = 2**53
+"""Largest magnitude up to which a float represents every integer exactly."""
 
 
 class Plain(NamedTuple):
-    """Values that cannot be changed and that come back from a checkpoint as they are, told by their class alone or nearly."""
+    """Cheap test for immutable values that a checkpoint restores unchanged."""
 
     kind: type
-    """Their class, and no subclass of it."""
+    """Exact class of the values; subclasses do not match."""
     fits: Callable[[Any], bool] | None = None
-    """Tells whether a value of that class can be written; ``None`` if each can that is within the bounds."""
+    """Further condition on a value; ``None`` if class and bounds are sufficient."""
     bounds: tuple[int, int] | None = None
-    """The least and the greatest value."""
+    """Smallest and largest permitted value, both inclusive; ``None`` if unbounded."""
 
     def all_fit(self, values: Collection[Any]) -> bool:
-        """Tell whether all of many values are known to fit."""
+        """Return whether all values pass the test."""
         if not {self.kind}.issuperset(map(type, values)):
             return False
         if self.bounds is not None and values:
@@ -46,9 +47,10 @@ class Plain(NamedTuple):
 
 def compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]:
     """
-    Return what tells whether the values of one row are known to fit, each in its column.
+    Return a function that tests each value of a row against its column.
 
-    It runs for each value that is put into state, so it is one expression: a loop would take five times as long.
+    The function runs for every record that is put into state. It is compiled to one expression, because a loop takes five
+    times as long.
     """
     names: dict[str, Any] = {}
     terms = [f"len(row) == {len(columns)}"]
@@ -62,16 +64,16 @@ def compiled_check(columns: Sequence[Plain]) -> Callable[[Sequence[Any]], bool]:
 
 
 def own_of(serializer: TypeSerializer[Any]) -> Own:
-    """Return what checks a value and makes it the state's own: the serializer's ``own``, else a way through Arrow and back."""
+    """Return the ``own`` function of a serializer; the fallback converts the value to Arrow and back."""
     own: Own | None = getattr(serializer, "own", None)
     return partial(own_through_arrow, serializer) if own is None else own
 
 
 def own_through_arrow(serializer: TypeSerializer[Any], value: Any) -> Any:
     """
-    Return a value as it comes back from a checkpoint.
+    Return a value as a checkpoint restores it, by conversion to Arrow and back.
 
-    :raises UnsupportedStateError: for a value of another type.
+    :raises UnsupportedStateError: if the value is ``None`` or has another type.
     """
     array = serializer.to_arrow([value])
     if array.null_count:
@@ -82,13 +84,13 @@ def own_through_arrow(serializer: TypeSerializer[Any], value: Any) -> Any:
 
 
 def plain_of(serializer: TypeSerializer[Any]) -> Plain | None:
-    """Return which values of a serializer are known to fit at a glance, ``None`` if none is."""
+    """Return the cheap test of the values of a serializer, or ``None`` if it has none."""
     found: Plain | None = getattr(serializer, "plain", None)
     return found
 
 
 def plain_of_arrow(arrow_type: Any) -> Plain | None:
-    """Return which values of a type are known to fit at a glance, ``None`` if none is."""
+    """Return the cheap test of the values of an Arrow type, or ``None`` if it has none."""
     import pyarrow.types as pat
 
     kinds: tuple[tuple[Callable[[Any], bool], Callable[[Any], Plain]], ...] = (
@@ -105,10 +107,10 @@ def plain_of_arrow(arrow_type: Any) -> Plain | None:
 
 def quick_own(arrow_type: Any, plain: Plain | None, own: Own) -> Own:
     """
-    Return a function that returns what ``own`` does, but sooner for the usual values of a type.
+    Return a function equivalent to ``own`` that handles the usual values of a type faster.
 
-    :param plain: Which values are known to fit.
-    :param own: Decides on every other value.
+    :param plain: The cheap test; a value that passes is returned unchanged.
+    :param own: The fallback for all other values.
     """
     import pyarrow.types as pat
 
@@ -140,7 +142,7 @@ def _integers(arrow_type: Any) -> Plain:
 
 def _has_bytes(text: str) -> bool:
     try:
-        # Half of a surrogate pair has none.
+        # A lone surrogate cannot be encoded.
         return text.encode() is not None
     except UnicodeError:
         return False
@@ -162,7 +164,7 @@ def _floats(own: Own) -> Own:
 
 
 def _decimals(arrow_type: Any, own: Own) -> Own:
-    # As it comes back: with all the digits of its scale.
+    # Arrow restores decimals with all digits of their scale.
     digits = Decimal((0, (1,), -arrow_type.scale))
     exact = Context(prec=arrow_type.precision, traps=[Inexact, InvalidOperation])
 
@@ -181,7 +183,7 @@ T = TypeVar("T")
 
 
 class AbstractSerializer(ABC, Generic[T]):
-    """Compares itself with snapshots of its own class; state of another class is incompatible unless a subclass knows better."""
+    """Serializer that is compatible only with snapshots of its own class, unless a subclass overrides this."""
 
     class_id: ClassVar[str]
     version: ClassVar[int] = 1
@@ -194,49 +196,49 @@ class AbstractSerializer(ABC, Generic[T]):
     @abstractmethod
     def to_arrow(self, values: Sequence[T | None]) -> Any:
         """
-        Return an Arrow array of values, null where there is ``None``.
+        Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: for a value of another type, naming it.
+        :raises UnsupportedStateError: if a value has another type.
         """
 
     @abstractmethod
     def from_arrow(self, array: Any) -> list[T | None]:
-        """Return the values of an array; each is new and may be changed."""
+        """Return the values of an array as new objects."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return as JSON what tells the serializer from others of its class."""
+        """Return the configuration of the serializer as JSON values."""
 
     @abstractmethod
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-        """Compare with a config of the same class and of a version that is known."""
+        """Compare with a configuration of the same class in a supported version."""
 
     @property
     def is_immutable(self) -> bool:
-        """Tell whether values can be shared, as nobody can change them."""
+        """Return whether values are immutable and can be shared."""
         return True
 
     def copy(self, value: T) -> T:
-        """Return a value that shares nothing with another that could be changed."""
+        """Return a copy of a value that shares no mutable object with it."""
         return value
 
     def own(self, value: Any) -> Any:
         """
-        Return a value as it comes back from a checkpoint, which shares nothing that could be changed with the one given.
+        Return a value as a checkpoint restores it, without any mutable object of the given one.
 
-        :raises UnsupportedStateError: for a value of another type, naming it.
+        :raises UnsupportedStateError: if a value has another type.
         """
         return own_through_arrow(self, value)
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
+        """Return the snapshot that later versions are compared with."""
         return SerializerSnapshot(class_id=self.class_id, version=self.version, config=self.config())
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         """
-        Say whether state that was written as ``old`` can go on with this serializer.
+        Return whether this serializer can restore state that was written with ``old``.
 
-        :raises IncompatibleCheckpointError: if a newer version of this class wrote it.
+        :raises IncompatibleCheckpointError: if a newer version of this class wrote the snapshot.
         """
         if old.class_id != self.class_id:
             return self._resolve_other(old)

@@ -91,7 +91,7 @@ class CollectionSerializer(AbstractSerializer[Any]):
 
     @property
     def is_immutable(self) -> bool:
-        """Tell whether values can be shared, as nobody can change them."""
+        """Return whether values are immutable and can be shared."""
         return self.collection in (tuple, frozenset) and is_immutable(self.element)
 
     def copy(self, value: Any) -> Any:

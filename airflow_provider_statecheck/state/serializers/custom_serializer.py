@@ -155,7 +155,7 @@ class SerializerAdapter(AbstractSerializer[Any]):
         return dict(config()) if config else {}
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
+        """Return the snapshot that later versions are compared with."""
         class_id, version = f"{PREFIX}{self.custom.class_id}", self.custom.version
         return SerializerSnapshot(class_id=class_id, version=version, config=self.config())
 

@@ -48,31 +48,31 @@ class OptionalSerializer:
 
     @property
     def is_immutable(self) -> bool:
-        """Tell whether values can be shared, as nobody can change them."""
+        """Return whether values are immutable and can be shared."""
         return is_immutable(self.value)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of values, null where there is ``None``."""
+        """Return an Arrow array of values, with null for ``None``."""
         return self.value.to_arrow(values)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the values of an array; each is new and may be changed."""
+        """Return the values of an array as new objects."""
         return self.value.from_arrow(array)
 
     def own(self, value: Any) -> Any:
         """
         Return a value as it comes back from a checkpoint; ``None`` is one too.
 
-        :raises UnsupportedStateError: for a value of another type, naming it.
+        :raises UnsupportedStateError: if a value has another type.
         """
         return None if value is None else own_of(self.value)(value)
 
     def copy(self, value: Any) -> Any:
-        """Return a value that shares nothing with another that could be changed."""
+        """Return a copy of a value that shares no mutable object with it."""
         return None if value is None else self.value.copy(value)
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
+        """Return the snapshot that later versions are compared with."""
         config = {"value": encode_snapshot(self.value.snapshot())}
         return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
 
@@ -100,7 +100,7 @@ def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
     """
     Return the snapshot of what is not ``None``.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     """
     if not is_optional(snapshot):
         return snapshot

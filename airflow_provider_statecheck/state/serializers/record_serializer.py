@@ -104,7 +104,7 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def is_immutable(self) -> bool:
-        """Tell whether values can be shared, as nobody can change them."""
+        """Return whether values are immutable and can be shared."""
         return not (self.shape.can_be_changed or self._copies)
 
     def copy(self, value: Any) -> Any:

@@ -36,7 +36,7 @@ class RecordShape(Protocol):
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
-        Return the values of each field.
+        Return one column of values per field.
 
         :raises UnsupportedStateError: for records that have not these fields.
         """
@@ -83,7 +83,7 @@ class DataclassShape:
         return not self.type.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """Return the values of each field."""
+        """Return one column of values per field."""
         return [list(map(attrgetter(name), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
@@ -146,7 +146,7 @@ class NamedTupleShape:
         self._names: tuple[str, ...] = cls._fields
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
-        """Return the values of each field."""
+        """Return one column of values per field."""
         return [list(map(itemgetter(self._names.index(name)), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
@@ -182,7 +182,7 @@ class TupleShape:
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
-        Return the values of each field.
+        Return one column of values per field.
 
         :raises UnsupportedStateError: for a tuple of another length.
         """

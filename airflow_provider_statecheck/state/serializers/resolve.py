@@ -212,7 +212,7 @@ def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
     bytes.
 
     :raises UnsupportedStateError: for a class that nobody knows here.
-    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     :raises CorruptStateError: for a config that its class does not make.
     """
     if is_custom(snapshot):

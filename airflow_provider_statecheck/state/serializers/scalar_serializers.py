@@ -1,4 +1,4 @@
-"""Serializers of date-times, enum members and UUIDs."""
+"""Serializers of datetimes, enum members and UUIDs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from airflow_provider_statecheck.state.serializers.base import AbstractSerialize
 from airflow_provider_statecheck.state.serializers.serializer import AS_IS, Compatibility, incompatible
 
 _MICROSECOND = timedelta(microseconds=1)
-_AS_THEY_ARE = (None, UTC)
-"""Zones that come back as the same object."""
+_SINGLETON_ZONES = (None, UTC)
+"""Time zones that a checkpoint restores as the same object."""
 
 
 class DatetimeSerializer(AbstractSerializer[datetime]):
     """
-    Any ``datetime`` as a struct of its local time, its zone and its fold, so that it comes back as it was.
+    Serializer of ``datetime`` as a struct of local time, time zone and fold.
 
-    A column of points in time alone is that of ``pyarrow.timestamp("us", tz="UTC")``.
+    The struct preserves the time zone. For instants only, declare ``pyarrow.timestamp("us", tz="UTC")``.
     """
 
     class_id = "datetime"
 
     @property
     def arrow_type(self) -> Any:
-        """Return a struct: the time on the clock, the zone or null, and whether it is the second of two equal times."""
+        """Return the struct type: local time, name or offset of the time zone (nullable), and fold."""
         import pyarrow as pa
 
         return pa.struct([("local", pa.timestamp("us")), ("zone", pa.string()), ("fold", pa.bool_())])
 
     def to_arrow(self, values: Sequence[datetime | None]) -> Any:
         """
-        Return an Arrow array of values, null where there is ``None``.
+        Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: for another type, or a time zone without a name or an offset.
+        :raises UnsupportedStateError: if a value has another type, or its time zone has neither a key nor a fixed offset.
         """
         import pyarrow as pa
 
@@ -62,11 +62,11 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
         ]
 
     def own(self, value: Any) -> datetime:
-        """Return a ``datetime`` as it comes back from a checkpoint."""
-        return value if type(value) is datetime and value.tzinfo in _AS_THEY_ARE else super().own(value)
+        """Return a ``datetime`` as a checkpoint restores it."""
+        return value if type(value) is datetime and value.tzinfo in _SINGLETON_ZONES else super().own(value)
 
     def config(self) -> dict[str, Any]:
-        """Return nothing, as all are alike."""
+        """Return an empty configuration."""
         return {}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -111,9 +111,9 @@ def _refuse_type(kind: type) -> None:
 
 class EnumNames(AbstractSerializer[Any]):
     """
-    The names of an enumeration whose class is not at hand, as text.
+    Serializer of enum members as their names, for readers without the enum class.
 
-    :param names: All of them, with those that are other names of a member.
+    :param names: All names, including aliases.
     """
 
     class_id = "enum"
@@ -123,16 +123,16 @@ class EnumNames(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of texts."""
+        """Return the Arrow type of strings."""
         import pyarrow as pa
 
         return pa.string()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
         """
-        Return an Arrow array of names, null where there is ``None``.
+        Return an Arrow array of names, with null for ``None``.
 
-        :raises UnsupportedStateError: for what is none of the names.
+        :raises UnsupportedStateError: if a value is not one of the names.
         """
         import pyarrow as pa
 
@@ -165,10 +165,10 @@ class EnumNames(AbstractSerializer[Any]):
 
 class EnumSerializer(EnumNames):
     """
-    Members of an enumeration by their names; their values, and their order, may change at any time.
+    Serializer of enum members by name; their values and order may change between versions.
 
-    :param enum: The class.
-    :raises UnsupportedStateError: for flags, whose members have no names when they are combined.
+    :param enum: The enum class.
+    :raises UnsupportedStateError: if the class is a ``Flag``, because combined members have no names.
     """
 
     def __init__(self, enum: type[Enum]) -> None:
@@ -182,9 +182,9 @@ class EnumSerializer(EnumNames):
 
     def to_arrow(self, values: Sequence[Enum | None]) -> Any:
         """
-        Return an Arrow array of names, null where there is ``None``.
+        Return an Arrow array of names, with null for ``None``.
 
-        :raises UnsupportedStateError: for what is no member.
+        :raises UnsupportedStateError: if a value is not a member of the enum.
         """
         import pyarrow as pa
 
@@ -193,17 +193,17 @@ class EnumSerializer(EnumNames):
         return pa.array([None if value is None else value._name_ for value in values], self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the members that an array names."""
+        """Return the members whose names are in an array."""
         members = self._enum.__members__
         return [None if name is None else members[name] for name in array.to_pylist()]
 
     @property
     def plain(self) -> Plain:
-        """Return that members are known to fit."""
+        """Return the cheap test: every member of the enum can be stored."""
         return Plain(self._enum)
 
     def own(self, value: Any) -> Any:
-        """Return a member of the enumeration."""
+        """Return a member unchanged."""
         return value if type(value) is self._enum else super().own(value)
 
     @property
@@ -212,22 +212,22 @@ class EnumSerializer(EnumNames):
 
 
 class UuidSerializer(AbstractSerializer[UUID]):
-    """UUIDs as a column of sixteen bytes each."""
+    """Serializer of UUIDs as 16 bytes each."""
 
     class_id = "uuid"
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of sixteen bytes."""
+        """Return the Arrow type of 16 bytes."""
         import pyarrow as pa
 
         return pa.binary(16)
 
     def to_arrow(self, values: Sequence[UUID | None]) -> Any:
         """
-        Return an Arrow array of values, null where there is ``None``.
+        Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: for a value of another type.
+        :raises UnsupportedStateError: if a value has another type.
         """
         import pyarrow as pa
 
@@ -242,11 +242,11 @@ class UuidSerializer(AbstractSerializer[UUID]):
     plain = Plain(UUID)
 
     def own(self, value: Any) -> UUID:
-        """Return a UUID."""
+        """Return a UUID unchanged."""
         return value if type(value) is UUID else super().own(value)
 
     def config(self) -> dict[str, Any]:
-        """Return nothing, as all are alike."""
+        """Return an empty configuration."""
         return {}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:

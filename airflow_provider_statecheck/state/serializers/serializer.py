@@ -62,22 +62,22 @@ class TypeSerializer(Protocol[T]):
 
     def to_arrow(self, values: Sequence[T | None]) -> Any:
         """
-        Return an Arrow array of values, null where there is ``None``.
+        Return an Arrow array of values, with null for ``None``.
 
-        :raises UnsupportedStateError: for a value of another type, naming it.
+        :raises UnsupportedStateError: if a value has another type.
         """
         ...
 
     def from_arrow(self, array: Any) -> list[T | None]:
-        """Return the values of an array; each is new and may be changed."""
+        """Return the values of an array as new objects."""
         ...
 
     def copy(self, value: T) -> T:
-        """Return a value that shares nothing with another that could be changed."""
+        """Return a copy of a value that shares no mutable object with it."""
         ...
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
+        """Return the snapshot that later versions are compared with."""
         ...
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
@@ -198,7 +198,7 @@ def require_known_version(old: SerializerSnapshot, version: int) -> None:
     """
     Refuse a snapshot whose config this version cannot read.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     """
     if old.version > version:
         raise IncompatibleCheckpointError(

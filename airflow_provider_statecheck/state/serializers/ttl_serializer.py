@@ -59,23 +59,23 @@ class TtlSerializer:
 
     @property
     def is_immutable(self) -> bool:
-        """Tell whether values can be shared, as nobody can change them."""
+        """Return whether values are immutable and can be shared."""
         return is_immutable(self.inner)
 
     def to_arrow(self, values: Sequence[TtlValue | None]) -> Any:
         """
         Return an Arrow array of structs, null where there is ``None``.
 
-        :raises UnsupportedStateError: for a value of another type.
+        :raises UnsupportedStateError: if a value has another type.
         """
         return self._structs_of(values, self.inner.to_arrow)
 
     def from_arrow(self, array: Any) -> list[TtlValue | None]:
-        """Return the values of an array; each is new and may be changed."""
+        """Return the values of an array as new objects."""
         return self._with_times(self.inner.from_arrow(array.field(0)), array)
 
     def copy(self, value: TtlValue) -> TtlValue:
-        """Return a value that shares nothing with another that could be changed."""
+        """Return a copy of a value that shares no mutable object with it."""
         if self.is_immutable or value.value is None:
             return value
         return TtlValue(self.inner.copy(value.value), value.last_access_ms)
@@ -91,7 +91,7 @@ class TtlSerializer:
         )
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
+        """Return the snapshot that later versions are compared with."""
         config = {"value": encode_snapshot(self.inner.snapshot())}
         return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
 
