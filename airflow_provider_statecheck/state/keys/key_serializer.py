@@ -1,4 +1,4 @@
-"""Keys of keyed state as Arrow columns, and the key group of each."""
+"""Serializer of the keys of keyed state: normal form, Arrow columns and key groups."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class KeyField:
-    """One column of a key."""
+    """Name and Arrow type of a key column."""
 
     name: str
     type: Any
-    """An Arrow type."""
 
 
 @dataclass(frozen=True)
 class KeySerializer:
     """
-    Keys of one or several columns; a key is a scalar of one column, a tuple of several.
+    Serializer of keys of one or several columns.
 
-    :param fields: The columns, in the order in which they are hashed.
-    :raises InvalidConfigurationError: for no column, or two of the same name.
-    :raises UnsupportedStateError: for a column whose type cannot be part of a key.
+    A key of one column is a scalar, a key of several columns is a tuple. Its key group equals the one that Spark computes.
+
+    :param fields: The key columns in the order in which they are hashed.
+    :raises InvalidConfigurationError: if there is no column, or two columns have the same name.
+    :raises UnsupportedStateError: if the type of a column cannot be part of a key.
     """
 
     fields: tuple[KeyField, ...]
@@ -50,76 +51,76 @@ class KeySerializer:
             _key_type(field)
 
     @cached_property
-    def _types(self) -> tuple[KeyType, ...]:
+    def _key_types(self) -> tuple[KeyType, ...]:
         return tuple(_key_type(field) for field in self.fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The rules hold closures; they follow from the fields.
+        # The cached key types contain closures, which cannot be pickled; they are derived from the fields.
         return {"fields": self.fields}
 
     @property
     def arrow_types(self) -> tuple[Any, ...]:
-        """Return the Arrow type of each column that :meth:`to_columns` gives."""
-        return tuple(key_type.arrow_type for key_type in self._types)
+        """Return the Arrow types of the normalized columns."""
+        return tuple(key_type.arrow_type for key_type in self._key_types)
 
     def require(self, key: Any) -> None:
         """
-        Refuse a key that has no key group.
+        Require a value for each key column.
 
-        :raises InvalidConfigurationError: for ``None``, a part that is ``None``, or another number of parts.
+        :raises InvalidConfigurationError: if the key or a part is ``None``, or the number of parts differs.
         """
         if key is None or (len(self.fields) > 1 and (len(self._parts(key)) != len(self.fields) or None in key)):
             raise InvalidConfigurationError(
-                f"Expected a key with a value for each of {self._shown}, found {key!r}; filter rows without a key out."
+                f"Expected a key with a value for each of {self._column_names}, found {key!r}; filter rows without a key out."
             )
 
     def normalized(self, key: Any) -> Any:
         """
-        Return a key in the one form in which it is stored, compared and hashed.
+        Return the normal form of a key, in which it is stored, compared and hashed.
 
-        :raises InvalidConfigurationError: for a key or a part that is null.
-        :raises UnsupportedStateError: for a part of another type than its column.
+        :raises InvalidConfigurationError: if the key or a part is ``None``.
+        :raises UnsupportedStateError: if the type of a part differs from its column.
         """
         self.require(key)
-        parts = zip(self.fields, self._types, self._parts(key), strict=True)
-        normal = tuple(_normalized(field, key_type, part) for field, key_type, part in parts)
-        return normal[0] if len(normal) == 1 else normal
+        parts = zip(self.fields, self._key_types, self._parts(key), strict=True)
+        normalized = tuple(_normalized(field, key_type, part) for field, key_type, part in parts)
+        return normalized[0] if len(normalized) == 1 else normalized
 
     def key_group_of(self, key: Any, max_parallelism: int) -> int:
         """
-        Return the key group of a key, which is the one that Spark computes.
+        Return the key group of a key.
 
-        :raises InvalidConfigurationError: for a key or a part that is null.
-        :raises UnsupportedStateError: for a part of another type than its column.
+        :raises InvalidConfigurationError: if the key or a part is ``None``.
+        :raises UnsupportedStateError: if the type of a part differs from its column.
         """
         hashed = SPARK_SEED
-        for key_type, part in zip(self._types, self._parts(self.normalized(key)), strict=True):
+        for key_type, part in zip(self._key_types, self._parts(self.normalized(key)), strict=True):
             hashed = key_type.hashed(part, hashed)
         return key_group_of_hash(hashed, max_parallelism)
 
     def to_columns(self, keys: Sequence[Any]) -> tuple[Any, ...]:
         """
-        Return keys as Arrow columns.
+        Return keys as normalized Arrow columns.
 
-        :raises InvalidConfigurationError: for a key or a part that is null.
-        :raises UnsupportedStateError: for a part of another type than its column.
+        :raises InvalidConfigurationError: if a key or a part is ``None``.
+        :raises UnsupportedStateError: if the type of a part differs from its column.
         """
         import pyarrow as pa
 
-        normal = [self._parts(self.normalized(key)) for key in keys]
-        columns = zip(*normal, strict=True) if normal else ((),) * len(self.fields)
+        normalized = [self._parts(self.normalized(key)) for key in keys]
+        columns = zip(*normalized, strict=True) if normalized else ((),) * len(self.fields)
         return tuple(pa.array(column, type=wanted) for column, wanted in zip(columns, self.arrow_types, strict=True))
 
     def normalized_columns(self, columns: Sequence[Any]) -> tuple[Any, ...]:
         """
-        Return columns as Spark sends them in the one form in which keys are stored, compared and hashed.
+        Return the normal form of key columns as Spark sends them.
 
-        :raises InvalidConfigurationError: for a null, or another number of columns.
-        :raises UnsupportedStateError: for a column of another type.
+        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
+        :raises UnsupportedStateError: if a column has another type.
         """
         if len(columns) != len(self.fields):
             raise InvalidConfigurationError(
-                f"Expected a column for each of {self._shown}, found {len(columns)} columns."
+                f"Expected a column for each of {self._column_names}, found {len(columns)} columns."
             )
         return tuple(
             normalized_column(field.name, field.type, column)
@@ -128,33 +129,41 @@ class KeySerializer:
 
     def from_columns(self, columns: Sequence[Any]) -> list[Any]:
         """
-        Return the keys of Arrow columns as Spark sends them.
+        Return the keys of Arrow columns as Spark sends them, in normal form.
 
-        :raises InvalidConfigurationError: for a null, or another number of columns.
-        :raises UnsupportedStateError: for a column of another type, or a time that Python has not.
+        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
+        :raises UnsupportedStateError: if a column has another type, or a time is outside the years 1 to 9999.
         """
-        normal = self.normalized_columns(columns)
+        normalized = self.normalized_columns(columns)
         values = [
-            _values(field, kind, column) for field, kind, column in zip(self.fields, self._types, normal, strict=True)
+            _values(field, key_type, column)
+            for field, key_type, column in zip(self.fields, self._key_types, normalized, strict=True)
         ]
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def key_groups_of(self, columns: Sequence[Any], max_parallelism: int) -> Any:
         """
-        Return the key groups of the keys of Arrow columns, as a numpy array of int32.
+        Return the key groups of Arrow columns as Spark sends them, as a numpy array of int32.
 
-        :raises InvalidConfigurationError: for a null, or another number of columns.
-        :raises UnsupportedStateError: for a column of another type.
+        :raises InvalidConfigurationError: if a column contains a null, or the number of columns differs.
+        :raises UnsupportedStateError: if a column has another type.
         """
         return key_groups(self.normalized_columns(columns), max_parallelism)
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return what a later version is compared with."""
-        fields = [{"name": field.name, "type": kind.name} for field, kind in zip(self.fields, self._types, strict=True)]
+        """Return the names and types of the columns, which the next release compares with its own."""
+        fields = [
+            {"name": field.name, "type": key_type.name}
+            for field, key_type in zip(self.fields, self._key_types, strict=True)
+        ]
         return SerializerSnapshot(class_id=_CLASS_ID, version=_VERSION, config={"fields": fields})
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether keys that were written as ``old`` can go on; a key never migrates, because its group would change."""
+        """
+        Return whether keys with the snapshot ``old`` are compatible with this serializer.
+
+        Keys are never migrated, because their key groups would change.
+        """
         if old == self.snapshot():
             return Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
         return other_key(old, self.snapshot())
@@ -165,7 +174,7 @@ class KeySerializer:
         return key if isinstance(key, tuple) else ()
 
     @property
-    def _shown(self) -> str:
+    def _column_names(self) -> str:
         return ", ".join(field.name for field in self.fields)
 
 
@@ -199,15 +208,15 @@ def _values(field: KeyField, key_type: KeyType, column: Any) -> list[Any]:
 @dataclass(frozen=True, slots=True)
 class KeyBatch:
     """
-    Distinct keys with the key groups that they belong to.
+    Distinct keys and their key groups.
 
-    They are ordered by key group; within one, in no particular order.
+    The keys are ordered by key group; the order within a key group is undefined.
     """
 
     key_groups: Any
-    """An Arrow array of int32, ascending."""
+    """Ascending Arrow array of int32."""
     columns: tuple[Any, ...]
-    """One Arrow array for each column of the key, as long as ``key_groups``."""
+    """One Arrow array per key column, of the same length as ``key_groups``."""
 
     def __len__(self) -> int:
         return len(self.key_groups)

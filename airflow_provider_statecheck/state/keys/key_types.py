@@ -1,11 +1,11 @@
 """
 Types of key columns, and their hash: the 64-bit xxHash that Spark's ``xxhash64`` computes.
 
-A value is brought into one form first, so that keys that Spark takes for equal are equal here too: -0.0 becomes 0.0, every
-NaN the same NaN, a decimal gets the scale of its column, and a timestamp with a zone is one of UTC.
+Values are normalized before they are compared or hashed. Keys that are equal in Spark are then equal here: -0.0 becomes
+0.0, all NaNs become the same NaN, a decimal gets the scale of its column, and a timestamp with a time zone becomes UTC.
 
-Spark hashes each column with the hash of the columns before it as seed, beginning with 42. The hash is written out here
-rather than taken from a library with compiled parts, which every executor would need.
+The seed of the first column is 42; the seed of each further column is the hash of the previous columns. The hash is
+implemented in Python because a compiled library would have to be installed on every executor.
 """
 
 from __future__ import annotations
@@ -29,79 +29,12 @@ PRIME_3 = 0x165667B19E3779F9
 PRIME_4 = 0x85EBCA77C2B2AE63
 PRIME_5 = 0x27D4EB2F165667C5
 _STRIPE = struct.Struct("<4Q")
-
-
-def hash_int(value: int, seed: int) -> int:
-    """Return the hash of a number of 32 bits, from 0 to 2**64 - 1."""
-    return _avalanche(_with_4_bytes((seed + PRIME_5 + 4) & _MASK, value & 0xFFFFFFFF))
-
-
-def hash_long(value: int, seed: int) -> int:
-    """Return the hash of a number of 64 bits, from 0 to 2**64 - 1."""
-    return _avalanche(_with_8_bytes((seed + PRIME_5 + 8) & _MASK, value & _MASK))
-
-
-def hash_bytes(data: bytes, seed: int) -> int:
-    """Return the hash of bytes, from 0 to 2**64 - 1."""
-    size = len(data)
-    offset = size - size % 32
-    hashed = (_of_stripes(data, offset, seed) if offset else (seed + PRIME_5)) + size & _MASK
-    while offset + 8 <= size:
-        hashed = _with_8_bytes(hashed, int.from_bytes(data[offset : offset + 8], "little"))
-        offset += 8
-    if offset + 4 <= size:
-        hashed = _with_4_bytes(hashed, int.from_bytes(data[offset : offset + 4], "little"))
-        offset += 4
-    for byte in data[offset:]:
-        hashed = _rotated(hashed ^ byte * PRIME_5 & _MASK, 11) * PRIME_1 & _MASK
-    return _avalanche(hashed)
-
-
-def key_group_of_hash(hashed: int, max_parallelism: int) -> int:
-    """Return the key group of a hash: Spark's ``pmod``, for which the hash is a signed number."""
-    return (hashed - (1 << 64) if hashed >> 63 else hashed) % max_parallelism
-
-
-def _of_stripes(data: bytes, end: int, seed: int) -> int:
-    one, two, three, four = seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1
-    for offset in range(0, end, 32):
-        first, second, third, fourth = _STRIPE.unpack_from(data, offset)
-        one, two = _round(one, first), _round(two, second)
-        three, four = _round(three, third), _round(four, fourth)
-    hashed = (_rotated(one, 1) + _rotated(two, 7) + _rotated(three, 12) + _rotated(four, 18)) & _MASK
-    for lane in (one, two, three, four):
-        hashed = ((hashed ^ _round(0, lane)) * PRIME_1 + PRIME_4) & _MASK
-    return hashed
-
-
-def _round(lane: int, word: int) -> int:
-    return _rotated((lane + word * PRIME_2) & _MASK, 31) * PRIME_1 & _MASK
-
-
-def _with_8_bytes(hashed: int, word: int) -> int:
-    return (_rotated(hashed ^ _round(0, word), 27) * PRIME_1 + PRIME_4) & _MASK
-
-
-def _with_4_bytes(hashed: int, word: int) -> int:
-    return (_rotated(hashed ^ (word * PRIME_1 & _MASK), 23) * PRIME_2 + PRIME_3) & _MASK
-
-
-def _rotated(value: int, bits: int) -> int:
-    return (value << bits | value >> (64 - bits)) & _MASK
-
-
-def _avalanche(hashed: int) -> int:
-    hashed = (hashed ^ hashed >> 33) * PRIME_2 & _MASK
-    hashed = (hashed ^ hashed >> 29) * PRIME_3 & _MASK
-    return hashed ^ hashed >> 32
-
-
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of timestamps without a zone
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - epoch of timestamps without a time zone
 _MICROSECOND = timedelta(microseconds=1)
 LONG_DIGITS = 18
-"""Up to so many Spark hashes a decimal as a number of 64 bits."""
-_MOST_DIGITS = 38
+"""Maximum precision at which Spark hashes a decimal as a 64-bit integer."""
+_MAX_DIGITS = 38
 _SUPPORTED = (
     "boolean, tinyint, smallint, int, bigint, float, double, string, binary, date, timestamp, timestamp_ntz or decimal"
 )
@@ -109,44 +42,44 @@ _SUPPORTED = (
 
 @dataclass(frozen=True, slots=True)
 class KeyType:
-    """How values of one type are brought into form and hashed."""
+    """Normalization and hash of the values of one type."""
 
     name: str
-    """As Spark calls it."""
+    """Name of the type in Spark."""
     arrow_type: Any
-    """The one Arrow type of such a column, of several that Spark may send."""
+    """Arrow type of a normalized column. Spark may send others, such as ``large_string``."""
     normalized: Callable[[Any], Any]
-    """Gives a value in the one form in which it is a key; raises TypeError or ValueError for a value of another type."""
+    """Returns the normal form of a value; raises ``TypeError`` or ``ValueError`` for a value of another type."""
     hashed: Callable[[Any, int], int]
-    """Gives the hash of a value in that form, with a seed."""
+    """Returns the hash of a normalized value with a seed."""
     is_exact: bool = True
-    """Whether each value that Arrow gives for a column in form is in form itself."""
+    """Whether the Python values of a normalized Arrow column are normalized."""
 
 
 def key_type_of(data_type: Any) -> KeyType:
     """
-    Return the rules for an Arrow type.
+    Return the key type of an Arrow type.
 
-    :raises UnsupportedStateError: for a type that cannot be part of a key.
+    :raises UnsupportedStateError: if the type cannot be part of a key.
     """
     import pyarrow as pa
     from pyarrow import types
 
-    if types.is_decimal(data_type) and data_type.precision <= _MOST_DIGITS:
-        return _decimal(data_type.precision, data_type.scale)
+    if types.is_decimal(data_type) and data_type.precision <= _MAX_DIGITS:
+        return _decimal_type(data_type.precision, data_type.scale)
     if types.is_timestamp(data_type):
-        return _timestamp() if data_type.tz else _timestamp_ntz()
+        return _timestamp_type() if data_type.tz else _timestamp_ntz_type()
     if types.is_large_string(data_type) or types.is_string_view(data_type):
         data_type = pa.string()
     if types.is_large_binary(data_type) or types.is_fixed_size_binary(data_type) or types.is_binary_view(data_type):
         data_type = pa.binary()
-    found = _simple_types().get(data_type)
+    found = _types_without_parameters().get(data_type)
     if found is None:
-        raise UnsupportedStateError(f"Expected a key column of type {_SUPPORTED}, found one of {data_type}.")
+        raise UnsupportedStateError(f"Expected a key column of type {_SUPPORTED}, found {data_type}; cast the column.")
     return found
 
 
-def _simple_types() -> dict[Any, KeyType]:
+def _types_without_parameters() -> dict[Any, KeyType]:
     import pyarrow as pa
 
     return {
@@ -157,25 +90,25 @@ def _simple_types() -> dict[Any, KeyType]:
         pa.int64(): KeyType("bigint", pa.int64(), _integer(64), hash_long),
         pa.float32(): KeyType("float", pa.float32(), _float, _hash_float, is_exact=False),
         pa.float64(): KeyType("double", pa.float64(), _double, _hash_double, is_exact=False),
-        pa.string(): KeyType("string", pa.string(), _text, _hash_text),
+        pa.string(): KeyType("string", pa.string(), _string, _hash_string),
         pa.binary(): KeyType("binary", pa.binary(), _bytes, hash_bytes),
         pa.date32(): KeyType("date", pa.date32(), _date, _hash_date),
     }
 
 
-def _timestamp() -> KeyType:
+def _timestamp_type() -> KeyType:
     import pyarrow as pa
 
-    return KeyType("timestamp", pa.timestamp("us", "UTC"), _zoned, _hash_zoned, is_exact=False)
+    return KeyType("timestamp", pa.timestamp("us", "UTC"), _timestamp_value, _hash_timestamp, is_exact=False)
 
 
-def _timestamp_ntz() -> KeyType:
+def _timestamp_ntz_type() -> KeyType:
     import pyarrow as pa
 
-    return KeyType("timestamp_ntz", pa.timestamp("us"), _unzoned, _hash_unzoned)
+    return KeyType("timestamp_ntz", pa.timestamp("us"), _timestamp_ntz_value, _hash_timestamp_ntz)
 
 
-def _decimal(precision: int, scale: int) -> KeyType:
+def _decimal_type(precision: int, scale: int) -> KeyType:
     import pyarrow as pa
 
     unit = Decimal(1).scaleb(-scale)
@@ -185,20 +118,20 @@ def _decimal(precision: int, scale: int) -> KeyType:
         if not isinstance(value, Decimal | int) or isinstance(value, bool) or not Decimal(value).is_finite():
             raise TypeError
         try:
-            # Adding 0 makes 0 of -0, which Spark does not know.
+            # Adding 0 turns -0 into 0; Spark has no negative zero for decimals.
             return context.add(Decimal(value).quantize(unit, context=context), 0)
         except (Inexact, InvalidOperation) as error:
-            raise ValueError(f"it has no decimal({precision},{scale}) form") from error
+            raise ValueError(f"it does not fit decimal({precision},{scale})") from error
 
     def hashed(value: Decimal, seed: int) -> int:
         unscaled = int(value.scaleb(scale, Context(prec=precision)))
-        return hash_long(unscaled, seed) if precision <= LONG_DIGITS else hash_bytes(_big_integer(unscaled), seed)
+        return hash_long(unscaled, seed) if precision <= LONG_DIGITS else hash_bytes(_big_integer_bytes(unscaled), seed)
 
     return KeyType(f"decimal({precision},{scale})", pa.decimal128(precision, scale), normalized, hashed)
 
 
-def _big_integer(value: int) -> bytes:
-    # As Java's BigInteger.toByteArray: two's complement, most significant byte first, as few bytes as hold the sign too.
+def _big_integer_bytes(value: int) -> bytes:
+    # Equals Java's BigInteger.toByteArray: big-endian two's complement in the fewest bytes that hold the sign bit.
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
@@ -210,13 +143,13 @@ def _boolean(value: Any) -> bool:
 
 
 def _integer(bits: int) -> Callable[[Any], int]:
-    least, greatest = -(1 << bits - 1), (1 << bits - 1) - 1
+    minimum, maximum = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def normalized(value: Any) -> int:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
-        if not least <= number <= greatest:
+        if not minimum <= number <= maximum:
             raise ValueError(f"it does not fit {bits} bits")
         return number
 
@@ -228,8 +161,8 @@ def _double(value: Any) -> float:
         raise TypeError
     number = float(value)
     if number != value and not math.isnan(number):
-        raise ValueError("it cannot be written as a double")
-    # The one NaN of the module is equal to itself where keys are compared, because there identity comes first.
+        raise ValueError("it has no exact double")
+    # Dictionaries and tuples compare by identity first: math.nan, which is a single object, equals itself there.
     return math.nan if math.isnan(number) else number + 0.0
 
 
@@ -254,15 +187,15 @@ def _hash_float(value: float, seed: int) -> int:
     return hash_int(0x7FC00000 if math.isnan(value) else struct.unpack("<i", struct.pack("<f", value))[0], seed)
 
 
-def _text(value: Any) -> str:
+def _string(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
-    value.encode()  # refuses half a surrogate pair, of which Spark has no text
-    # Not str(value), which an enum of texts defines otherwise.
+    value.encode()  # raises for a lone surrogate, which Spark cannot store
+    # An enum with a str mixin may override __str__.
     return str.__str__(value)
 
 
-def _hash_text(value: str, seed: int) -> int:
+def _hash_string(value: str, seed: int) -> int:
     return hash_bytes(value.encode(), seed)
 
 
@@ -282,7 +215,7 @@ def _hash_date(value: date, seed: int) -> int:
     return hash_int(value.toordinal() - _EPOCH_DAY, seed)
 
 
-def _zoned(value: Any) -> datetime:
+def _timestamp_value(value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise TypeError
     if value.tzinfo is None:
@@ -290,7 +223,7 @@ def _zoned(value: Any) -> datetime:
     return value.astimezone(UTC).replace(fold=0)
 
 
-def _unzoned(value: Any) -> datetime:
+def _timestamp_ntz_value(value: Any) -> datetime:
     if not isinstance(value, datetime):
         raise TypeError
     if value.tzinfo is not None:
@@ -298,9 +231,74 @@ def _unzoned(value: Any) -> datetime:
     return value.replace(fold=0)
 
 
-def _hash_zoned(value: datetime, seed: int) -> int:
-    return _hash_unzoned(value.replace(tzinfo=None), seed)
+def _hash_timestamp(value: datetime, seed: int) -> int:
+    return _hash_timestamp_ntz(value.replace(tzinfo=None), seed)
 
 
-def _hash_unzoned(value: datetime, seed: int) -> int:
+def _hash_timestamp_ntz(value: datetime, seed: int) -> int:
     return hash_long((value - _EPOCH) // _MICROSECOND, seed)
+
+
+def hash_int(value: int, seed: int) -> int:
+    """Return the unsigned 64-bit hash of a 32-bit integer."""
+    return _avalanche(_mix_4_bytes((seed + PRIME_5 + 4) & _MASK, value & 0xFFFFFFFF))
+
+
+def hash_long(value: int, seed: int) -> int:
+    """Return the unsigned 64-bit hash of a 64-bit integer."""
+    return _avalanche(_mix_8_bytes((seed + PRIME_5 + 8) & _MASK, value & _MASK))
+
+
+def hash_bytes(data: bytes, seed: int) -> int:
+    """Return the unsigned 64-bit hash of bytes."""
+    size = len(data)
+    offset = size - size % 32
+    hashed = (_hash_stripes(data, offset, seed) if offset else (seed + PRIME_5)) + size & _MASK
+    while offset + 8 <= size:
+        hashed = _mix_8_bytes(hashed, int.from_bytes(data[offset : offset + 8], "little"))
+        offset += 8
+    if offset + 4 <= size:
+        hashed = _mix_4_bytes(hashed, int.from_bytes(data[offset : offset + 4], "little"))
+        offset += 4
+    for byte in data[offset:]:
+        hashed = _rotate_left(hashed ^ byte * PRIME_5 & _MASK, 11) * PRIME_1 & _MASK
+    return _avalanche(hashed)
+
+
+def key_group_of_hash(hashed: int, max_parallelism: int) -> int:
+    """Return the key group of an unsigned hash: Spark's ``pmod`` of the signed hash and ``max_parallelism``."""
+    return (hashed - (1 << 64) if hashed >> 63 else hashed) % max_parallelism
+
+
+def _hash_stripes(data: bytes, end: int, seed: int) -> int:
+    one, two, three, four = seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1
+    for offset in range(0, end, 32):
+        first, second, third, fourth = _STRIPE.unpack_from(data, offset)
+        one, two = _round(one, first), _round(two, second)
+        three, four = _round(three, third), _round(four, fourth)
+    hashed = (_rotate_left(one, 1) + _rotate_left(two, 7) + _rotate_left(three, 12) + _rotate_left(four, 18)) & _MASK
+    for lane in (one, two, three, four):
+        hashed = ((hashed ^ _round(0, lane)) * PRIME_1 + PRIME_4) & _MASK
+    return hashed
+
+
+def _round(lane: int, word: int) -> int:
+    return _rotate_left((lane + word * PRIME_2) & _MASK, 31) * PRIME_1 & _MASK
+
+
+def _mix_8_bytes(hashed: int, word: int) -> int:
+    return (_rotate_left(hashed ^ _round(0, word), 27) * PRIME_1 + PRIME_4) & _MASK
+
+
+def _mix_4_bytes(hashed: int, word: int) -> int:
+    return (_rotate_left(hashed ^ (word * PRIME_1 & _MASK), 23) * PRIME_2 + PRIME_3) & _MASK
+
+
+def _rotate_left(value: int, bits: int) -> int:
+    return (value << bits | value >> (64 - bits)) & _MASK
+
+
+def _avalanche(hashed: int) -> int:
+    hashed = (hashed ^ hashed >> 33) * PRIME_2 & _MASK
+    hashed = (hashed ^ hashed >> 29) * PRIME_3 & _MASK
+    return hashed ^ hashed >> 32
