@@ -1,7 +1,7 @@
 """
-Pointers to checkpoints and savepoints, resolved to their metadata.
+Resolution of checkpoint and savepoint pointers to metadata files.
 
-This is the one way from a pointer to a checkpoint, for operators, scripts, commands and storage views.
+Operators, scripts, commands and storage views all resolve their pointers with this module.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, decode_metadata
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact, scheme_of
 
+log = logging.getLogger(__name__)
+
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-"""Stands where a checkpoint in memory would have a pointer; it leads nowhere."""
+"""Placeholder pointer of a checkpoint in memory; it cannot be resolved."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _MISSING_VALUES = ("none", "null")
@@ -40,21 +42,21 @@ _MISSING_VALUES = ("none", "null")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedPointer:
-    """Where a checkpoint is."""
+    """Location of a checkpoint, and a storage that may read it."""
 
     metadata_uri: str
     directory_uri: str
-    """The external pointer of the checkpoint."""
+    """External pointer of the checkpoint."""
     storage: CheckpointStorage = field(compare=False, repr=False)
-    """Reads the checkpoint, and what its metadata may name."""
+    """Storage that may read the checkpoint and the files that its metadata names."""
 
     def read(self) -> tuple[CheckpointDocument, bytes]:
         """
-        Return the checkpoint's metadata, and the bytes of it.
+        Return the checkpoint's metadata, decoded and as bytes.
 
-        :raises CheckpointNotFoundError: if somebody deleted it meanwhile.
-        :raises CorruptStateError: if it was changed.
-        :raises IncompatibleCheckpointError: if it is no metadata of a known version.
+        :raises CheckpointNotFoundError: if the metadata file was deleted in the meantime.
+        :raises CorruptStateError: if the file was changed.
+        :raises IncompatibleCheckpointError: if the file is not metadata of a known version.
         :raises StorageError: if the storage fails.
         """
         data = self.storage.read_bytes(self.metadata_uri)
@@ -63,12 +65,12 @@ class ResolvedPointer:
 
 def pointer_uri(pointer: Any) -> str:
     """
-    Return what a user gave as pointer as an absolute URI.
+    Return the absolute URI of a user's pointer.
 
-    :param pointer: A URI, or a path.
-    :raises InvalidConfigurationError: for no pointer, an empty one, the text that a template writes for a missing value, or
-        one with credentials.
-    :raises InvalidPointerError: for other text that is neither a URI nor a path.
+    :param pointer: A URI or a path.
+    :raises InvalidConfigurationError: if the pointer is missing or empty, contains credentials, or is the text that a
+        template writes for a missing value.
+    :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
     text = os.fspath(pointer) if isinstance(pointer, os.PathLike) else pointer
     if isinstance(text, str) and "/" in text and _URI.fullmatch(text.strip()) is None:
@@ -78,13 +80,13 @@ def pointer_uri(pointer: Any) -> str:
 
 def resolve_checkpoint(storage: CheckpointStorage, pointer: str | None) -> ResolvedPointer:
     """
-    Find the metadata that a pointer means.
+    Find the metadata file of a pointer.
 
-    :param pointer: URI of a checkpoint's directory, with or without a slash at its end, or of its metadata file,
-        whatever that is called. It may belong to any job and lie on any filesystem.
-    :raises InvalidConfigurationError: for no pointer or an empty one; the message tells which.
-    :raises InvalidPointerError: for text that is no URI, as pointers of other storages may be.
-    :raises PointerNotFoundError: if nothing is there, or a directory without metadata.
+    :param pointer: URI of a checkpoint directory, with or without a trailing slash, or of its metadata file under any
+        name. The checkpoint may belong to any job and may be stored on any filesystem.
+    :raises InvalidConfigurationError: if the pointer is missing or empty.
+    :raises InvalidPointerError: if the text is not a URI; pointers of other storages may not be.
+    :raises PointerNotFoundError: if there is no such file or directory, or the directory has no metadata.
     :raises StorageError: if the storage fails.
     """
     uri = _require_uri(pointer)
@@ -110,12 +112,12 @@ def _require_uri(pointer: Any) -> str:
     if uri.lower() in _MISSING_VALUES:
         raise InvalidConfigurationError(
             f"Expected the URI of a checkpoint, found {uri!r}, which a template writes for a missing value; give a pointer, "
-            f"or nothing."
+            f"or None."
         )
     if uri == NOT_ADDRESSABLE:
         raise InvalidPointerError(
             f"Expected a URI, found {NOT_ADDRESSABLE}, the pointer of another storage: that checkpoint was kept in the memory "
-            f"of its process, and nothing of it is left."
+            f"of its process and is lost; give another pointer."
         )
     if not _URI.fullmatch(uri):
         raise InvalidPointerError(
@@ -126,7 +128,7 @@ def _require_uri(pointer: Any) -> str:
 
 def _advice(uri: str) -> str:
     if scheme_of(uri) == "memory":
-        return "what lies there is gone with the process that wrote it"
+        return "files in memory are lost when the process that wrote them ends"
     return "correct the pointer, 'airflow statecheck checkpoints' shows those of a job"
 
 
@@ -141,9 +143,6 @@ def _in_directory(storage: CheckpointStorage, uri: str) -> ResolvedPointer:
     return ResolvedPointer(metadata_uri=metadata_uri, directory_uri=uri, storage=storage)
 
 
-log = logging.getLogger(__name__)
-
-
 def find_source(
     storage: CheckpointStorage,
     pointer: str,
@@ -154,21 +153,21 @@ def find_source(
     allow_non_restored_state: bool,
 ) -> RestoreSource | None:
     """
-    Read what a pointer means and check that it fits the operator.
+    Resolve a pointer and check that its snapshot belongs to the operator.
 
-    A snapshot that is missing is an error only where the operator has no checkpoint of its own to go on from, so that a
-    retry needs no savepoint that was claimed and is gone; the coordinator knows and raises it.
+    If the snapshot cannot be read, the result carries the problem instead of raising it. The coordinator raises it only if
+    the operator has no checkpoint in the job: a retry after a claim does not need the savepoint, which may be deleted.
 
-    :param storage: That of the operator's checkpoints.
-    :param pointer: URI of a savepoint's or checkpoint's directory, or of its metadata.
-    :param uid: The operator that is to be restored.
-    :param mode: Whose the snapshot is afterwards.
-    :param renamed_uids: For operators that changed their uid: the old one and the new one.
-    :param allow_non_restored_state: Whether to start with nothing where the snapshot is another operator's.
-    :return: ``None`` where nothing of the snapshot is to be restored.
-    :raises IncompatibleCheckpointError: if it is another operator's, naming the uids.
-    :raises InvalidConfigurationError: for what is no pointer, and for a claim of what is no savepoint.
-    :raises InvalidPointerError: for text that is neither a URI nor a path.
+    :param storage: Storage of the operator's checkpoints.
+    :param pointer: URI of a savepoint or checkpoint directory, or of its metadata file.
+    :param uid: Uid of the operator to restore.
+    :param mode: Claim mode, which decides who owns the snapshot after the restore.
+    :param renamed_uids: New uids of operators by their old uids.
+    :param allow_non_restored_state: Start with empty state if the snapshot belongs to another operator.
+    :return: Source of the restore, or ``None`` if the operator starts with empty state.
+    :raises IncompatibleCheckpointError: if the snapshot belongs to another operator; the message names both uids.
+    :raises InvalidConfigurationError: if the pointer is missing or empty, or if a checkpoint is claimed.
+    :raises InvalidPointerError: if the text is neither a URI nor a path.
     """
     pointer = pointer_uri(pointer)
     try:
@@ -205,22 +204,22 @@ def _unreadable(pointer: str, mode: RestoreMode, error: StateCheckError) -> Rest
 def _fits(
     document: CheckpointDocument, uid: str, renamed_uids: Mapping[str, str], *, allow_non_restored_state: bool
 ) -> bool:
-    now_called = renamed_uids.get(document.uid, document.uid)
-    if now_called == uid:
+    current_uid = renamed_uids.get(document.uid, document.uid)
+    if current_uid == uid:
         return True
     if allow_non_restored_state:
         log.warning(
-            "The state of operator %r in the savepoint belongs to no operator here and is not restored; %r starts with "
-            "nothing",
+            "The state of operator %r in the savepoint matches no operator of this job and is not restored; %r starts "
+            "with empty state",
             document.uid,
             uid,
         )
         return False
-    nearest = " (a similar name)" if difflib.get_close_matches(now_called, [uid]) else ""
+    nearest = " (a similar name)" if difflib.get_close_matches(current_uid, [uid]) else ""
     raise IncompatibleCheckpointError(
         f"Expected a savepoint of operator {uid!r}, found one of operator {document.uid!r} of job {document.job_name!r}"
-        f"{nearest}; say renamed_uids={{{document.uid!r}: {uid!r}}} if that is the same operator, or "
-        f"allow_non_restored_state=True to start with nothing.",
+        f"{nearest}; set renamed_uids={{{document.uid!r}: {uid!r}}} if it is the same operator, or "
+        f"allow_non_restored_state=True to start with empty state.",
         uid=uid,
         found_uid=document.uid,
     )
@@ -229,6 +228,6 @@ def _fits(
 def _require_claimable(document: CheckpointDocument, directory: str) -> None:
     if not document.properties.is_savepoint or not is_savepoint_directory(directory):
         raise InvalidConfigurationError(
-            f"Expected a savepoint in a directory of the name that it was given (savepoint-…), found {redact(directory)}; "
-            f"what belongs to a job or was renamed can be restored with claim_mode='no_claim' only."
+            f"Expected a savepoint in a directory with its original name (savepoint-…), found {redact(directory)}; "
+            f"restore a checkpoint or a renamed savepoint with claim_mode='no_claim'."
         )

@@ -1,4 +1,8 @@
-"""Writing a savepoint: all that a checkpoint names is copied into one directory, which can then be moved as a whole."""
+"""
+Self-contained savepoints.
+
+A savepoint holds copies of all files that its metadata names, in one directory. The directory can be moved as a whole.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSavepoint:
-    """What the coordinator is told of a savepoint."""
+    """Metadata location and size of a savepoint, reported to the coordinator."""
 
     metadata_uri: str
     metadata_size: int
@@ -37,13 +41,13 @@ def write_savepoint(
     request_key: str = "",
 ) -> WrittenSavepoint:
     """
-    Copy a checkpoint into a directory of its own, its metadata last.
+    Copy a checkpoint into a savepoint directory, and write its metadata last.
 
-    :param source: What is copied.
-    :param directory: The savepoint's directory, which nobody else writes to.
-    :param checkpoint_id: The savepoint's id.
-    :param properties: The savepoint's properties.
-    :param request_key: The key of the message that triggered it; empty for a savepoint that has no row.
+    :param source: Metadata of the checkpoint.
+    :param directory: URI of the savepoint directory; it must have no other writer.
+    :param checkpoint_id: Id of the savepoint.
+    :param properties: Properties of the savepoint.
+    :param request_key: Key of the message that triggered the savepoint; empty for a savepoint without a row.
     :raises CheckpointNotFoundError: if a file of the source is missing.
     :raises StorageError: if the storage fails.
     """
@@ -71,11 +75,11 @@ def write_savepoint(
 
 class StateCopies:
     """
-    Copies what a checkpoint names, each file once.
+    Copies of the files that a checkpoint names; each file is copied once.
 
-    :param storage: Reads and writes.
-    :param directory: Where the copies go.
-    :param epoch: Of the attempt that writes them.
+    :param storage: Storage of the checkpoint and of the copies.
+    :param directory: URI of the directory of the copies.
+    :param epoch: Fencing epoch of the attempt that writes them.
     """
 
     def __init__(self, storage: CheckpointStorage, directory: str, epoch: int) -> None:
@@ -86,14 +90,14 @@ class StateCopies:
         self.size_bytes = 0
 
     def of_snapshot(self, handle: SnapshotHandle) -> SnapshotHandle:
-        """Copy a snapshot."""
+        """Copy the directory of a snapshot."""
         uri = f"{self._directory}/shared/{slug(handle.name, handle.scope)}/{epoch_name(handle.epoch)}"
         self._storage.copy_directory(handle.uri, uri, size_bytes=handle.size_bytes)
         self.size_bytes += handle.size_bytes
         return replace(handle, uri=uri)
 
     def of_file(self, handle: FileStateHandle) -> FileStateHandle:
-        """Copy a file."""
+        """Copy a file, unless it was copied before."""
         if handle.uri not in self._files:
             self._files[handle.uri] = replace(handle, uri=self._new_uri())
             self._storage.copy_file(handle.uri, self._files[handle.uri].uri)
@@ -101,13 +105,13 @@ class StateCopies:
         return self._files[handle.uri]
 
     def of_stream(self, stream: StreamStateHandle) -> StreamStateHandle:
-        """Copy what a handle leads to; state that travels in the handle needs no copy."""
+        """Copy the file or segment of a handle; return a handle of inline state unchanged."""
         if isinstance(stream, FileStateHandle):
             return self.of_file(stream)
         return self._of_segment(stream) if isinstance(stream, SegmentFileStateHandle) else stream
 
     def _of_segment(self, segment: SegmentFileStateHandle) -> FileStateHandle:
-        # The rest of its file belongs to others.
+        # The other segments of the file can belong to other checkpoints.
         copy = FileStateHandle(uri=self._new_uri(), size=segment.length, sha256=segment.sha256)
         data = self._storage.read_range(segment.uri, segment.start, segment.start + segment.length)
         self._storage.write_bytes(copy.uri, data)

@@ -1,4 +1,9 @@
-"""State handles and operator states as JSON."""
+"""
+JSON form of state handles, operator states and checkpoint properties.
+
+Each ``encode_`` function has a ``decode_`` function that returns an equal value. Encoders shorten URIs, and decoders
+lengthen them, with a function of the caller.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +35,15 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 
 Json = dict[str, Any]
 UriForm = Callable[[str], str]
-"""Turns a URI into its written form, or back."""
+"""Converts a URI to its stored form, or a stored form to a URI."""
 
 
 def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
     """
-    Return a stream as JSON.
+    Return the JSON form of a stream handle.
 
-    :raises InvalidConfigurationError: for a placeholder, whose state only the coordinator knows where to find.
+    :param shorten: Converts a URI to its stored form.
+    :raises InvalidConfigurationError: for a placeholder, which only the coordinator can resolve.
     """
     if isinstance(handle, ByteStreamStateHandle):
         return {"kind": "bytes", "name": handle.name, "data": encode_bytes(handle.data)}
@@ -54,15 +60,16 @@ def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
             "sha256": handle.sha256,
         }
     raise InvalidConfigurationError(
-        f"Expected state that a restore can read, found {type(handle).__name__}; replace placeholders by what they stand for."
+        f"Expected state that a restore can read, found {type(handle).__name__}; replace placeholders by the handles of the stored files."
     )
 
 
 def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
     """
-    Return the stream that was encoded.
+    Return a stream handle from its JSON form.
 
-    :raises ValueError: or another error of a lookup or type, for what is no stream.
+    :param lengthen: Converts a stored form to a URI.
+    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of a stream handle.
     """
     kind = values["kind"]
     if kind == "bytes":
@@ -82,7 +89,7 @@ def decode_stream(values: Json, lengthen: UriForm) -> StreamStateHandle:
 
 
 def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
-    """Return keyed state as JSON; raises as :func:`encode_stream`."""
+    """Return the JSON form of a keyed state handle; raises as :func:`encode_stream`."""
     key_groups = [handle.key_group_range.start, handle.key_group_range.end]
     if isinstance(handle, KeyGroupsStateHandle):
         stream = encode_stream(handle.stream, shorten)
@@ -99,7 +106,7 @@ def encode_keyed(handle: KeyedStateHandle, shorten: UriForm) -> Json:
 
 
 def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
-    """Return the keyed state that was encoded; raises as :func:`decode_stream`."""
+    """Return a keyed state handle from its JSON form; raises as :func:`decode_stream`."""
     start, end = map(number, values["range"])
     key_groups = KeyGroupRange(start, end)
     if values["kind"] == "key_groups":
@@ -119,32 +126,32 @@ def decode_keyed(values: Json, lengthen: UriForm) -> KeyedStateHandle:
 
 
 def encode_operator(handle: OperatorStateHandle, shorten: UriForm) -> Json:
-    """Return operator state as JSON; raises as :func:`encode_stream`."""
+    """Return the JSON form of an operator state handle; raises as :func:`encode_stream`."""
     states = [[name, {"offsets": list(meta.offsets), "mode": meta.mode.value}] for name, meta in handle.states]
     return {"states": states, "stream": encode_stream(handle.stream, shorten)}
 
 
 def decode_operator(values: Json, lengthen: UriForm) -> OperatorStateHandle:
-    """Return the operator state that was encoded; raises as :func:`decode_stream`."""
+    """Return an operator state handle from its JSON form; raises as :func:`decode_stream`."""
     states = tuple((text(name), _decode_meta(meta)) for name, meta in values["states"])
     return OperatorStateHandle(states=states, stream=decode_stream(values["stream"], lengthen))
 
 
 def encode_bytes(data: bytes) -> str:
-    """Return bytes as text."""
+    """Return bytes as Base64 text."""
     return base64.b64encode(data).decode()
 
 
 def decode_bytes(value: Any) -> bytes:
-    """Return the bytes that were encoded."""
+    """Return the bytes of Base64 text."""
     return base64.b64decode(text(value), validate=True)
 
 
 def text(value: Any) -> str:
     """
-    Return a value that is text.
+    Return a value after checking that it is a string.
 
-    :raises TypeError: if it is not.
+    :raises TypeError: if it has another type.
     """
     if not isinstance(value, str):
         raise TypeError(f"expected text, found {type(value).__name__}")
@@ -153,9 +160,9 @@ def text(value: Any) -> str:
 
 def number(value: Any) -> int:
     """
-    Return a value that is a whole number.
+    Return a value after checking that it is an integer.
 
-    :raises TypeError: if it is not.
+    :raises TypeError: if it has another type; ``bool`` is no integer here.
     """
     if type(value) is not int:
         raise TypeError(f"expected a whole number, found {type(value).__name__}")
@@ -164,9 +171,9 @@ def number(value: Any) -> int:
 
 def boolean(value: Any) -> bool:
     """
-    Return a value that is true or false.
+    Return a value after checking that it is a boolean.
 
-    :raises TypeError: if it is not.
+    :raises TypeError: if it has another type.
     """
     if not isinstance(value, bool):
         raise TypeError(f"expected true or false, found {type(value).__name__}")
@@ -183,14 +190,15 @@ def _decode_meta(values: Json) -> OperatorStateMeta:
 
 
 def _unknown_kind(kind: Any) -> ValueError:
-    return ValueError(f"it holds a state handle of the unknown kind {kind!r}; perhaps a later release wrote it")
+    return ValueError(f"it holds a state handle of the unknown kind {kind!r}; a later release may have written it")
 
 
 def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
     """
-    Return the state of an operator as JSON.
+    Return the JSON form of an operator's state.
 
-    :raises InvalidConfigurationError: if it holds a placeholder.
+    :param shorten: Converts a URI to its stored form.
+    :raises InvalidConfigurationError: if the state contains a placeholder.
     """
     coordinator = state.coordinator_state
     return {
@@ -209,9 +217,10 @@ def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
 
 def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
     """
-    Return the state of the operator that was encoded.
+    Return an operator's state from its JSON form.
 
-    :raises ValueError: or another error of a lookup or type, for what is no state of an operator.
+    :param lengthen: Converts a stored form to a URI.
+    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of an operator's state.
     """
     coordinator = values.get("coordinator_state")
     return OperatorState(
@@ -229,23 +238,23 @@ def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
 
 
 def encode_master_state(state: MasterState) -> Json:
-    """Return what a master hook saved as JSON."""
+    """Return the JSON form of a master hook's state."""
     return {"name": state.name, "version": state.version, "data": encode_bytes(state.data)}
 
 
 def decode_master_state(values: Json) -> MasterState:
-    """Return what the master hook saved; raises as :func:`decode_operator_state`."""
+    """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
     data = decode_bytes(values["data"])
     return MasterState(name=text(values["name"]), version=number(values["version"]), data=data)
 
 
 def encode_properties(properties: CheckpointProperties) -> Json:
-    """Return the properties of a snapshot as JSON."""
+    """Return the JSON form of a snapshot's properties."""
     return {field.name: getattr(properties, field.name) for field in fields(properties)}
 
 
 def decode_properties(values: Json) -> CheckpointProperties:
-    """Return the properties that were encoded; raises as :func:`decode_operator_state`."""
+    """Return a snapshot's properties from their JSON form; raises as :func:`decode_operator_state`."""
     names = {field.name for field in fields(CheckpointProperties)}
     return CheckpointProperties(**{name: _decode_property(name, values[name]) for name in names & values.keys()})
 

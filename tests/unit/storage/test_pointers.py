@@ -73,7 +73,7 @@ def test_the_symbol_of_a_checkpoint_in_memory_says_what_it_is(storage: Checkpoin
 
 
 def test_a_pointer_into_the_memory_of_another_process_says_that_it_is_gone(storage: CheckpointStorage) -> None:
-    with pytest.raises(PointerNotFoundError, match="gone with the process that wrote it"):
+    with pytest.raises(PointerNotFoundError, match="lost when the process that wrote them ends"):
         resolve_checkpoint(storage, "memory://of-another-process/chk-1")
 
 
