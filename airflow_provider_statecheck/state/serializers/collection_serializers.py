@@ -1,4 +1,4 @@
-"""Serializers of lists, tuples, sets and dictionaries."""
+"""Serializers of lists, tuples, sets and dictionaries as Arrow lists and maps."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 )
 
 COLLECTIONS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+"""Supported collection classes by the name that snapshots store."""
 
 
 class CollectionSerializer(AbstractSerializer[Any]):
     """
-    Collections of elements of one type.
+    Serializer of collections whose elements have one type.
 
-    :param collection: One of :data:`COLLECTIONS`; it stays what it was.
-    :param element: The serializer of an element.
+    :param collection: A class of :data:`COLLECTIONS`; another class is incompatible with stored state.
+    :param element: The serializer of the elements.
     """
 
     class_id = "collection"
@@ -61,16 +62,16 @@ class CollectionSerializer(AbstractSerializer[Any]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of lists of elements."""
+        """Return the Arrow list type."""
         import pyarrow as pa
 
         return pa.list_(self.element.arrow_type)
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
         """
-        Return an Arrow array of lists, null where there is ``None``.
+        Return an Arrow array of lists, with null for ``None``.
 
-        :raises UnsupportedStateError: for another collection, or an element of another type.
+        :raises UnsupportedStateError: if a collection has another class or an element has another type.
         """
         for kind in {*map(type, values)} - {self.collection, NoneType}:
             raise UnsupportedStateError(
@@ -81,7 +82,7 @@ class CollectionSerializer(AbstractSerializer[Any]):
         return list_array(offsets_of(values), elements, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the collections of an array; each is new and may be changed."""
+        """Return the collections of an array as new objects."""
         elements = self.element.from_arrow(array.flatten())
         lists = [elements[start:end] for start, end in pairwise(offsets_of_array(array).to_pylist())]
         found: list[Any] = lists if self.collection is list else list(map(self.collection, lists))
@@ -95,7 +96,7 @@ class CollectionSerializer(AbstractSerializer[Any]):
         return self.collection in (tuple, frozenset) and is_immutable(self.element)
 
     def copy(self, value: Any) -> Any:
-        """Return a collection that shares nothing with another that could be changed."""
+        """Return a copy of a collection that shares no mutable object with it."""
         if value is None or self.is_immutable:
             return value
         return self.collection(value if is_immutable(self.element) else map(self.element.copy, value))
@@ -103,9 +104,9 @@ class CollectionSerializer(AbstractSerializer[Any]):
     @cached_property
     def own(self) -> Own:
         """
-        Return what checks a collection and makes it the state's own: a function that is quick with plain elements.
+        Return the function that validates and copies a collection; it is fast if the elements have a cheap test.
 
-        It raises ``UnsupportedStateError`` for another collection, or an element of another type.
+        The function raises ``UnsupportedStateError`` for another collection class or element type.
         """
         plain = plain_of(self.element)
         if plain is None:
@@ -121,12 +122,12 @@ class CollectionSerializer(AbstractSerializer[Any]):
         return owned
 
     def freezing(self) -> Freezing:
-        """Return how collections are kept: as collections that the state alone has."""
-        again = self.collection if is_immutable(self.element) else self.copy
-        return Freezing(self.own, None if self.is_immutable else again, self.from_arrow, self.to_arrow)
+        """Return the frozen form: a copy of the collection that only the state references."""
+        thaw = self.collection if is_immutable(self.element) else self.copy
+        return Freezing(self.own, None if self.is_immutable else thaw, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
-        """Return which collection it is and what its elements are."""
+        """Return the collection class and the snapshot of the elements."""
         return {"collection": self.collection.__name__, "element": encode_snapshot(self.element.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -148,7 +149,7 @@ class CollectionSerializer(AbstractSerializer[Any]):
             try:
                 return kind(map(own_of(self.element), value))
             except UnsupportedStateError:
-                pass  # what follows says more of the value
+                pass  # The conversion to Arrow raises the detailed error.
         return own_through_arrow(self, value)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -161,10 +162,10 @@ class CollectionSerializer(AbstractSerializer[Any]):
 
 class DictSerializer(AbstractSerializer[dict[Any, Any]]):
     """
-    Dictionaries, in the order of their entries.
+    Serializer of dictionaries; it preserves the order of entries.
 
-    :param key: The serializer of a key, which is never ``None``.
-    :param value: The serializer of a value.
+    :param key: The serializer of the keys, which are never ``None``.
+    :param value: The serializer of the values.
     """
 
     class_id = "dict"
@@ -175,16 +176,16 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of maps."""
+        """Return the Arrow map type."""
         import pyarrow as pa
 
         return pa.map_(self.key.arrow_type, self.value.arrow_type)
 
     def to_arrow(self, values: Sequence[dict[Any, Any] | None]) -> Any:
         """
-        Return an Arrow array of maps, null where there is ``None``.
+        Return an Arrow array of maps, with null for ``None``.
 
-        :raises UnsupportedStateError: for what is no dictionary, or a key or value of another type.
+        :raises UnsupportedStateError: if a value is not a ``dict``, or a key or an item has another type.
         """
         for kind in {*map(type, values)} - {dict, NoneType}:
             raise UnsupportedStateError(f"Expected a dict, found {kind.__module__}.{kind.__qualname__}.")
@@ -197,7 +198,7 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
         return map_array(offsets_of(values), keys, items, nulls_of(values))
 
     def from_arrow(self, array: Any) -> list[dict[Any, Any] | None]:
-        """Return the dictionaries of an array; each is new and may be changed."""
+        """Return the dictionaries of an array as new objects."""
         keys, values = entries_of_array(array)
         pairs = list(zip(self.key.from_arrow(keys), self.value.from_arrow(values), strict=True))
         bounds = pairwise(offsets_of_array(array).to_pylist())
@@ -206,34 +207,34 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
 
     @property
     def is_immutable(self) -> bool:
-        """Tell that no value can be shared."""
+        """Return ``False``, since dictionaries are mutable."""
         return False
 
     def copy(self, value: Any) -> Any:
-        """Return a dictionary that shares nothing with another that could be changed."""
+        """Return a copy of a dictionary that shares no mutable object with it."""
         if value is None or is_immutable(self.value):
             return value if value is None else dict(value)
         return {key: self.value.copy(item) for key, item in value.items()}
 
     def own(self, value: Any) -> Any:
         """
-        Return a dictionary as it comes back from a checkpoint, which shares nothing that could be changed with the one given.
+        Return a dictionary as a checkpoint restores it, without any mutable object of the given one.
 
-        :raises UnsupportedStateError: for another mapping, or a key or a value of another type.
+        :raises UnsupportedStateError: if the value is not a ``dict``, or a key or an item has another type.
         """
         if type(value) is dict and None not in value:
             try:
                 return dict(zip(map(own_of(self.key), value), map(own_of(self.value), value.values()), strict=True))
             except UnsupportedStateError:
-                pass  # what follows says more of the value
+                pass  # The conversion to Arrow raises the detailed error.
         return super().own(value)
 
     def freezing(self) -> Freezing:
-        """Return how dictionaries are kept: as dictionaries that the state alone has."""
+        """Return the frozen form: a copy of the dictionary that only the state references."""
         return Freezing(self.own, dict if is_immutable(self.value) else self.copy, self.from_arrow, self.to_arrow)
 
     def config(self) -> dict[str, Any]:
-        """Return what keys and values are."""
+        """Return the snapshots of the keys and the values."""
         return {"key": encode_snapshot(self.key.snapshot()), "value": encode_snapshot(self.value.snapshot())}
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:

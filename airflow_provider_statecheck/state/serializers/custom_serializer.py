@@ -19,36 +19,37 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 T = TypeVar("T")
 
 PREFIX = "custom:"
-"""Begins the class of every snapshot of a user's serializer, so that none can be taken for one of this package."""
+"""Prefix of the class ids of user-defined serializers in snapshots; it avoids collisions with built-in ids."""
 
 
 @runtime_checkable
 class CustomSerializer(Protocol[T]):
     """
-    Makes values to bytes and back.
+    Serializer that a user defines to convert values to bytes and back.
 
-    It may also have ``config()``, which returns JSON, and ``resolve_compatibility(old)``, which gets the snapshot that an
-    earlier version of it made and returns a ``Compatibility``; without, another version or config is incompatible.
+    Two further methods are optional. ``config()`` returns JSON values. ``resolve_compatibility(old)`` receives the snapshot
+    of an earlier version and returns a ``Compatibility``. Without it, any change of version or config is incompatible.
     """
 
     class_id: str
-    """Stays the same for as long as there is state."""
+    """Identifier of the serializer in snapshots; a change makes stored state incompatible."""
     version: int
+    """Version of the byte format."""
 
     def serialize(self, value: T) -> bytes:
         """Return a value as bytes."""
         ...
 
     def deserialize(self, data: bytes) -> T:
-        """Return the value of bytes."""
+        """Return the value that the bytes encode."""
         ...
 
 
 class OpaqueSerializer(AbstractSerializer[bytes]):
     """
-    The bytes that a serializer made which is not at hand.
+    Serializer that passes through the bytes of a user-defined serializer whose code is not available.
 
-    :param snapshot: Its snapshot.
+    :param snapshot: The snapshot of the user-defined serializer.
     """
 
     def __init__(self, snapshot: SerializerSnapshot) -> None:
@@ -56,13 +57,13 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of bytes."""
+        """Return the Arrow type of bytes."""
         import pyarrow as pa
 
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of bytes, null where there is ``None``."""
+        """Return an Arrow array of bytes, with null for ``None``."""
         import pyarrow as pa
 
         return pa.array(values, self.arrow_type)
@@ -73,15 +74,15 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
         return found
 
     def config(self) -> dict[str, Any]:
-        """Return what the serializer said of itself."""
+        """Return the config that the snapshot contains."""
         return dict(self._snapshot.config)
 
     def snapshot(self) -> SerializerSnapshot:
-        """Return the snapshot of the serializer."""
+        """Return the snapshot of the user-defined serializer."""
         return self._snapshot
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether state can go on, as far as that can be told without the serializer's own code."""
+        """Compare class ids; a change of version or config is accepted, since only the user's code can judge it."""
         mine = self._snapshot
         if old.class_id != mine.class_id:
             return self._resolve_other(old)
@@ -96,10 +97,10 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
 
 class SerializerAdapter(AbstractSerializer[Any]):
     """
-    A column of the bytes that a serializer of the user's own makes.
+    Adapter of a user-defined serializer to an Arrow column of bytes.
 
-    :param custom: The serializer.
-    :raises InvalidConfigurationError: for one without an id or a version.
+    :param custom: The user-defined serializer.
+    :raises InvalidConfigurationError: if its ``class_id`` or ``version`` is missing or has another type.
     """
 
     def __init__(self, custom: CustomSerializer[Any]) -> None:
@@ -107,20 +108,20 @@ class SerializerAdapter(AbstractSerializer[Any]):
         version: Any = custom.version
         if not isinstance(class_id, str) or not class_id or type(version) is not int:
             raise InvalidConfigurationError(
-                f"Expected the serializer {type(custom).__qualname__} to have a text as class_id and a whole number as "
+                f"Expected the serializer {type(custom).__qualname__} to have a string as class_id and an integer as "
                 f"version, found {class_id!r} and {version!r}."
             )
         self.custom = custom
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of bytes."""
+        """Return the Arrow type of bytes."""
         import pyarrow as pa
 
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
-        """Return an Arrow array of the bytes of values, null where there is ``None``."""
+        """Return an Arrow array of serialized values, with null for ``None``."""
         import pyarrow as pa
 
         serialize = self.custom.serialize
@@ -133,24 +134,24 @@ class SerializerAdapter(AbstractSerializer[Any]):
 
     @property
     def is_immutable(self) -> bool:
-        """Tell that nothing is known of the values."""
+        """Return ``False``, since the values may be mutable."""
         return False
 
     def copy(self, value: Any) -> Any:
-        """Return the value that comes back from its bytes."""
+        """Return a copy of a value, made by serializing and deserializing it."""
         return None if value is None else self.custom.deserialize(self.custom.serialize(value))
 
     def freezing(self) -> Freezing:
-        """Return how values are kept: as their bytes."""
+        """Return the frozen form: the bytes of the value."""
         import pyarrow as pa
 
-        def write(kept: Sequence[Any]) -> Any:
-            return pa.array(kept, self.arrow_type)
+        def write(frozen: Sequence[Any]) -> Any:
+            return pa.array(frozen, self.arrow_type)
 
         return Freezing(self.custom.serialize, self.custom.deserialize, pa.Array.to_pylist, write)
 
     def config(self) -> dict[str, Any]:
-        """Return what the serializer says of itself."""
+        """Return the config of the user-defined serializer, empty by default."""
         config = getattr(self.custom, "config", None)
         return dict(config()) if config else {}
 
@@ -160,13 +161,13 @@ class SerializerAdapter(AbstractSerializer[Any]):
         return SerializerSnapshot(class_id=class_id, version=version, config=self.config())
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say what the serializer says, or that another version or config is incompatible."""
+        """Return the verdict of the user-defined serializer; by default, a change of version or config is incompatible."""
         mine = self.snapshot()
         if old.class_id != mine.class_id:
             return self._resolve_other(old)
         decide = getattr(self.custom, "resolve_compatibility", None)
         if decide is not None:
-            return _adapted(decide(_own(old)))
+            return _adapted(decide(_without_prefix(old)))
         if (old.version, old.config) == (mine.version, mine.config):
             return AS_IS
         return incompatible(
@@ -183,7 +184,7 @@ class SerializerAdapter(AbstractSerializer[Any]):
 
 
 def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
-    """Return the ``migrate`` of a ``Compatibility`` that converts the bytes of one value after the other."""
+    """Return a ``migrate`` function for ``Compatibility`` that converts the bytes of each value."""
 
     def migrate(array: Any) -> Any:
         import pyarrow as pa
@@ -194,16 +195,16 @@ def migrate_each(convert: Callable[[bytes], bytes]) -> Callable[[Any], Any]:
 
 
 def name_of(snapshot: SerializerSnapshot) -> str:
-    """Return the id that the user gave."""
+    """Return the class id that the user chose, without the prefix."""
     return snapshot.class_id.removeprefix(PREFIX)
 
 
 def is_custom(snapshot: SerializerSnapshot) -> bool:
-    """Tell whether a serializer of the user's own made it."""
+    """Return whether a snapshot belongs to a user-defined serializer."""
     return snapshot.class_id.startswith(PREFIX)
 
 
-def _own(old: SerializerSnapshot) -> SerializerSnapshot:
+def _without_prefix(old: SerializerSnapshot) -> SerializerSnapshot:
     return SerializerSnapshot(class_id=name_of(old), version=old.version, config=old.config)
 
 

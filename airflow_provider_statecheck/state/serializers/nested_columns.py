@@ -1,8 +1,8 @@
 """
-Optional values, lists and maps as Arrow columns, and frozen containers.
+Optional values, lists and maps as Arrow columns, and the frozen form of values in state.
 
-Whatever can be changed is taken apart or copied when it is put and when it is read, so a change made in place never reaches
-the state. What cannot be changed is kept and handed out as it is.
+State freezes mutable values on every write and copies them on every read. An in-place change by user code therefore never
+reaches the state. Immutable values are shared.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _VERSION = 1
 
 class OptionalSerializer:
     """
-    Says of a part that it may be ``None``; the column is the same, as every column can hold nulls.
+    Serializer that permits ``None``; the Arrow column is the same, since every column is nullable.
 
-    :param value: The serializer of what is not ``None``.
+    :param value: The serializer of the values other than ``None``.
     """
 
     def __init__(self, value: TypeSerializer[Any]) -> None:
@@ -61,7 +61,7 @@ class OptionalSerializer:
 
     def own(self, value: Any) -> Any:
         """
-        Return a value as it comes back from a checkpoint; ``None`` is one too.
+        Return a value as a checkpoint restores it; ``None`` is permitted.
 
         :raises UnsupportedStateError: if a value has another type.
         """
@@ -77,11 +77,11 @@ class OptionalSerializer:
         return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether state can go on; that it may now be ``None`` changes nothing in what is written."""
+        """Compare the inner serializers; a type that becomes optional is compatible as is."""
         verdict = self.value.resolve_compatibility(value_of(old))
         if verdict.serializer is None:
             return verdict
-        assert verdict.migrate is not None  # noqa: S101 - reconfigured verdicts have one
+        assert verdict.migrate is not None  # noqa: S101 - reconfigured verdicts define it
         return reconfigured(verdict.reason, OptionalSerializer(verdict.serializer), verdict.migrate)
 
     def __eq__(self, other: object) -> bool:
@@ -92,13 +92,13 @@ class OptionalSerializer:
 
 
 def is_optional(snapshot: SerializerSnapshot) -> bool:
-    """Tell whether values may be ``None``."""
+    """Return whether a snapshot belongs to an optional type."""
     return snapshot.class_id == CLASS_ID
 
 
 def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
     """
-    Return the snapshot of what is not ``None``.
+    Return the snapshot of the inner type of an optional one; other snapshots are returned unchanged.
 
     :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     """
@@ -109,20 +109,21 @@ def value_of(snapshot: SerializerSnapshot) -> SerializerSnapshot:
 
 
 def without_optional(serializer: TypeSerializer[Any]) -> TypeSerializer[Any]:
-    """Return the serializer of what is not ``None``; whether a whole cell may be ``None`` is for its kind of state to say."""
+    """Return the inner serializer of an optional one; each kind of state defines how it treats ``None``."""
     return serializer.value if isinstance(serializer, OptionalSerializer) else serializer
 
 
 def is_immutable(serializer: TypeSerializer[Any]) -> bool:
-    """Tell whether values can be shared; of a serializer that does not say, they cannot."""
+    """Return whether the values of a serializer are immutable; the default is ``False``."""
     return bool(getattr(serializer, "is_immutable", False))
 
 
 def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any = None) -> Compatibility:
     """
-    Compare a part of a value, such as the field of a record.
+    Compare a part of a value, such as a field of a record, with its snapshot.
 
-    :param default: Gives an array of one value to put where there was ``None``, if that is no longer allowed.
+    :param default: A function that returns an Arrow array with one value, the replacement for ``None`` in state that was
+        optional. Default ``None``: no longer permitting ``None`` is incompatible.
     """
     if not is_optional(old) or isinstance(new, OptionalSerializer):
         return new.resolve_compatibility(old)
@@ -131,16 +132,17 @@ def resolve_part(new: TypeSerializer[Any], old: SerializerSnapshot, default: Any
         return incompatible("could be None, now it cannot")
     if verdict.outcome is Outcome.INCOMPATIBLE:
         return verdict
-    reason = "; ".join(filter(None, (verdict.reason, "the default takes the place of None")))
+    reason = "; ".join(filter(None, (verdict.reason, "the default replaces None")))
     return after_migration(reason, lambda array: _filled(migrated(verdict, array), default()), merges=True)
 
 
 def require_no_none(part: TypeSerializer[Any], array: Any, allowed: int, place: str) -> None:
     """
-    Refuse ``None`` in a part that is not optional.
+    Reject ``None`` in a part that is not optional.
 
-    :param allowed: How many nulls there are because the whole is ``None``.
-    :raises UnsupportedStateError: naming the place.
+    :param allowed: The number of nulls that stem from a parent value of ``None``.
+    :param place: The description of the part for the error message.
+    :raises UnsupportedStateError: if the array has more nulls.
     """
     if array.null_count > allowed and not isinstance(part, OptionalSerializer):
         raise UnsupportedStateError(f"Expected {place} to have a value, found None; declare its type as optional.")
@@ -158,7 +160,7 @@ def _filled(array: Any, default: Any) -> Any:
 
 
 def offsets_of(values: Sequence[Any]) -> Any:
-    """Return where each of many collections begins if they stand one after the other, and where the last ends."""
+    """Return the Arrow list offsets of a sequence of collections."""
     import pyarrow as pa
 
     return pa.array(
@@ -167,46 +169,46 @@ def offsets_of(values: Sequence[Any]) -> Any:
 
 
 def nulls_of(values: Sequence[Any]) -> Any:
-    """Return which values are ``None`` as an Arrow array; ``None`` if there are none."""
+    """Return the null mask of a sequence of values, or ``None`` without nulls."""
     import pyarrow as pa
 
     return pa.array([value is None for value in values], pa.bool_()) if any(value is None for value in values) else None
 
 
 def offsets_of_array(array: Any) -> Any:
-    """Return what :func:`offsets_of` gives for the lists of an Arrow array, which may be a slice."""
+    """Return the list offsets of an Arrow array from 0, also for a slice."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     bounds = array.offsets
     lengths = pc.subtract(bounds.slice(1), bounds.slice(0, len(array)))
     if array.null_count:
-        # What lies behind a null counts for nothing.
+        # Arrow permits a nonzero length in a null slot.
         lengths = pc.if_else(array.is_valid(), lengths, pa.scalar(0, pa.int32()))
     return pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
 
 
 def nulls_of_array(array: Any) -> Any:
-    """Return which values of an Arrow array are null; ``None`` if there are none."""
+    """Return the null mask of an Arrow array, or ``None`` without nulls."""
     return array.is_null() if array.null_count else None
 
 
 def list_array(offsets: Any, elements: Any, nulls: Any) -> Any:
-    """Return an array of lists."""
+    """Return an Arrow array of lists."""
     import pyarrow as pa
 
     return pa.ListArray.from_arrays(offsets, elements, type=pa.list_(elements.type), mask=nulls)
 
 
 def map_array(offsets: Any, keys: Any, values: Any, nulls: Any) -> Any:
-    """Return an array of maps."""
+    """Return an Arrow array of maps."""
     import pyarrow as pa
 
     return pa.MapArray.from_arrays(offsets, keys, values, type=pa.map_(keys.type, values.type), mask=nulls)
 
 
 def entries_of_array(array: Any) -> tuple[Any, Any]:
-    """Return the keys and the values of the maps of an Arrow array, one after the other."""
+    """Return the flattened keys and values of an Arrow array of maps."""
     present = array.drop_null() if array.null_count else array
     offsets = present.offsets
     start = offsets[0].as_py()
@@ -215,29 +217,29 @@ def entries_of_array(array: Any) -> tuple[Any, Any]:
 
 
 def with_elements(array: Any, elements: Any) -> Any:
-    """Return the lists of an array with other elements, of which there are as many."""
+    """Return the lists of an array with their elements replaced by as many others."""
     return list_array(offsets_of_array(array), elements, nulls_of_array(array))
 
 
 class Freezing(NamedTuple):
-    """How values of one type are kept."""
+    """Conversions between values, their frozen form in state, and Arrow."""
 
     freeze: Callable[[Any], Any]
-    """Returns what is kept of a value; raises ``UnsupportedStateError`` for a value of another type."""
+    """Returns the frozen form of a value; raises ``UnsupportedStateError`` for a value of another type."""
     thaw: Callable[[Any], Any] | None
-    """Returns a value from what was kept of it; ``None`` if that is the value itself."""
+    """Returns the value of a frozen form; ``None`` if the frozen form is the value itself."""
     read: Callable[[Any], list[Any]]
-    """Returns what is kept of the values of an Arrow array, ``None`` where it is null."""
+    """Returns the frozen forms of an Arrow array, with ``None`` for null."""
     write: Callable[[Sequence[Any]], Any]
-    """Returns an Arrow array of values from what was kept of them, null where that is ``None``."""
+    """Returns the Arrow array of frozen forms, with null for ``None``."""
 
-    def thawed(self, kept: Any) -> Any:
-        """Return a value from what was kept of it, ``None`` from ``None``."""
-        return kept if self.thaw is None or kept is None else self.thaw(kept)
+    def thawed(self, frozen: Any) -> Any:
+        """Return the value of a frozen form, ``None`` for ``None``."""
+        return frozen if self.thaw is None or frozen is None else self.thaw(frozen)
 
 
 def freezing_of(serializer: TypeSerializer[Any]) -> Freezing:
-    """Return how the values of a serializer are kept: as its ``freezing`` says, else as they are or as copies."""
+    """Return the ``freezing`` of a serializer; by default, immutable values are shared and others copied."""
     special = getattr(serializer, "freezing", None)
     if special is not None:
         found: Freezing = special()
