@@ -1,12 +1,12 @@
 """
-Listing, copying and publishing of files on every kind of filesystem.
+Listing, copying and atomic publishing of files on local disks, object stores and other fsspec filesystems.
 
-Local files go by way of a hidden sibling and a link. Object stores take the whole object in one call, with the condition
-that the name is free where they know one. All others, such as HDFS, get a hidden sibling that is renamed: their own way
-is a stream, and several publish the half file when a stream is left by an exception.
+- Local files are written to a hidden sibling, which is then linked or renamed.
+- Object stores receive the whole object in one call. If they support a precondition, it requires that the name is free.
+- Other filesystems, such as HDFS, receive a hidden sibling that is renamed. Several of them publish a partial file if an
+  exception closes the stream.
 
-Within one object store the server copies. Local files go by way of a hidden sibling and a link, as when they are written.
-Between filesystems a temporary local file stands in the middle.
+Copies within one filesystem use its own copy call. Copies between two remote filesystems use a temporary local file.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from typing import Any
 
 from airflow_provider_statecheck.storage.failures import is_missing_bucket, is_unsupported
 
+_WITH_CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
+"""Schemes of filesystems that can create an object only if its name is free."""
+
 
 def find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
     """
-    Return what fsspec knows of each file below a directory by its path; nothing if the directory is missing.
+    Return fsspec's details of each file below a directory by its path; an empty dict if the directory is missing.
 
-    :raises Exception: of the client, if any part of it cannot be listed.
+    :raises Exception: the client's error, if any part of the directory cannot be listed.
     """
     try:
         if _has_own_find(filesystem):
@@ -43,21 +46,21 @@ def find(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
 
 def delete_all(filesystem: Any, root: str) -> None:
     """
-    Delete a directory with all that is in it; a missing one is success.
+    Delete a directory and its contents, if it exists.
 
-    :raises Exception: of the client, if any file is still there.
+    :raises Exception: the client's error, if a file cannot be deleted.
     """
     try:
         filesystem.rm(root, recursive=True)
     except FileNotFoundError as error:
         if is_missing_bucket(error):
             raise
-    # s3fs says nothing of keys that a batch could not delete. One by one, each gives its reason.
-    left = find(filesystem, root)
-    for path in left:
+    # s3fs does not report keys that a batch could not delete; single deletes raise the cause.
+    remaining = find(filesystem, root)
+    for path in remaining:
         filesystem.rm_file(path)
-    if left and find(filesystem, root):
-        raise TimeoutError(f"files of {root} are still there after they were deleted")
+    if remaining and find(filesystem, root):
+        raise TimeoutError(f"files in {root} are still listed after they were deleted")
 
 
 def _has_own_find(filesystem: Any) -> bool:
@@ -71,7 +74,7 @@ def _has_own_find(filesystem: Any) -> bool:
 
 
 def _walk(filesystem: Any, root: str) -> dict[str, dict[str, Any]]:
-    # fsspec's own walk leaves out what it cannot list.
+    # fsspec's own walk omits directories that it cannot list.
     found: dict[str, dict[str, Any]] = {}
     waiting = [root]
     while waiting:
@@ -99,9 +102,9 @@ def _entries(filesystem: Any, directory: str, root: str) -> list[dict[str, Any]]
 
 def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
     """
-    Write a file by way of a hidden sibling, durable before it becomes visible.
+    Write a file to a hidden sibling and publish it after it is durable.
 
-    :raises FileExistsError: if the file is there and is not to be overwritten.
+    :raises FileExistsError: if the file exists and ``overwrite`` is false.
     """
     with _sibling(path) as temporary:
         _write_durably(temporary, data)
@@ -114,9 +117,9 @@ def publish(path: Path, data: bytes, *, overwrite: bool) -> None:
 
 def make_new_directory(path: Path) -> None:
     """
-    Make a directory that was not there, durably, with those that it lies in.
+    Create a new directory and its missing parents durably.
 
-    :raises FileExistsError: if it is there.
+    :raises FileExistsError: if the directory exists.
     """
     make_directory(path.parent)
     path.mkdir()
@@ -125,7 +128,7 @@ def make_new_directory(path: Path) -> None:
 
 @contextmanager
 def publishing(path: Path) -> Iterator[Path]:
-    """Give a hidden sibling to be written, which becomes the file, durably, when all went well; what was there is replaced."""
+    """Yield a hidden sibling to write to; on success it durably replaces the file."""
     with _sibling(path) as temporary:
         yield temporary
         sync(temporary)
@@ -145,10 +148,10 @@ def _sibling(path: Path) -> Iterator[Path]:
 
 def list_files(directory: Path) -> dict[str, int]:
     """
-    Return the size of each file below a directory by its relative path; nothing if it is missing.
+    Return the size of each file below a directory by its relative path; an empty dict if the directory is missing.
 
-    :raises OSError: if part of it cannot be read. fsspec would leave that part out, and files that cannot be read for a
-        moment would be taken for lost.
+    :raises OSError: if part of the directory cannot be read. fsspec would omit that part, and files that are unreadable
+        for a moment would count as lost.
     """
     found: dict[str, int] = {}
     for parent, _, names in os.walk(directory, onerror=_raise_unless_missing):
@@ -160,26 +163,26 @@ def list_files(directory: Path) -> dict[str, int]:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    # Writers rename and delete their temporary directories while others list.
+    # Writers may rename or delete their temporary directories during the listing.
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 
 def remove_empty_directories(directory: Path) -> None:
-    """Remove a directory and those below it, as far as they hold no file."""
+    """Remove a directory and its subdirectories unless they contain files."""
     for parent, _, _ in os.walk(directory, topdown=False):
-        # The filesystem refuses to remove a directory that a writer has filled in the meantime.
+        # rmdir fails if a writer has created a file in the meantime.
         with suppress(OSError):
             Path(parent).rmdir()
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that they outlast a power failure."""
+    """Create a directory and its missing parents durably."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    # A durable file in a directory that a power failure takes away is not durable.
-    for made in reversed(missing):
-        sync(made.parent)
+    # A file is durable only if the entries of its directories are.
+    for created in reversed(missing):
+        sync(created.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:
@@ -190,7 +193,7 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -198,28 +201,24 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_WITH_CONDITION = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "memory"})
-
-
 def create(filesystem: Any, path: str, data: bytes) -> None:
     """
-    Publish a file under a name that is free.
+    Publish a new file.
 
-    :raises FileExistsError: or another error for which ``is_taken`` holds, if the name is not free.
+    :raises FileExistsError: or another error for which ``is_taken`` returns true, if the name exists.
     """
-    protocols = _protocols(filesystem)
-    if protocols & {"file", "local"}:
-        _require_free(filesystem, path)  # a repetition must not need space
+    if _is_local(filesystem):
+        _require_free(filesystem, path)  # a retry must not need disk space
         publish(Path(path), data, overwrite=False)
-    elif protocols & _WITH_CONDITION:
-        _create_with_condition(filesystem, path, data)
+    elif _protocols(filesystem) & _WITH_CONDITIONAL_CREATE:
+        _create_conditionally(filesystem, path, data)
     else:
-        _create_after_look(filesystem, path, data)
+        _create_if_free(filesystem, path, data)
 
 
 def replace(filesystem: Any, path: str, data: bytes) -> None:
-    """Publish a file, whatever was under its name."""
-    if _protocols(filesystem) & {"file", "local"}:
+    """Publish a file and replace any file of the same name."""
+    if _is_local(filesystem):
         publish(Path(path), data, overwrite=True)
     elif _takes_whole_objects(filesystem):
         filesystem.pipe_file(path, data)
@@ -227,16 +226,16 @@ def replace(filesystem: Any, path: str, data: bytes) -> None:
         _publish_by_rename(filesystem, path, data, overwrite=True)
 
 
-def _create_with_condition(filesystem: Any, path: str, data: bytes) -> None:
+def _create_conditionally(filesystem: Any, path: str, data: bytes) -> None:
     try:
         filesystem.pipe_file(path, data, mode="create")
     except Exception as error:
         if not is_unsupported(error):
             raise
-        _create_after_look(filesystem, path, data)
+        _create_if_free(filesystem, path, data)
 
 
-def _create_after_look(filesystem: Any, path: str, data: bytes) -> None:
+def _create_if_free(filesystem: Any, path: str, data: bytes) -> None:
     _require_free(filesystem, path)
     if _takes_whole_objects(filesystem):
         filesystem.pipe_file(path, data)
@@ -245,7 +244,7 @@ def _create_after_look(filesystem: Any, path: str, data: bytes) -> None:
 
 
 def _require_free(filesystem: Any, path: str) -> None:
-    # Not fsspec's exists(): that answers False whatever goes wrong.
+    # Not fsspec's exists(), which returns False for every error.
     with suppress(FileNotFoundError):
         filesystem.info(path)
         raise FileExistsError(path)
@@ -266,7 +265,7 @@ def _publish_by_rename(filesystem: Any, path: str, data: bytes, *, overwrite: bo
 
 
 def _require_renamed(filesystem: Any, temporary: str, path: str) -> None:
-    # WebHDFS does not say so where the name was taken in the meantime.
+    # WebHDFS raises no error if the target was created in the meantime.
     with suppress(FileNotFoundError):
         filesystem.info(temporary)
         raise FileExistsError(path)
@@ -284,24 +283,19 @@ def _takes_whole_objects(filesystem: Any) -> bool:
     return bool(filesystem.async_impl) or type(filesystem).pipe_file is not AbstractFileSystem.pipe_file
 
 
-def _protocols(filesystem: Any) -> set[str]:
-    protocol = filesystem.protocol
-    return {protocol} if isinstance(protocol, str) else set(protocol)
-
-
 def copy_file(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
     """
-    Copy a file; one of this name that is there already may be replaced or kept, whichever the filesystem does.
+    Copy a file; the filesystem decides if an existing target is replaced or retained.
 
     :raises FileNotFoundError: if the source is missing.
-    :raises OSError: if the copy has another size than the source.
+    :raises OSError: if the sizes of the copy and the source differ.
     """
     if _is_local(target_filesystem):
         _copy_to_local(source_filesystem, source, Path(target))
     elif source_filesystem is target_filesystem:
         target_filesystem.cp_file(source, target)
     else:
-        _copy_by_way_of_a_file(source_filesystem, source, target_filesystem, target)
+        _copy_to_remote(source_filesystem, source, target_filesystem, target)
     _require_equal_sizes(source_filesystem, source, target_filesystem, target)
 
 
@@ -313,14 +307,14 @@ def _copy_to_local(source_filesystem: Any, source: str, target: Path) -> None:
             source_filesystem.get_file(source, str(temporary))
 
 
-def _copy_by_way_of_a_file(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
+def _copy_to_remote(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
     if _is_local(source_filesystem):
         target_filesystem.put_file(source, target)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        passing = Path(scratch, "passing")
-        source_filesystem.get_file(source, str(passing))
-        target_filesystem.put_file(str(passing), target)
+        local_copy = Path(scratch, "copy")
+        source_filesystem.get_file(source, str(local_copy))
+        target_filesystem.put_file(str(local_copy), target)
 
 
 def _require_equal_sizes(source_filesystem: Any, source: str, target_filesystem: Any, target: str) -> None:
@@ -330,5 +324,9 @@ def _require_equal_sizes(source_filesystem: Any, source: str, target_filesystem:
 
 
 def _is_local(filesystem: Any) -> bool:
+    return bool({"file", "local"} & _protocols(filesystem))
+
+
+def _protocols(filesystem: Any) -> set[str]:
     protocol = filesystem.protocol
-    return bool({"file", "local"} & ({protocol} if isinstance(protocol, str) else set(protocol)))
+    return {protocol} if isinstance(protocol, str) else set(protocol)

@@ -1,4 +1,8 @@
-"""Filesystems by URI scheme, and their options."""
+"""
+Filesystems by URI scheme, and their options.
+
+Options may contain credentials. Messages are therefore redacted before they reach an error or a log.
+"""
 
 from __future__ import annotations
 
@@ -21,42 +25,42 @@ _SECRET_WORDS = (
     "connection_string",
     "sas",
 )
-# Ways to find a credential, which gcsfs takes in place of one: as a secret they would be blotted out of every log.
-_WAYS = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
+# gcsfs accepts these names of credential sources as a token. As secrets, they would be masked in every log.
+_CREDENTIAL_SOURCES = frozenset({"anon", "cloud", "browser", "cache", "google_default"})
 _SHORTEST_SECRET = 4
 
 
 def secrets_in(options: Any, *, named: bool = False) -> Iterator[str]:
     """
-    Return the texts in options, at any depth, whose names say that they are secret.
+    Return the texts of options with secret names, at any depth.
 
-    :param named: Whether the name of what holds them said so already.
+    :param named: Treat all texts as secret, as below an option with a secret name.
     """
     if isinstance(options, Mapping):
         for name, value in options.items():
-            yield from secrets_in(value, named=named or _says_secret(str(name)))
+            yield from secrets_in(value, named=named or _is_secret_name(str(name)))
     elif isinstance(options, list | tuple):
         for value in options:
             yield from secrets_in(value, named=named)
-    elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _WAYS:
+    elif named and isinstance(options, str) and len(options) >= _SHORTEST_SECRET and options not in _CREDENTIAL_SOURCES:
         yield options
 
 
-def _says_secret(name: str) -> bool:
+def _is_secret_name(name: str) -> bool:
     plain = name.lower().replace("-", "_")
     return any(word in plain for word in _SECRET_WORDS)
 
 
 def conceal(text: str, options: Mapping[str, Any]) -> str:
-    """Return a message without the secrets of options, and of URIs in it."""
-    # The longest first: one secret may be part of another.
+    """Mask the secrets of the options, and the credentials of URIs, in a message."""
+    # Longest first, because one secret may be part of another.
     for secret in sorted(secrets_in(options), key=len, reverse=True):
         text = text.replace(secret, "***")
     return redact(text)
 
 
 def harmless(error: Exception, options: Mapping[str, Any]) -> Exception | None:
-    """Return an error as the cause of another, which is printed as it is; ``None`` if its text holds a secret."""
+    """Return an error that may be printed as a cause, or ``None`` if its text contains a secret."""
     return error if conceal(str(error), options) == str(error) else None
 
 
@@ -66,45 +70,45 @@ HINTS = {
     "hdfs": "libhdfs and Java of a Hadoop client, found by HADOOP_HOME, CLASSPATH and ARROW_LIBHDFS_DIR; or use webhdfs://",
     "webhdfs": "pip install requests",
 }
-"""What else must be there, for schemes that no extra brings."""
+"""Requirements of schemes that no extra installs."""
 
 
 def open_filesystem(uri: str, options: dict[str, Any]) -> Any:
     """
     Return the fsspec filesystem of a URI.
 
-    :param options: Options of the filesystem; they are never shown, because they may be credentials.
-    :raises InvalidConfigurationError: for an unknown scheme, one whose package is not installed, or unfit options.
+    :param options: Options of the filesystem; messages never contain their secrets.
+    :raises InvalidConfigurationError: if the scheme is unknown, its package is not installed, or the options are invalid.
     :raises StorageError: if the filesystem cannot be reached.
     """
     kind = _filesystem_class(scheme_of(uri), uri)
     try:
-        # Listings must not be remembered: other writers' files would stay invisible.
+        # A cached listing would hide the files of other writers.
         return kind(**{**_options_in(kind, uri), **options, "use_listings_cache": False})
     except ImportError as error:
         raise _not_installed(uri, error) from error
     except (TypeError, ValueError) as error:
         raise InvalidConfigurationError(
-            f"The filesystem of {redact(uri)!r} does not accept its options: {conceal(str(error), options)}"
+            f"The filesystem of {redact(uri)!r} rejects its options: {conceal(str(error), options)}"
         ) from harmless(error, options)
     except Exception as error:
         if str(error).startswith("Unable to load lib"):  # pyarrow, of libhdfs or libjvm
             raise _not_installed(uri, error) from error
-        said = conceal(str(error), options).rstrip(".")
-        raise StorageError(f"The filesystem of {redact(uri)!r} cannot be opened: {said}.{advice(error)}") from harmless(
-            error, options
-        )
+        reason = conceal(str(error), options).rstrip(".")
+        raise StorageError(
+            f"The filesystem of {redact(uri)!r} cannot be opened: {reason}.{advice(error)}"
+        ) from harmless(error, options)
 
 
 def serves(filesystem: Any, base_uri: str, uri: str) -> bool:
-    """Tell whether the filesystem of a checkpoint directory is the one of another URI too."""
+    """Check that a URI belongs to the filesystem of a checkpoint directory."""
     kind = type(filesystem)
     names = (kind.protocol,) if isinstance(kind.protocol, str) else kind.protocol
     return scheme_of(uri) in names and bool(_options_in(kind, uri) == _options_in(kind, base_uri))
 
 
 def _options_in(kind: Any, uri: str) -> dict[str, Any]:
-    # The host of hdfs://host/path, the account of abfs://container@account/path; nothing for most.
+    # For example the host of hdfs://host/path or the account of abfs://container@account/path.
     return dict(kind._get_kwargs_from_urls(uri))
 
 
@@ -117,7 +121,7 @@ def _filesystem_class(scheme: str, uri: str) -> Any:
         raise _not_installed(uri, error) from error
     except ValueError as error:
         raise InvalidConfigurationError(
-            f"Expected a scheme that fsspec knows, found {scheme!r} in {redact(uri)!r}."
+            f"Expected a scheme of an fsspec filesystem, found {scheme!r} in {redact(uri)!r}; correct the URI."
         ) from error
 
 
