@@ -1,4 +1,4 @@
-"""Where bytes go: any fsspec filesystem, the metadata of checkpoints, and small values as JSON."""
+"""Storage of checkpoints on any fsspec filesystem: files, metadata and JSON state values."""
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage

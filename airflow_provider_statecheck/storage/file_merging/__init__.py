@@ -1,1 +1,1 @@
-"""File merging: many pieces of state in few files."""
+"""File merging: stores the state of many streams in few physical files."""

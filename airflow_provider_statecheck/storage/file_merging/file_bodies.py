@@ -1,9 +1,8 @@
 """
-Bodies of physical files, by the abilities of the filesystem.
+Write strategies of physical files, one for each kind of filesystem.
 
-A local file may be written to after others have been told of it, so segments are appended in place and synced. On any other
-filesystem a file exists when it is closed: its segments are collected on this machine and published as one object, and
-after that it takes no more.
+On a local filesystem, segments are appended to the file in place and synced. On an object store, a file exists only after
+it is closed: segments are buffered on this machine and published as one object, which accepts no further segments.
 """
 
 from __future__ import annotations
@@ -23,48 +22,48 @@ from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, sche
 
 
 class FileBody(Protocol):
-    """Bytes of one physical file; one stream at a time appends, anybody may make them durable."""
+    """Content of one physical file; one stream at a time appends, and any thread may call ``make_durable``."""
 
     @property
     def size(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of appended bytes."""
 
     @property
     def takes_parts(self) -> bool:
-        """Tell whether a segment may arrive in several parts."""
+        """Return whether a segment may be appended in several parts."""
 
     @property
     def is_sealed(self) -> bool:
-        """Tell whether it takes no more."""
+        """Return whether the file accepts no further segments."""
 
     @property
     def is_durable(self) -> bool:
-        """Tell whether all bytes would survive this machine's process."""
+        """Return whether all appended bytes are on storage."""
 
     def append(self, source: IO[bytes]) -> int | None:
-        """Add what is in ``source`` from its position on; return where it begins, ``None`` if this takes no more."""
+        """Append the rest of ``source`` and return its start offset, or ``None`` if the file is sealed."""
 
     def make_durable(self) -> None:
-        """Return when all bytes so far are on storage."""
+        """Write all appended bytes to storage and wait for them."""
 
     def delete(self) -> None:
-        """Delete the file; one that never came to storage is success."""
+        """Delete the file; a file that is not on storage is success."""
 
     def close(self) -> None:
-        """Give up what this machine holds; what is not durable by now never will be."""
+        """Release local resources; bytes that are not durable are lost."""
 
 
 def new_body(storage: CheckpointStorage, uri: str, buffer_size: int) -> FileBody:
     """
     Return the body of a file that does not exist yet.
 
-    :param buffer_size: How many bytes are kept in memory before they go to a temporary file of this machine.
+    :param buffer_size: Bytes held in memory before they spill to a local temporary file.
     """
     return AppendedBody(storage, uri) if is_local(uri) else CollectedBody(storage, uri, buffer_size)
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether a URI is that of a file of this machine."""
+    """Return whether a URI names a file on the local filesystem."""
     return scheme_of(uri) in LOCAL_SCHEMES
 
 
@@ -75,9 +74,9 @@ def local_path(uri: str) -> Path:
 
 class AppendedBody(FileBody):
     """
-    A local file that grows.
+    A local file to which segments are appended in place.
 
-    It is open only while something is done with it: hundreds of subtasks may have one each.
+    The file is opened for each operation, because hundreds of subtasks may each own one.
     """
 
     takes_parts = True
@@ -93,19 +92,19 @@ class AppendedBody(FileBody):
 
     @property
     def size(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of appended bytes."""
         return self._size
 
     @property
     def is_durable(self) -> bool:
-        """Tell whether all bytes are on storage."""
+        """Return whether all appended bytes are on storage."""
         return self._durable_size == self._size
 
     def append(self, source: IO[bytes]) -> int | None:
-        """Add a segment, or a part of one."""
+        """Append a segment or part of a segment."""
         if self._is_new:
-            self._exists = True  # whatever becomes of the call
-            # Also makes the directories, and their entries durable.
+            self._exists = True  # Also after a failed write, which may leave a file behind.
+            # Also creates the directories and makes their entries durable.
             self._storage.write_bytes(self._uri, b"")
             self._is_new = False
         start = self._size
@@ -116,23 +115,23 @@ class AppendedBody(FileBody):
         return start
 
     def make_durable(self) -> None:
-        """Bring all bytes so far to storage."""
+        """Write all appended bytes to storage."""
         size = self._size
         with _as_storage_error(self._uri), local_path(self._uri).open("r+b") as file:
             os.fsync(file.fileno())
         self._durable_size = max(size, self._durable_size)
 
     def delete(self) -> None:
-        """Delete what came to storage."""
+        """Delete the file if it may be on storage."""
         if self._exists:
             self._storage.delete_file(self._uri)
 
     def close(self) -> None:
-        """Give up what is not on storage."""
+        """Release local resources."""
 
 
 class CollectedBody(FileBody):
-    """An object that is published once, whole."""
+    """An object whose segments are buffered locally and published once."""
 
     takes_parts = False
 
@@ -143,44 +142,44 @@ class CollectedBody(FileBody):
         self._size = 0
         self._is_sealed = False
         self._is_durable = False
-        self._was_tried = False
+        self._may_exist = False
         self._lock = threading.Lock()
 
     @property
     def size(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of appended bytes."""
         return self._size
 
     @property
     def is_sealed(self) -> bool:
-        """Tell whether it was published, or is about to be."""
+        """Return whether the object is published or being published."""
         return self._is_sealed
 
     @property
     def is_durable(self) -> bool:
-        """Tell whether all bytes are on storage."""
+        """Return whether all appended bytes are on storage."""
         return self._is_durable or self._size == 0
 
     def append(self, source: IO[bytes]) -> int | None:
-        """Add a segment, or a part of one."""
-        # Nobody waits for a file that is being published.
+        """Append a segment or part of a segment."""
+        # Checked without the lock, to avoid waiting for an upload in progress.
         return None if self._is_sealed else self._append_unless_sealed(source)
 
     def make_durable(self) -> None:
-        """Bring all bytes so far to storage."""
+        """Write all appended bytes to storage."""
         self._is_sealed = True
         with self._lock:
             if not self.is_durable:
                 self._publish()
 
     def delete(self) -> None:
-        """Delete what came to storage."""
+        """Delete the file if it may be on storage."""
         self.close()
-        if self._was_tried:
+        if self._may_exist:
             self._storage.delete_file(self._uri)
 
     def close(self) -> None:
-        """Give up what is not on storage."""
+        """Release local resources."""
         self._is_sealed = True
         with self._lock:
             self._spool.close()
@@ -188,11 +187,12 @@ class CollectedBody(FileBody):
     def _publish(self) -> None:
         if self._spool.closed:
             raise StorageError(
-                f"Expected the bytes of {redact(self._uri)}, found them given up.", uri=redact(self._uri)
+                f"Expected buffered bytes of {redact(self._uri)}, found them given up; write the state again.",
+                uri=redact(self._uri),
             )
         self._spool.seek(0)
         data = self._spool.read(self._size)
-        self._was_tried = True
+        self._may_exist = True
         self._storage.write_bytes(self._uri, data)
         self._is_durable = True
         self._spool.close()
@@ -210,7 +210,7 @@ class CollectedBody(FileBody):
 
 
 class StoredBody(FileBody):
-    """A file that an earlier attempt wrote."""
+    """A file written by an earlier attempt."""
 
     takes_parts = False
     is_sealed = True
@@ -223,22 +223,22 @@ class StoredBody(FileBody):
 
     @property
     def size(self) -> int:
-        """Return how many bytes there are."""
+        """Return the number of appended bytes."""
         return self._size
 
     def append(self, source: IO[bytes]) -> int | None:
-        """Add a segment, or a part of one."""
+        """Append a segment or part of a segment."""
         return None
 
     def make_durable(self) -> None:
-        """Bring all bytes so far to storage."""
+        """Write all appended bytes to storage."""
 
     def delete(self) -> None:
-        """Delete what came to storage."""
+        """Delete the file if it may be on storage."""
         self._storage.delete_file(self._uri)
 
     def close(self) -> None:
-        """Give up what is not on storage."""
+        """Release local resources."""
 
 
 @contextlib.contextmanager
@@ -246,4 +246,6 @@ def _as_storage_error(uri: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"A merged file cannot be written at {redact(uri)}: {error}", uri=redact(uri)) from error
+        raise StorageError(
+            f"Expected to write a merged file at {redact(uri)}, found: {error}", uri=redact(uri)
+        ) from error

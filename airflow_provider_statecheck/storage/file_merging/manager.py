@@ -1,4 +1,4 @@
-"""File merging manager: assigns state to physical files and deletes unused ones."""
+"""File merging manager: assigns state streams to physical files and deletes unused files."""
 
 from __future__ import annotations
 
@@ -28,37 +28,39 @@ from airflow_provider_statecheck.storage.file_merging.physical_files import (
     SegmentRegistry,
     SpaceStatistics,
     SubtaskKey,
-    files_to_give_up,
+    files_to_retire,
 )
 from airflow_provider_statecheck.storage.file_merging.stream import FileMergingCheckpointStateOutputStream
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 
+log = logging.getLogger(__name__)
+
 MIB = 1024 * 1024
 
 
 class FileMergingType(StrEnum):
-    """How long a physical file takes segments."""
+    """Lifetime of a physical file that accepts segments."""
 
     WITHIN_CHECKPOINT = "within_checkpoint"
-    """Those of one checkpoint only."""
+    """A file holds segments of one checkpoint."""
     ACROSS_CHECKPOINTS = "across_checkpoints"
-    """Those of any checkpoint, until the file is full."""
+    """A file holds segments of any number of checkpoints, until it is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileMergingOptions:
-    """Defaults are those of Flink."""
+    """Options of file merging, with the defaults of Flink."""
 
     merging_type: FileMergingType = FileMergingType.WITHIN_CHECKPOINT
     max_file_size: int = 32 * MIB
-    """In bytes; a file that reaches it takes no more."""
+    """Size in bytes at which a file accepts no further segments."""
     max_space_amplification: float = 2.0
-    """How many physical bytes there may be for each logical byte; infinity sets no limit."""
+    """Maximum physical bytes per logical byte; infinity disables the limit."""
     max_subtasks_per_file: int = 4
-    """How many subtasks share a file of a blocking pool."""
+    """Number of subtasks that share a file of a blocking pool."""
     is_pool_blocking: bool = False
-    """Whether a stream waits for a file rather than begin another one."""
+    """Whether a stream waits for a free file instead of creating one."""
 
     def __post_init__(self) -> None:
         _require(self.max_file_size > 0, "max_file_size above 0", self.max_file_size)
@@ -72,12 +74,9 @@ def _require(is_met: bool, expected: str, found: float) -> None:
         raise InvalidConfigurationError(f"Expected {expected}, found {found}.")
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergingDirectories:
-    """Where a manager writes."""
+    """Directories and buffer size of a manager."""
 
     base: str
     shared: str
@@ -94,17 +93,17 @@ class MergingDirectories:
 
 class FileMergingSnapshotManager:
     """
-    Merges the files of one executor process; any thread may call it.
+    Merges the state files of one executor process; it is thread-safe.
 
-    ``init_file_system`` once, ``register_subtask`` for each subtask, then streams. A subtask calls ``make_durable`` after its
-    last stream of a checkpoint and before the checkpoint is acknowledged, since until then bytes may exist on this machine
-    only. It passes on what became of each checkpoint; a notification may be lost or come twice.
+    Call ``init_file_system`` once and ``register_subtask`` for each subtask before opening streams. Each subtask calls
+    ``make_durable`` between its last stream of a checkpoint and the acknowledgement: before that, bytes may exist on this
+    machine only. The subtask forwards checkpoint notifications, which may be lost or repeated.
 
-    Nothing is deleted but files of its own directories, and those only when closed and unreferenced.
+    The manager deletes only closed, unreferenced files in its own directories.
 
     :param manager_id: Name of the process's directory below ``taskowned``.
-    :param epoch: Of the attempt that writes; it is in each file's name, so that a sweep knows whose the file was.
-    :param options: How files are shared.
+    :param epoch: Epoch of the writing attempt. Each file name contains it, for the sweep of orphan files.
+    :param options: Options of file merging; the defaults if omitted.
     """
 
     def __init__(self, manager_id: str, epoch: int, options: FileMergingOptions | None = None) -> None:
@@ -128,24 +127,26 @@ class FileMergingSnapshotManager:
         self, storage: CheckpointStorage, *, base: str, shared: str, taskowned: str, write_buffer_size: int
     ) -> None:
         """
-        Say where to write; no directory is made before there is something in it.
+        Set the directories; each is created with its first file.
 
-        :param write_buffer_size: How many bytes a stream or file keeps in memory.
-        :raises InvalidConfigurationError: if it was said otherwise before, or a directory is not below ``base``.
+        :param write_buffer_size: Memory buffer of a stream or file, in bytes.
+        :raises InvalidConfigurationError: if the values differ from an earlier call, or a directory is not below ``base``.
         """
-        asked = MergingDirectories(base=base, shared=shared, taskowned=taskowned, write_buffer_size=write_buffer_size)
+        directories = MergingDirectories(
+            base=base, shared=shared, taskowned=taskowned, write_buffer_size=write_buffer_size
+        )
         with self._changed:
-            if self._directories not in (None, asked):
+            if self._directories not in (None, directories):
                 raise InvalidConfigurationError(
                     f"Expected the directories of the first call, found {redact(base)}; use another manager."
                 )
             if self._directories is None:
-                self._storage, self._directories = storage, asked
+                self._storage, self._directories = storage, directories
                 self._exclusive = ManagedDirectory(f"{taskowned}/{self._id}")
 
     def register_subtask(self, subtask: SubtaskKey) -> None:
         """
-        Let a subtask write; it may be registered already.
+        Register a subtask for writing; a repeated call has no effect.
 
         :raises CoordinatorError: before ``init_file_system`` or after ``close``.
         """
@@ -156,17 +157,17 @@ class FileMergingSnapshotManager:
             self._changed.notify_all()
 
     def unregister_subtask(self, subtask: SubtaskKey) -> None:
-        """Wait for no more notifications of a subtask; its segments go when another one hears that they are subsumed."""
+        """Unregister a subtask; its segments are discarded when a later checkpoint of another subtask subsumes them."""
         with self._changed:
             self._registered.discard(subtask)
             self._release(list(self._released), None)
-        self._delete_done()
+        self._delete_unused()
 
     def managed_directory(self, subtask: SubtaskKey, scope: CheckpointedStateScope) -> str:
         """
-        Return where files of a subtask lie.
+        Return the directory of a subtask's files.
 
-        :raises CoordinatorError: if it is not registered.
+        :raises CoordinatorError: if the subtask is not registered.
         """
         with self._changed:
             return self._directory(subtask, scope).uri
@@ -175,9 +176,9 @@ class FileMergingSnapshotManager:
         self, subtask: SubtaskKey, checkpoint_id: int, scope: CheckpointedStateScope
     ) -> FileMergingCheckpointStateOutputStream:
         """
-        Open a stream; it takes a file with its first byte.
+        Open a stream, which acquires a file with its first byte.
 
-        :raises CoordinatorError: if the subtask is not registered, or the manager closed.
+        :raises CoordinatorError: if the subtask is not registered, or the manager is closed.
         """
         with self._changed:
             directories, _ = self._require_ready()
@@ -187,28 +188,28 @@ class FileMergingSnapshotManager:
 
     def make_durable(self, subtask: SubtaskKey, checkpoint_id: int) -> None:
         """
-        Return when storage has every byte that a subtask's handles of a checkpoint name; call it before acknowledging.
+        Write all bytes of a subtask's checkpoint to storage; call it before acknowledging.
 
         :raises StorageError: if the storage fails; the checkpoint must not be acknowledged, and the call may be repeated.
         """
         for file in self._not_durable(subtask, checkpoint_id):
             self._make_file_durable(file)
-        self._delete_done()
+        self._delete_unused()
 
     def could_reuse_previous_state_handle(self, handle: StreamStateHandle) -> bool:
-        """Tell whether a later checkpoint may name a handle again; else its bytes have to be written anew."""
+        """Return whether a later checkpoint may reference a handle again; otherwise rewrite its state."""
         with self._changed:
             segment = self._registry.find(handle.logical_id) if isinstance(handle, SegmentFileStateHandle) else None
             return segment is not None and segment.physical.is_reusable
 
     def reuse_previous_state_handles(self, checkpoint_id: int, handles: Iterable[StreamStateHandle]) -> None:
         """
-        Note that a checkpoint names handles of earlier ones; what is no segment needs no note.
+        Record that a checkpoint references handles of earlier checkpoints; handles of other types are ignored.
 
-        :raises CoordinatorError: if a segment is not known here, since its bytes may be gone; then nothing is noted.
+        :raises CoordinatorError: if a segment is unknown, as its file may be deleted; no reference is recorded.
         """
         with self._changed:
-            for segment in self._known([h for h in handles if isinstance(h, SegmentFileStateHandle)]):
+            for segment in self._find_all([h for h in handles if isinstance(h, SegmentFileStateHandle)]):
                 segment.use_in(checkpoint_id)
                 self._refer(segment, checkpoint_id)
 
@@ -216,32 +217,34 @@ class FileMergingSnapshotManager:
         self, checkpoint_id: int, subtask: SubtaskKey, handles: Iterable[StreamStateHandle]
     ) -> None:
         """
-        Know the segments of the checkpoint from which a subtask was restored.
+        Register the segments of the checkpoint from which a subtask was restored.
 
-        Files in the directories of this manager are its own from now on; those elsewhere are only read.
+        The manager becomes the owner of files in its directories; all other files are read-only.
 
-        :raises CheckpointNotFoundError: if an own file is missing; then nothing is known.
+        :raises CheckpointNotFoundError: if an owned file is missing; no segment is registered.
         :raises CoordinatorError: if the subtask is not registered.
         """
         segments = [handle for handle in handles if isinstance(handle, SegmentFileStateHandle)]
-        one_of_each_file = {handle.uri: handle for handle in segments}
-        files = {uri: self._restored_file(handle, subtask) for uri, handle in one_of_each_file.items()}
+        handle_by_uri = {handle.uri: handle for handle in segments}
+        files = {uri: self._restored_file(handle, subtask) for uri, handle in handle_by_uri.items()}
         with self._changed:
             for handle in segments:
                 self._restore(handle, self._registry.files.get(handle.uri, files[handle.uri]), subtask, checkpoint_id)
 
     def notify_checkpoint_complete(self, subtask: SubtaskKey, checkpoint_id: int) -> None:
         """
-        Hear that a checkpoint was completed; nothing is deleted.
+        Verify that the files of a completed checkpoint are durable; nothing is deleted.
 
-        :raises StorageError: if the subtask never made it durable and that fails now.
+        :raises StorageError: if files are not durable and writing them fails.
         """
         if not self._is_closed and self._not_durable(subtask, checkpoint_id):
-            log.error("Checkpoint %s was completed before its merged files were durable; they are now", checkpoint_id)
+            log.error(
+                "Checkpoint %s was completed before its merged files were durable; writing them now", checkpoint_id
+            )
             self.make_durable(subtask, checkpoint_id)
 
     def notify_checkpoint_aborted(self, subtask: SubtaskKey, checkpoint_id: int) -> None:
-        """Give up what a subtask uploaded in a checkpoint that will never be completed."""
+        """Discard the segments that a subtask wrote for an aborted checkpoint."""
         with self._changed:
             if self._is_closed:
                 return
@@ -250,33 +253,34 @@ class FileMergingSnapshotManager:
                 self._shared[subtask].forget(checkpoint_id)
             self._release([checkpoint_id], subtask)
             self._limit_space()
-        self._delete_done()
+        self._delete_unused()
 
     def notify_checkpoint_subsumed(self, subtask: SubtaskKey, checkpoint_id: int) -> None:
-        """Give up what a subtask uploaded in a checkpoint or in any before it and no newer one names."""
+        """Discard a subtask's segments up to this checkpoint that no newer checkpoint references."""
         with self._changed:
             if self._is_closed:
                 return
-            # Those who hear nothing any more name nothing any more either.
+            # Unregistered subtasks receive no notifications and reference no segments.
             subtasks = {subtask} | (self._registry.uploaders() - self._registered)
             self._registry.discard_up_to(subtasks, checkpoint_id)
             for known in subtasks & self._shared.keys():
                 self._shared[known].subsume(checkpoint_id)
             self._release([i for i in self._released if i <= checkpoint_id], subtask)
             self._limit_space()
-        self._delete_done()
+        self._delete_unused()
 
     @property
     def statistics(self) -> SpaceStatistics:
-        """Return what the files hold now."""
+        """Return the current space statistics."""
         with self._changed:
             return SpaceStatistics.of(self._registry.files.values())
 
     def close(self) -> None:
         """
-        End; files that a checkpoint may name stay, directories of no checkpoint go if they are empty.
+        Close the manager and remove empty directories that no checkpoint references.
 
-        What was not made durable is given up: no checkpoint that was acknowledged names it.
+        Files that a checkpoint may reference are retained. Bytes that are not durable are discarded, because no
+        acknowledged checkpoint references them.
         """
         with self._changed:
             self._is_closed = True
@@ -285,7 +289,7 @@ class FileMergingSnapshotManager:
             for file in self._registry.files.values():
                 self._registry.close(file)
             self._changed.notify_all()
-        self._delete_done()
+        self._delete_unused()
         for file in list(self._registry.files.values()):
             file.body.close()
         for directory in (*self._shared.values(), self._exclusive):
@@ -309,24 +313,24 @@ class FileMergingSnapshotManager:
         with self._changed:
             if not self._is_closed:
                 self._registry.add(segment)
-            self._give_back(file)
+            self._return_to_pool(file)
         if self._is_closed:
-            self._delete_done()
+            self._delete_unused()
             self._require_ready()
         if file.is_closed and not file.body.takes_parts:
             self._publish_early(file)
-        self._delete_done()
+        self._delete_unused()
         return segment.handle
 
     def _return(self, file: PhysicalFile, *, is_broken: bool) -> None:
         with self._changed:
             file.is_closed = file.is_closed or is_broken
-            self._give_back(file)
-        self._delete_done()
+            self._return_to_pool(file)
+        self._delete_unused()
 
-    def _give_back(self, file: PhysicalFile) -> None:
-        # To the pool it came from: its checkpoint may have ended meanwhile, and another pool may have the key.
-        self._lenders.pop(file).give_back(file, self._options.max_file_size)
+    def _return_to_pool(self, file: PhysicalFile) -> None:
+        # The pool that created the file: if its checkpoint has ended, another pool may have the same key.
+        self._lenders.pop(file).release(file, self._options.max_file_size)
         if file.is_closed or self._is_closed:
             self._registry.close(file)
         self._changed.notify_all()
@@ -375,7 +379,7 @@ class FileMergingSnapshotManager:
 
     def _limit_space(self) -> None:
         owned = [file for file in self._registry.files.values() if file.is_owned]
-        for file in files_to_give_up(owned, self._options.max_space_amplification):
+        for file in files_to_retire(owned, self._options.max_space_amplification):
             file.is_reusable = False
             self._registry.close(file)
 
@@ -385,7 +389,7 @@ class FileMergingSnapshotManager:
             return [
                 file
                 for file in pending
-                if any(s.subtask == subtask and s.is_named_by(checkpoint_id) for s in file.segments)
+                if any(s.subtask == subtask and s.is_referenced_by(checkpoint_id) for s in file.segments)
             ]
 
     def _make_file_durable(self, file: PhysicalFile) -> None:
@@ -400,8 +404,8 @@ class FileMergingSnapshotManager:
         try:
             file.body.make_durable()
         except StateCheckError as error:
-            # make_durable tries again, and says so to whoever wants to acknowledge.
-            log.warning("A full file of merged state is not on storage yet: %s", error)
+            # make_durable retries before the acknowledgement and raises the error then.
+            log.warning("A full merged file could not be written to storage and is retried: %s", error)
 
     def _restored_file(self, handle: SegmentFileStateHandle, subtask: SubtaskKey) -> PhysicalFile:
         with self._changed:
@@ -436,13 +440,13 @@ class FileMergingSnapshotManager:
             self._released.setdefault(checkpoint_id, set())
             self._directory(segment.subtask, segment.physical.scope).refer(checkpoint_id)
 
-    def _known(self, handles: Sequence[SegmentFileStateHandle]) -> list[LogicalFile]:
+    def _find_all(self, handles: Sequence[SegmentFileStateHandle]) -> list[LogicalFile]:
         found = [self._registry.find(handle.logical_id) for handle in handles]
         segments = [segment for segment in found if segment is not None]
         if len(segments) < len(found):
             raise CoordinatorError(
-                f"Expected segments that this manager knows, found {len(found) - len(segments)} others; "
-                "ask could_reuse_previous_state_handle first and write their state anew."
+                f"Expected segments registered with this manager, found {len(found) - len(segments)} unknown; "
+                "check could_reuse_previous_state_handle and rewrite their state."
             )
         return segments
 
@@ -453,25 +457,25 @@ class FileMergingSnapshotManager:
 
     def _require_ready(self) -> tuple[MergingDirectories, CheckpointStorage]:
         if self._is_closed:
-            raise CoordinatorError("Expected an open manager of merged files, found a closed one.")
+            raise CoordinatorError("Expected an open file merging manager, found a closed one; create a new manager.")
         if self._directories is None or self._storage is None:
-            raise CoordinatorError("Expected a manager that knows its directories; call init_file_system first.")
+            raise CoordinatorError("Expected a manager with directories, found none; call init_file_system first.")
         return self._directories, self._storage
 
-    def _delete_done(self) -> None:
+    def _delete_unused(self) -> None:
         with self._changed:
-            done = [*self._registry.take_done(), *self._undeleted]
+            unused = [*self._registry.pop_unused(), *self._undeleted]
             self._undeleted = []
-        failed = [file for file in done if not _is_deleted(file)]
+        failed = [file for file in unused if not _try_delete(file)]
         if failed:
-            log.warning("%s merged files could not be deleted; they are tried again, or left to a sweep", len(failed))
+            log.warning("%s merged files could not be deleted; a retry or a sweep deletes them", len(failed))
             with self._changed:
                 self._undeleted.extend(failed)
 
 
 @dataclass(frozen=True, slots=True)
 class _StreamOwner:
-    """What a stream may ask of its manager."""
+    """Access of one stream to its manager."""
 
     manager: FileMergingSnapshotManager
     subtask: SubtaskKey
@@ -494,14 +498,14 @@ class _StreamOwner:
         )
         return self.manager._finish(segment)
 
-    def give_back(self, file: PhysicalFile) -> None:
+    def release(self, file: PhysicalFile) -> None:
         self.manager._return(file, is_broken=False)
 
     def fail(self, file: PhysicalFile) -> None:
         self.manager._return(file, is_broken=True)
 
 
-def _is_deleted(file: PhysicalFile) -> bool:
+def _try_delete(file: PhysicalFile) -> bool:
     try:
         file.body.delete()
     except StateCheckError as error:

@@ -1,7 +1,7 @@
 """
-Physical files, their segments, pools and statistics.
+Physical files, their segments, pools and space statistics.
 
-A pool is used under its manager's lock, which it gives up only while it waits.
+The manager's lock guards all objects of this module. A blocking pool releases the lock only while it waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from airflow_provider_statecheck.checkpoint.states.handles import CheckpointedSt
 from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.file_merging.file_bodies import FileBody, is_local, local_path
 
+log = logging.getLogger(__name__)
+
 _SPECIAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubtaskKey:
-    """One parallel part of an operator; another parallelism makes it another one."""
+    """Key of one parallel subtask of an operator; a rescaled operator has new keys."""
 
     job_id: JobId
     operator_id: OperatorId
@@ -34,70 +36,70 @@ class SubtaskKey:
     def __post_init__(self) -> None:
         if not 0 <= self.subtask_index < self.parallelism:
             raise InvalidConfigurationError(
-                f"Expected a subtask index from 0 to before the parallelism {self.parallelism}, found {self.subtask_index}."
+                f"Expected a subtask index of at least 0 and below the parallelism {self.parallelism}, found {self.subtask_index}."
             )
 
     @property
     def managed_directory(self) -> str:
-        """Return where below ``shared`` its files are: ``<operator id>/merged-<index>-<parallelism>``."""
+        """Return its directory below ``shared``: ``<operator id>/merged-<index>-<parallelism>``."""
         return f"{self.operator_id}/merged-{self.subtask_index}-{self.parallelism}"
 
 
 def manager_id(job_id: JobId, executor_id: str) -> str:
     """
-    Return the name of the directory below ``taskowned`` of one executor process.
+    Return the directory name of one executor process below ``taskowned``.
 
-    :param executor_id: Any text that no other process of the job has; what directories may not hold becomes ``_``.
+    :param executor_id: A text unique among the processes of the job; special characters are replaced by ``_``.
     :raises InvalidConfigurationError: if it is empty.
     """
     if not executor_id.strip():
-        raise InvalidConfigurationError("Expected the id of an executor process, found none.")
+        raise InvalidConfigurationError("Expected the id of an executor process, found none; pass a unique id.")
     return f"job_{job_id}_tm_{_SPECIAL.sub('_', executor_id)}"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PhysicalFile:
     """
-    A file on storage; what is said of it here holds under the manager's lock.
+    A file on storage that holds the segments of one or more streams.
 
-    It is deleted when it is closed, unreferenced and owned, once.
+    An owned file is deleted once, when it is closed and no stream or segment uses it.
     """
 
     uri: str
     scope: CheckpointedStateScope
     body: FileBody
     is_owned: bool = True
-    """Whether it lies in a directory of this manager; any other file is only read."""
+    """Whether the file is located in a directory of this manager; other files are read-only."""
     is_closed: bool = False
-    """Whether it takes no more segments."""
+    """Whether the file accepts no further segments."""
     is_reusable: bool = True
-    """Whether later checkpoints may name its segments."""
+    """Whether later checkpoints may reference its segments."""
     is_in_use: bool = False
-    """Whether a stream writes to it."""
+    """Whether a stream is writing to the file."""
     segments: set[LogicalFile] = field(default_factory=set)
-    """Those that are live."""
+    """Live segments of the file."""
     live_bytes: int = 0
-    """How many bytes they hold."""
+    """Total size of the live segments in bytes."""
 
     @property
     def ref_count(self) -> int:
-        """Return how many live segments it has."""
+        """Return the number of live segments."""
         return len(self.segments)
 
     @property
     def wasted_bytes(self) -> int:
-        """Return how many of its bytes nobody needs."""
+        """Return the number of bytes that belong to no live segment."""
         return max(self.body.size - self.live_bytes, 0)
 
     @property
-    def is_done(self) -> bool:
-        """Tell whether nobody reads or writes it any more."""
+    def is_unused(self) -> bool:
+        """Return whether the file is closed and no stream or live segment uses it."""
         return self.is_closed and not (self.is_in_use or self.segments)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LogicalFile:
-    """One segment: what one stream wrote."""
+    """One segment of a physical file, written by one stream."""
 
     logical_id: str
     physical: PhysicalFile
@@ -105,22 +107,22 @@ class LogicalFile:
     length: int
     subtask: SubtaskKey
     checkpoint_id: int
-    """The checkpoint that wrote it, or from which it was restored."""
+    """The checkpoint that wrote the segment, or from which it was restored."""
     last_used: int
-    """The newest checkpoint that names it."""
+    """The newest checkpoint that references the segment."""
     sha256: str = ""
 
     def use_in(self, checkpoint_id: int) -> None:
-        """Note that a checkpoint names it; an older one than before changes nothing."""
+        """Record a reference from a checkpoint; an older checkpoint than ``last_used`` has no effect."""
         self.last_used = max(self.last_used, checkpoint_id)
 
-    def is_named_by(self, checkpoint_id: int) -> bool:
-        """Tell whether a checkpoint may name it."""
+    def is_referenced_by(self, checkpoint_id: int) -> bool:
+        """Return whether a checkpoint may reference the segment."""
         return self.checkpoint_id <= checkpoint_id <= self.last_used
 
     @property
     def handle(self) -> SegmentFileStateHandle:
-        """Return what the checkpoint names it by."""
+        """Return the state handle of the segment."""
         return SegmentFileStateHandle(
             uri=self.physical.uri,
             start=self.start,
@@ -133,9 +135,9 @@ class LogicalFile:
 
 class SegmentRegistry:
     """
-    Books of a manager, kept under its lock.
+    Live segments and physical files of a manager, indexed by checkpoint and subtask.
 
-    A checkpoint's entry goes with its last segment, so that a notification that never came is made up for by a later one.
+    The entry of a checkpoint is removed with its last segment. A later notification therefore compensates for a lost one.
     """
 
     def __init__(self) -> None:
@@ -145,7 +147,7 @@ class SegmentRegistry:
         self._touched: set[PhysicalFile] = set()
 
     def add(self, segment: LogicalFile) -> None:
-        """Book a new segment and its file."""
+        """Register a new segment and its file."""
         physical = segment.physical
         self.files[physical.uri] = physical
         self._segments[segment.logical_id] = segment
@@ -154,11 +156,11 @@ class SegmentRegistry:
         physical.live_bytes += segment.length
 
     def find(self, logical_id: str) -> LogicalFile | None:
-        """Return a live segment."""
+        """Return the live segment with this id, or ``None``."""
         return self._segments.get(logical_id)
 
     def discard(self, segment: LogicalFile, checkpoint_id: int) -> bool:
-        """Give up a segment unless a newer checkpoint names it; tell whether that happened now."""
+        """Discard a segment unless a newer checkpoint references it; return whether it was discarded."""
         if checkpoint_id < segment.last_used or self._segments.get(segment.logical_id) is not segment:
             return False
         del self._segments[segment.logical_id]
@@ -169,17 +171,17 @@ class SegmentRegistry:
         return True
 
     def discard_up_to(self, subtasks: Collection[SubtaskKey], checkpoint_id: int) -> None:
-        """Give up what these subtasks uploaded in this checkpoint or before and no newer one names."""
+        """Discard segments of these subtasks and of checkpoints up to this id that no newer checkpoint references."""
         for uploaded_in in [i for i in self._uploads if i <= checkpoint_id]:
             for subtask in subtasks:
                 self._discard_all(self._uploads.get(uploaded_in, {}).get(subtask, ()), checkpoint_id)
 
     def discard_of(self, subtask: SubtaskKey, checkpoint_id: int) -> None:
-        """Give up what a subtask uploaded in this one checkpoint and no newer one names."""
+        """Discard segments of one subtask and checkpoint that no newer checkpoint references."""
         self._discard_all(self._uploads.get(checkpoint_id, {}).get(subtask, ()), checkpoint_id)
 
     def has_uploads(self, checkpoint_id: int) -> bool:
-        """Tell whether a segment that this checkpoint uploaded is live."""
+        """Return whether the checkpoint has live segments of its own uploads."""
         return checkpoint_id in self._uploads
 
     def uploaders(self) -> set[SubtaskKey]:
@@ -187,17 +189,17 @@ class SegmentRegistry:
         return {subtask for uploads in self._uploads.values() for subtask in uploads}
 
     def close(self, file: PhysicalFile) -> None:
-        """Let a file take no more segments."""
+        """Close a file for further segments."""
         file.is_closed = True
         self._touched.add(file)
 
-    def take_done(self) -> list[PhysicalFile]:
-        """Forget the files that nobody needs, and return those of them that are ours: each of them once."""
-        done = [file for file in self._touched if file.is_done]
+    def pop_unused(self) -> list[PhysicalFile]:
+        """Unregister unused files and return the owned files among them, each only once."""
+        unused = [file for file in self._touched if file.is_unused]
         self._touched.clear()
-        for file in done:
+        for file in unused:
             self.files.pop(file.uri, None)
-        return [file for file in done if file.is_owned]
+        return [file for file in unused if file.is_owned]
 
     def _discard_all(self, segments: Iterable[LogicalFile], checkpoint_id: int) -> None:
         for segment in list(segments):
@@ -212,46 +214,43 @@ class SegmentRegistry:
             del self._uploads[segment.checkpoint_id]
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(eq=False, slots=True)
 class ManagedDirectory:
     """
-    A directory and the checkpoints that refer to it.
+    A directory of merged files and the checkpoints that reference it.
 
-    Ids rather than a number of them: a notification that is lost or comes twice must not change the count.
+    The references are a set of ids and not a count, because a notification may be lost or repeated.
     """
 
     uri: str
     checkpoint_ids: set[int] = field(default_factory=set)
 
     def refer(self, checkpoint_id: int) -> None:
-        """Note that a checkpoint may have files here."""
+        """Add a reference from a checkpoint."""
         self.checkpoint_ids.add(checkpoint_id)
 
     def forget(self, checkpoint_id: int) -> None:
-        """Note that a checkpoint is not needed."""
+        """Remove the reference from a checkpoint."""
         self.checkpoint_ids.discard(checkpoint_id)
 
     def subsume(self, checkpoint_id: int) -> None:
-        """Note that neither this checkpoint nor an older one is needed."""
+        """Remove the references from this checkpoint and all older ones."""
         self.checkpoint_ids = {i for i in self.checkpoint_ids if i > checkpoint_id}
 
     def remove_if_unused(self) -> None:
-        """Remove it if no checkpoint refers to it and nothing is in it; object stores have no directories."""
+        """Remove the local directory if it is empty and unreferenced."""
         if self.checkpoint_ids or not is_local(self.uri):
             return
         try:
-            # Never with what is in it: another attempt may write here.
+            # Not recursively: another attempt may write to this directory.
             local_path(self.uri).rmdir()
         except OSError as error:
-            log.debug("The directory of merged files stays: %s", type(error).__name__)
+            log.debug("The directory of merged files was not removed: %s", type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceStatistics:
-    """Counts and bytes; files of others, which are only read, are left out."""
+    """Number and size of the owned physical files and of their live segments."""
 
     physical_file_count: int
     physical_file_bytes: int
@@ -260,29 +259,30 @@ class SpaceStatistics:
 
     @classmethod
     def of(cls, files: Iterable[PhysicalFile]) -> Self:
-        """Count."""
-        known = [file for file in files if file.is_owned]
+        """Return the statistics of the owned files among ``files``."""
+        owned = [file for file in files if file.is_owned]
         return cls(
-            physical_file_count=len(known),
-            physical_file_bytes=sum(file.body.size for file in known),
-            logical_file_count=sum(file.ref_count for file in known),
-            logical_file_bytes=sum(file.live_bytes for file in known),
+            physical_file_count=len(owned),
+            physical_file_bytes=sum(file.body.size for file in owned),
+            logical_file_count=sum(file.ref_count for file in owned),
+            logical_file_bytes=sum(file.live_bytes for file in owned),
         )
 
     @property
     def amplification(self) -> float:
-        """Return how many physical bytes there are for each logical byte; 1 where there is none."""
+        """Return the physical bytes per logical byte, or 1 without logical bytes."""
         return self.physical_file_bytes / self.logical_file_bytes if self.logical_file_bytes else 1.0
 
 
-def files_to_give_up(files: Iterable[PhysicalFile], max_amplification: float) -> list[PhysicalFile]:
+def files_to_retire(files: Iterable[PhysicalFile], max_amplification: float) -> list[PhysicalFile]:
     """
-    Return the files whose segments shall be written anew, so that the space comes under its limit.
+    Return the files to retire for the space amplification to fall below its limit.
 
-    Those with the largest wasted share come first. A file that was given up before counts as if it were gone already.
+    Later checkpoints rewrite the segments of a retired file. Files with the largest wasted share come first. The wasted
+    bytes of files retired earlier are not counted.
 
-    :param files: Files of the manager, without those of others.
-    :param max_amplification: Physical bytes for each logical byte; infinity sets no limit.
+    :param files: The owned files of the manager.
+    :param max_amplification: Maximum physical bytes per logical byte; infinity disables the limit.
     """
     known = list(files)
     limit = max_amplification * sum(f.live_bytes for f in known)
@@ -304,20 +304,20 @@ def _wasted_share(file: PhysicalFile) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolKey:
-    """Streams of equal keys share files."""
+    """Key of a pool; streams with equal keys share its files."""
 
     checkpoint_id: int | None
-    """``None`` where files are shared over checkpoints."""
+    """``None`` if checkpoints share files."""
     subtask: SubtaskKey | None
-    """``None`` where they are shared by subtasks."""
+    """``None`` if subtasks share files."""
     scope: CheckpointedStateScope
 
 
 class NonBlockingPool:
     """
-    Gives a new file where none waits.
+    Pool that creates a file if no idle file is available.
 
-    :param create: Makes a file; it does no I/O.
+    :param create: Creates a physical file without I/O.
     """
 
     def __init__(self, create: Callable[[], PhysicalFile]) -> None:
@@ -327,24 +327,24 @@ class NonBlockingPool:
         self.is_closed = False
 
     def acquire(self) -> PhysicalFile:
-        """Lend a file to one stream."""
+        """Return a file for exclusive use by one stream."""
         while self._idle:
             file = self._idle.pop()
-            if _takes_more(file):
+            if _is_writable(file):
                 return self._lend(file)
         return self._lend(self._create())
 
-    def give_back(self, file: PhysicalFile, max_file_size: int) -> None:
-        """Take a file from its stream; one that is full, sealed or closed does not go to another stream."""
+    def release(self, file: PhysicalFile, max_file_size: int) -> None:
+        """Return a file to the pool; a full, sealed or closed file is not reused."""
         self._lent.discard(file)
         file.is_in_use = False
-        if self.is_closed or file.body.size >= max_file_size or not _takes_more(file):
+        if self.is_closed or file.body.size >= max_file_size or not _is_writable(file):
             file.is_closed = True
         else:
             self._idle.append(file)
 
     def close(self) -> list[PhysicalFile]:
-        """Close the files that wait, and those that are lent as soon as they come back; return the former."""
+        """Close the pool and return its idle files, closed; acquired files are closed on release."""
         self.is_closed = True
         idle, self._idle = self._idle, []
         for file in idle:
@@ -359,12 +359,12 @@ class NonBlockingPool:
 
 class BlockingPool(NonBlockingPool):
     """
-    Has a bounded number of open files; a stream waits for one to come back.
+    Pool with a bounded number of open files; a stream waits until another stream releases a file.
 
-    One thread must therefore close a stream before it writes to the next one.
+    A thread must close a stream before it writes to the next stream.
 
-    :param changed: Notified whenever a file comes back or the pool closes.
-    :param capacity: Tells how many files there may be now.
+    :param changed: Condition that is notified when a file is released or the pool closes.
+    :param capacity: Returns the current maximum number of open files.
     """
 
     def __init__(
@@ -375,12 +375,14 @@ class BlockingPool(NonBlockingPool):
         self._capacity = capacity
 
     def acquire(self) -> PhysicalFile:
-        """Lend a file to one stream, as soon as there is one."""
+        """Wait for a file and return it for exclusive use by one stream."""
         self._changed.wait_for(lambda: self.is_closed or bool(self._idle) or len(self._lent) < self._capacity())
         if self.is_closed:
-            raise CoordinatorError("Expected an open pool of merged files, found that its checkpoint or manager ended.")
+            raise CoordinatorError(
+                "Expected an open pool of merged files, found one whose checkpoint or manager ended."
+            )
         return super().acquire()
 
 
-def _takes_more(file: PhysicalFile) -> bool:
+def _is_writable(file: PhysicalFile) -> bool:
     return not (file.is_closed or file.body.is_sealed) and file.is_reusable

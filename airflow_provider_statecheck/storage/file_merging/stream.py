@@ -1,4 +1,4 @@
-"""A stream of state that becomes a segment of a physical file."""
+"""State output stream that writes one segment of a physical file."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from airflow_provider_statecheck.storage.file_merging.physical_files import Phys
 
 
 class SegmentOwner(Protocol):
-    """Lends files to a stream and books what it wrote."""
+    """Lends physical files to a stream and registers the segments it writes."""
 
     def acquire(self) -> PhysicalFile:
-        """Lend a file."""
+        """Return a physical file for exclusive use by the stream."""
 
     def finish(self, file: PhysicalFile, start: int, length: int, sha256: str) -> SegmentFileStateHandle:
-        """Take the file back with a whole segment in it."""
+        """Release the file and register the complete segment in it."""
 
-    def give_back(self, file: PhysicalFile) -> None:
-        """Take back a file to which nothing was written."""
+    def release(self, file: PhysicalFile) -> None:
+        """Release a file to which the stream wrote nothing."""
 
     def fail(self, file: PhysicalFile) -> None:
-        """Take back a file whose tail may be garbage."""
+        """Release and close a file that may end with a partial segment."""
 
 
 class FileMergingCheckpointStateOutputStream:
     """
-    Used by one thread: ``write`` any number of times, then ``close_and_get_handle``.
+    Stream of one segment, for use by a single thread.
 
-    ``close`` before that, or a step that fails, leaves no segment.
+    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
+    the segment.
     """
 
     def __init__(self, owner: SegmentOwner, buffer_size: int) -> None:
@@ -46,7 +47,7 @@ class FileMergingCheckpointStateOutputStream:
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Append bytes.
 
         :raises StorageError: if the stream is closed, or the storage fails, which closes it.
         """
@@ -62,12 +63,12 @@ class FileMergingCheckpointStateOutputStream:
             self.flush_to_file()
 
     def get_pos(self) -> int:
-        """Return how many bytes were written, the buffered ones too."""
+        """Return the number of bytes written, including buffered bytes."""
         return self._position
 
     def flush_to_file(self) -> None:
         """
-        Write what is buffered, where the file takes segments in parts.
+        Write the buffered bytes to the file, if it accepts a segment in parts.
 
         :raises StorageError: if the stream is closed, or the storage fails, which closes it.
         """
@@ -77,7 +78,7 @@ class FileMergingCheckpointStateOutputStream:
 
     def close_and_get_handle(self) -> SegmentFileStateHandle | None:
         """
-        Book the segment; nothing written is no segment.
+        Register the segment and return its handle, or ``None`` for an empty stream.
 
         The bytes are durable only after the manager's ``make_durable``.
 
@@ -94,7 +95,7 @@ class FileMergingCheckpointStateOutputStream:
         return self._owner.finish(file, self._start, self._position, self._digest.hexdigest())
 
     def close(self) -> None:
-        """Give up what was written, unless it was booked."""
+        """Discard the written bytes, unless the segment is registered."""
         self._is_closed = True
         self._buffer.close()
         file, self._file = self._file, None
@@ -115,13 +116,13 @@ class FileMergingCheckpointStateOutputStream:
             if start is not None:
                 self._start = start if self._start is None else self._start
                 break
-            # Another subtask made it durable meanwhile.
+            # Another subtask published the file in the meantime.
             file, self._file = self._file, None
-            self._owner.give_back(file)
+            self._owner.release(file)
             self._file = self._owner.acquire()
         self._buffer.seek(0)
         self._buffer.truncate()
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise StorageError("Expected an open stream of state, found a closed one; open another stream.")
+            raise StorageError("Expected an open state stream, found a closed stream; open another stream.")

@@ -1,4 +1,4 @@
-"""The worker's view of checkpoint storage with file merging."""
+"""Worker view of checkpoint storage that merges state files."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from airflow_provider_statecheck.storage.file_merging.stream import FileMergingC
 
 
 class LocationReference(Protocol):
-    """Where a checkpoint goes."""
+    """Reference to the location of a checkpoint."""
 
     @property
     def is_default(self) -> bool:
-        """Tell whether it goes to the configured place."""
+        """Return whether it refers to the configured checkpoint directory."""
 
 
 class WrappedWorkerView(Protocol):
-    """What is asked of the view that is wrapped."""
+    """Methods of the wrapped view."""
 
     def resolve_checkpoint_storage_location(self, checkpoint_id: int, reference: Any) -> Any:
-        """Return the streams of a checkpoint."""
+        """Return the stream factory of a checkpoint."""
 
     def create_task_owned_state_stream(self) -> Any:
-        """Open a stream of state that belongs to a task."""
+        """Open a stream of task-owned state."""
 
     def create_task_owned_checkpoint_state_toolset(self) -> Any:
-        """Return what can be done with such state."""
+        """Return the operations on task-owned state."""
 
 
 class FsMergingCheckpointStorageAccess:
     """
-    Merges what goes to the configured place; savepoints must be whole by themselves, so their files are their own.
+    Worker view that merges the files of checkpoints in the configured directory.
 
-    :param access: The view for all else.
-    :param manager: It must know its directories.
-    :param subtask: Who writes; it is registered here.
+    Savepoints must be self-contained, therefore their files are never merged.
+
+    :param access: The wrapped view, for savepoints and task-owned state.
+    :param manager: A manager on which ``init_file_system`` was called.
+    :param subtask: The writing subtask, which the constructor registers.
     """
 
     def __init__(self, access: WrappedWorkerView, manager: FileMergingSnapshotManager, subtask: SubtaskKey) -> None:
@@ -47,22 +49,22 @@ class FsMergingCheckpointStorageAccess:
         self._subtask = subtask
 
     def resolve_checkpoint_storage_location(self, checkpoint_id: int, reference: LocationReference) -> Any:
-        """Return what opens the streams of a checkpoint; nothing is created yet."""
+        """Return the stream factory of a checkpoint, without creating files."""
         if reference.is_default:
             return FsMergingCheckpointStreamFactory(self._manager, self._subtask, checkpoint_id)
         return self._access.resolve_checkpoint_storage_location(checkpoint_id, reference)
 
     def create_task_owned_state_stream(self) -> Any:
-        """Open a stream of state that belongs to the task; it is not merged."""
+        """Open a stream of task-owned state, which is not merged."""
         return self._access.create_task_owned_state_stream()
 
     def create_task_owned_checkpoint_state_toolset(self) -> Any:
-        """Return what can be done with state that belongs to the task."""
+        """Return the operations on task-owned state."""
         return self._access.create_task_owned_checkpoint_state_toolset()
 
     def make_durable(self, checkpoint_id: int) -> None:
         """
-        Return when storage has every byte of the subtask's checkpoint; call it before acknowledging.
+        Write all bytes of the subtask's checkpoint to storage; call it before acknowledging.
 
         :raises StorageError: if the storage fails; the checkpoint must not be acknowledged.
         """
@@ -84,5 +86,5 @@ class FsMergingCheckpointStreamFactory:
     def create_checkpoint_state_output_stream(
         self, scope: CheckpointedStateScope
     ) -> FileMergingCheckpointStateOutputStream:
-        """Open a stream."""
+        """Open a state stream."""
         return self._manager.create_checkpoint_state_output_stream(self._subtask, self._checkpoint_id, scope)

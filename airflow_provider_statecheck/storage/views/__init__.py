@@ -1,1 +1,1 @@
-"""Checkpoint storage as the coordinator and the tasks see it: locations, streams, and what handles lead to."""
+"""Checkpoint storage for the coordinator and the tasks: locations, streams and state files."""

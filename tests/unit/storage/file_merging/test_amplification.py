@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     SegmentFileStateHandle,
 )
 from airflow_provider_statecheck.storage.file_merging.file_bodies import StoredBody
-from airflow_provider_statecheck.storage.file_merging.physical_files import PhysicalFile, files_to_give_up
+from airflow_provider_statecheck.storage.file_merging.physical_files import PhysicalFile, files_to_retire
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.storage.file_merging.conftest import Make
 from tests.unit.storage.file_merging.driving import ACROSS, Driver
@@ -45,13 +45,13 @@ def test_files_with_the_largest_wasted_share_are_given_up_until_the_projection_i
     local: CheckpointStorage, sizes: list[tuple[int, int]], limit: float, chosen: list[int]
 ) -> None:
     files = _files(local, *sizes)
-    assert files_to_give_up(files, limit) == [files[n] for n in chosen]
+    assert files_to_retire(files, limit) == [files[n] for n in chosen]
 
 
 def test_what_was_given_up_before_counts_as_gone(local: CheckpointStorage) -> None:
     files = _files(local, (100, 10), (100, 60))
     files[0].is_reusable = False
-    assert files_to_give_up(files, 2.0) == []
+    assert files_to_retire(files, 2.0) == []
 
 
 def _half_wasted(make_local: Make, limit: float) -> tuple[Driver, SegmentFileStateHandle]:
