@@ -30,11 +30,11 @@ from airflow_provider_statecheck.storage.views.state_files import open_input_str
 
 def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
     """
-    Return the types of the states in some handles.
+    Return the schemas of the states in the handles.
 
-    :raises CheckpointNotFoundError: if a file is missing.
-    :raises CorruptStateError: if it was changed.
-    :raises IncompatibleCheckpointError: if a newer version wrote it.
+    :raises CheckpointNotFoundError: if a state file is missing.
+    :raises CorruptStateError: if a state file is corrupt.
+    :raises IncompatibleCheckpointError: if a newer version wrote a state file.
     :raises StorageError: if the storage fails.
     """
     key, found = None, dict[str, StateSchema]()
@@ -54,7 +54,7 @@ def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> Operato
 def _of_snapshot(storage: CheckpointStorage, handle: KeyGroupsStateHandle) -> OperatorSchemas:
     with open_input_stream(storage, handle.stream) as stream:
         prefix = stream.read(PREFIX_SIZE)
-        # A length that was changed must not ask for more memory than there is.
+        # A corrupt length must not cause a huge allocation.
         length = min(decode_prefix(prefix), handle.stream.state_size)
         return decode_header(prefix, stream.read(length)).schemas
 
@@ -68,38 +68,38 @@ def _of_runs(storage: CheckpointStorage, handle: IncrementalKeyedStateHandle) ->
 
 
 STAGE = "stage"
-"""Under which a checkpoint's small values hold those of a stage."""
+"""Key of the stage's values in the values of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionState:
-    """The state of one function in a checkpoint."""
+    """State of one function in a checkpoint."""
 
     uid: str
-    """Of the function, within its stage."""
+    """Uid of the function within its stage."""
     operator: OperatorState
     schemas: OperatorSchemas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateContent:
-    """One keyed state of a checkpoint; plain values, so that it goes to other processes."""
+    """Schema and location of one keyed state of a checkpoint, serializable for other processes."""
 
     uid: str
     schema: StateSchema
     key: SerializerSnapshot
     max_parallelism: int
     handles: tuple[KeyedStateHandle, ...]
-    """Of each subtask no more than its own key groups."""
+    """Handles of all subtasks, each restricted to the key groups of its subtask."""
     taken_at_ms: int
-    """The time by which state expired when the checkpoint was taken."""
+    """Time of the checkpoint in milliseconds since the epoch, by which expiry is decided."""
 
     def within(self, owned: KeyGroupRange) -> StateContent:
-        """Return what there is of some key groups."""
-        return replace(self, handles=tuple(kept for each in self.handles for kept in _cut(each, owned)))
+        """Return the content restricted to a range of key groups."""
+        return replace(self, handles=tuple(part for handle in self.handles for part in _restricted(handle, owned)))
 
     def windows(self, owned: KeyGroupRange, bytes_at_once: int) -> Iterator[KeyGroupRange]:
-        """Cut key groups into ranges of which each has about so many bytes, and at least one key group."""
+        """Split key groups into ranges of about ``bytes_at_once`` bytes, with at least one key group each."""
         size = sum(handle.state_size for handle in self.handles)
         count = max(1, bytes_at_once * self.max_parallelism // max(1, size))
         for start in range(owned.start, owned.end + 1, count):
@@ -108,10 +108,10 @@ class StateContent:
 
 class CheckpointStates:
     """
-    The states of one checkpoint or savepoint.
+    Keyed states of one checkpoint or savepoint.
 
-    :param storage: Where the bytes are.
-    :param document: The checkpoint's metadata.
+    :param storage: Storage of the state files.
+    :param document: Metadata of the checkpoint.
     """
 
     def __init__(self, storage: CheckpointStorage, document: CheckpointDocument) -> None:
@@ -123,14 +123,14 @@ class CheckpointStates:
         cls, pointer: str, storage_options: Mapping[str, Any] | None = None, allowed_locations: Sequence[str] = ()
     ) -> CheckpointStates:
         """
-        Read the metadata of a checkpoint.
+        Load the metadata of a checkpoint.
 
         :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
         :param storage_options: Options of the filesystem.
-        :param allowed_locations: Where else the checkpoint may name files, as URIs.
-        :raises CheckpointNotFoundError: if nothing is there.
-        :raises CorruptStateError: if the metadata were changed.
-        :raises IncompatibleCheckpointError: for metadata of another version.
+        :param allowed_locations: URIs of further locations that the checkpoint may reference.
+        :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
+        :raises CorruptStateError: if the metadata is corrupt.
+        :raises IncompatibleCheckpointError: if the metadata has an unknown version.
         :raises StorageError: if the storage fails.
         """
         uri = pointer_uri(pointer)
@@ -139,26 +139,28 @@ class CheckpointStates:
 
     @classmethod
     def of(cls, storage: CheckpointStorage, pointer: str) -> CheckpointStates:
-        """Read the metadata of a checkpoint in a storage that is open; raises as :meth:`load`."""
+        """Load the metadata of a checkpoint from an open storage; raises like :meth:`load`."""
         found = resolve_checkpoint(storage, pointer)
         document, _ = found.read()
         return cls(found.storage, document)
 
     def functions(self) -> tuple[FunctionState, ...]:
         """
-        Return the functions with the state that they had asked for when they were opened.
+        Return the functions with the states that they registered in ``open``.
 
-        :raises IncompatibleCheckpointError: if a newer version wrote their types.
+        :raises IncompatibleCheckpointError: if a newer version wrote their schemas.
         :raises StorageError: if the storage fails.
         """
         return tuple(self._functions())
 
     def complete(self, function: FunctionState) -> FunctionState:
         """
-        Return a function with all of its state, which takes a look into the files of each subtask.
+        Return a function with all of its states, including those registered after ``open``.
 
-        :raises CorruptStateError: if they were changed.
-        :raises IncompatibleCheckpointError: if a newer version wrote them.
+        Reads the header of each state file.
+
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises IncompatibleCheckpointError: if a newer version wrote a state file.
         :raises StorageError: if the storage fails.
         """
         known = function.schemas
@@ -169,12 +171,13 @@ class CheckpointStates:
 
     def content(self, name: str, uid: str | None = None) -> StateContent:
         """
-        Return where a keyed state is.
+        Return the content of a keyed state.
 
-        :param uid: Of the function; needed where several have a state of that name.
-        :raises UnknownStateError: if there is none, naming those that there are.
-        :raises InvalidConfigurationError: if several functions have one.
-        :raises UnsupportedStateError: for a list or map that belongs to no key.
+        :param name: Name of the state.
+        :param uid: Uid of the function, required if several functions have a state with this name.
+        :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
+        :raises InvalidConfigurationError: if several functions have a state with this name.
+        :raises UnsupportedStateError: if the state is operator state.
         :raises StorageError: if the storage fails.
         """
         functions = [each for each in self.functions() if uid in (None, each.uid, each.operator.uid)]
@@ -183,9 +186,11 @@ class CheckpointStates:
             raise self._unknown(name, uid)
         if len(found) > 1:
             uids = ", ".join(repr(each.uid) for each, _ in found)
-            raise InvalidConfigurationError(f"Expected the uid of a function, as {uids} each have a state {name!r}.")
+            raise InvalidConfigurationError(
+                f"Expected the state {name!r} in one function, found it in {uids}; set the uid of the function."
+            )
         function, schema = found[0]
-        assert function.schemas.key is not None  # noqa: S101 - there is keyed state
+        assert function.schemas.key is not None  # noqa: S101 - the function has keyed state
         return StateContent(
             uid=function.uid,
             schema=schema,
@@ -196,7 +201,11 @@ class CheckpointStates:
         )
 
     def taken_at_ms(self) -> int:
-        """Return the time by which state expired when the checkpoint was taken; older checkpoints do not say it."""
+        """
+        Return the time of the checkpoint in milliseconds since the epoch, by which expiry is decided.
+
+        Checkpoints of older versions do not store it: the logical date of the run or the creation time replaces it.
+        """
         values = self.stage_values()
         if "now_ms" in values:
             return int(values["now_ms"])
@@ -205,9 +214,9 @@ class CheckpointStates:
 
     def values(self) -> dict[str, Any]:
         """
-        Return the small values of the checkpoint.
+        Return the values of the checkpoint.
 
-        :raises CorruptStateError: if they are not what was written.
+        :raises CorruptStateError: if the values do not match their checksum.
         :raises StorageError: if the storage fails.
         """
         state = self.document.state
@@ -216,7 +225,7 @@ class CheckpointStates:
         return dict(json.loads(self.storage.read_verified(state.uri, size=state.size, sha256=state.sha256)))
 
     def stage_values(self) -> dict[str, Any]:
-        """Return what the stage says of the checkpoint; raises as :meth:`values`."""
+        """Return the values of the stage; raises like :meth:`values`."""
         return dict(self.values().get(STAGE, {}))
 
     def _functions(self) -> Iterator[FunctionState]:
@@ -230,7 +239,7 @@ class CheckpointStates:
         if operator.coordinator_state is None:
             return None
         value = json.loads(read_state(self.storage, operator.coordinator_state))
-        # Sources and sinks, whose coordinators keep something else, have no such state.
+        # The coordinators of sources and sinks store other values.
         is_of_function = isinstance(value, dict) and {"version", "keyed", "operator"} <= value.keys()
         return decode_schemas(value) if is_of_function else None
 
@@ -238,7 +247,7 @@ class CheckpointStates:
         functions = list(map(self.complete, self.functions()))
         if any(state.name == name for each in functions for state in each.schemas.operator):
             return UnsupportedStateError(
-                f"Expected {name!r} to be state of keys, found a list or map that belongs to no key; it can only be restored."
+                f"Expected {name!r} to be keyed state, found operator state; only a restore reads it."
             )
         shown = ", ".join(f"{each.uid}: {state.name}" for each in functions for state in each.schemas.keyed)
         of_function = f" of the function {uid!r}" if uid else ""
@@ -254,19 +263,19 @@ def _states_of(functions: list[FunctionState], name: str) -> list[tuple[Function
 
 def owned_handles(operator: OperatorState) -> Iterator[KeyedStateHandle]:
     """
-    Return the handles of an operator's keyed state, each with the key groups of its own subtask.
+    Return the handles of an operator's keyed state, each restricted to the key groups of its subtask.
 
-    A subtask that was lent files of others reads only its own key groups of them; the rest may be old.
+    Files shared between subtasks may have outdated rows of key groups that the subtask does not own.
     """
     for index, subtask in sorted(operator.subtask_states.items()):
         own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
         for handle in subtask.managed_keyed:
-            yield from _cut(handle, own)
+            yield from _restricted(handle, own)
 
 
-def _cut(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateHandle]:
-    kept = intersection_of(handle, owned)
-    if isinstance(kept, IncrementalKeyedStateHandle):
-        yield replace(kept, key_group_range=kept.key_group_range.intersection(owned))
-    elif kept is not None:
-        yield kept
+def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateHandle]:
+    part = intersection_of(handle, owned)
+    if isinstance(part, IncrementalKeyedStateHandle):
+        yield replace(part, key_group_range=part.key_group_range.intersection(owned))
+    elif part is not None:
+        yield part

@@ -23,12 +23,12 @@ _RESERVED = frozenset({NAMESPACE, MAP_KEY, MAP_VALUE, VALUE, LAST_ACCESS, CHANGE
 @dataclass(frozen=True)
 class StateColumns:
     """
-    Rows of state with the key's own names, and without what the backend keeps for itself.
+    User-facing columns of a state, named like the columns of its key.
 
-    :param keys: The serializer of the keys.
-    :param state: The state.
-    :param with_times: Whether the time of the last use is shown, of state that expires.
-    :param namespaces: Whether rows of namespaces are shown, with a column that names them.
+    :param keys: Serializer of the keys.
+    :param state: State with its serializers.
+    :param with_times: Adds the column ``last_access`` to a state that expires.
+    :param namespaces: Includes rows of all namespaces and adds the column ``namespace``.
     """
 
     keys: KeySerializer
@@ -38,17 +38,17 @@ class StateColumns:
 
     @cached_property
     def key_names(self) -> tuple[str, ...]:
-        """Return the names of the key's columns."""
+        """Return the names of the key columns."""
         return key_column_names([field.name for field in self.keys.fields])
 
     @property
     def value_name(self) -> str:
-        """Return the name of the column with the value."""
+        """Return the name of the value column."""
         return MAP_VALUE if self.state.is_map else VALUE
 
     @cached_property
     def layout(self) -> StateLayout:
-        """Return the columns of the backend."""
+        """Return the column layout of the state backend."""
         user_keys = self.state.key_serializer
         return StateLayout.of(
             self.keys, self.state.cell_serializer.arrow_type, None if user_keys is None else user_keys.arrow_type
@@ -56,7 +56,7 @@ class StateColumns:
 
     @cached_property
     def schema(self) -> Any:
-        """Return the Arrow schema."""
+        """Return the Arrow schema of the columns."""
         import pyarrow as pa
 
         fields = [*zip(self.key_names, self.keys.arrow_types, strict=True)]
@@ -67,16 +67,17 @@ class StateColumns:
 
     def shown(self, table: Any, now_ms: int) -> Any:
         """
-        Return rows of the backend as people see them, without what has expired.
+        Convert rows of the state backend to these columns, without expired rows.
 
-        :param table: Rows with the columns of the layout.
-        :raises UnsupportedStateError: for rows of namespaces that are not asked for.
+        :param table: Rows in the layout of the backend.
+        :param now_ms: Time in milliseconds since the epoch by which expiry is decided.
+        :raises UnsupportedStateError: if a row has a namespace and ``namespaces`` is false.
         """
         import pyarrow as pa
 
         if not self.namespaces:
             _require_no_namespace(table, self.state.name)
-        table = self._living(table, now_ms)
+        table = self._unexpired(table, now_ms)
         found = [single(table.column(name)) for name in self.layout.key_names]
         found += [_namespaces_of(table)] if self.namespaces else []
         found += [single(table.column(USER_KEY))] if self.state.is_map else []
@@ -97,14 +98,14 @@ class StateColumns:
         time = pa.timestamp("us", "UTC")
         return [(LAST_ACCESS, pa.list_(time) if self.state.kind is StateKind.LIST else time)]
 
-    def _living(self, table: Any, now_ms: int) -> Any:
+    def _unexpired(self, table: Any, now_ms: int) -> Any:
         if self.state.ttl is None:
             return table
         cells, kept = unexpired(self.state, single(table.column(VALUE)), now_ms)
         return table.set_column(table.schema.get_field_index(VALUE), VALUE, cells).filter(kept)
 
     def _cells(self, cells: Any) -> list[Any]:
-        """Return the column of values, and that of times where it is wanted."""
+        """Return the value column, and the time column if requested."""
         import pyarrow.compute as pc
 
         if self.state.ttl is None:
@@ -125,7 +126,7 @@ class StateColumns:
 
 
 def key_column_names(names: list[str]) -> tuple[str, ...]:
-    """Return the names of a key's columns, of which those that mean something else get ``key_`` in front."""
+    """Return the names of the key columns, with the prefix ``key_`` on reserved names."""
     taken, found = _RESERVED | set(names), []
     for name in names:
         shown = name
@@ -151,6 +152,6 @@ def _require_no_namespace(table: Any, name: str) -> None:
         return
     if pc.any(pc.not_equal(table.column(NAMESPACE), "")).as_py():
         raise UnsupportedStateError(
-            f"Expected all rows of state {name!r} to be of no namespace, found others; say namespaces=True to get a column "
-            f"that names them."
+            f"Expected all rows of state {name!r} to have no namespace, found rows with one; set namespaces=True to read them "
+            f"with a column 'namespace'."
         )

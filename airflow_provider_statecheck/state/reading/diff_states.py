@@ -1,8 +1,8 @@
 """
 Differences of a state between two checkpoints.
 
-Blocks of files that both checkpoints name say the same in both. Where no other block has a row at a position, the position
-is alike; so a shared block is read only if a block that is not shared has a position within it.
+A block of a state file that both checkpoints reference has the same rows in both. It is read only if a block that is not
+shared has a row at a position in its range; all other positions of a shared block are equal in both checkpoints.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from airflow_provider_statecheck.state.serializers.serializer import describe
 
 def differing(a: Any, b: Any) -> Any:
     """
-    Return an Arrow array of truth values without null.
+    Return a boolean Arrow array without nulls that is true where two arrays differ.
 
-    Two nulls are equal, and two NaN are.
+    Null equals null, and NaN equals NaN.
 
     :param a: An array.
-    :param b: Another of the same type and length.
+    :param b: An array of the same type and length.
     """
     import pyarrow.compute as pc
 
@@ -89,7 +89,7 @@ def _lists_differ(a: Any, b: Any) -> Any:
 
 
 def _elements(lists: Any) -> Any:
-    """Return the elements of lists, one after the other; those of maps are structs."""
+    """Return the elements of lists as one array, the entries of maps as structs."""
     import pyarrow as pa
 
     from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array
@@ -102,70 +102,70 @@ def _elements(lists: Any) -> Any:
 
 _Runs = tuple[Parts, ...]
 _Block = tuple[str, int]
-"""The file, and where the block begins in it."""
+"""Path of the file, and offset of the block in the file."""
 
 
 def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) -> tuple[Any, Any]:
     """
-    Return rows of two checkpoints, in the columns of the backend, outside of which the two are alike.
+    Return the rows of two checkpoints in the columns of the backend, without shared blocks that are equal in both.
 
-    :param owned: The key groups of which rows are wanted.
-    :raises CorruptStateError: if bytes were changed.
-    :raises CheckpointNotFoundError: if a file is missing.
+    :param owned: Key groups to compare.
+    :raises CorruptStateError: if a state file is corrupt.
+    :raises CheckpointNotFoundError: if a state file is missing.
     :raises StorageError: if the storage fails.
     """
-    if not (_may_share(before) and _may_share(after)):
+    if not (_can_skip_shared(before) and _can_skip_shared(after)):
         return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
     files = [reader.rows.files(owned).runs for reader in (before, after)]
     shared = _blocks_of(files[0]) & _blocks_of(files[1])
     touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
-    # Both must read the same shared blocks, or a row of one would seem to be missing in the other.
-    alike = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
-    return _joined(before, _differing_rows(before, files[0], alike)), _joined(
-        after, _differing_rows(after, files[1], alike)
+    # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
+    equal = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
+    return _joined(before, _differing_rows(before, files[0], equal)), _joined(
+        after, _differing_rows(after, files[1], equal)
     )
 
 
-def _may_share(reader: StateReader) -> bool:
-    # Of state that expires, what neither checkpoint wrote may be gone in one of them.
+def _can_skip_shared(reader: StateReader) -> bool:
+    # A row of a shared block may have expired in one of the two checkpoints only.
     is_of_runs = all(isinstance(each, IncrementalKeyedStateHandle) for each in reader.content.handles)
     return is_of_runs and not reader.content.schema.ttl
 
 
 def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:
-    """Return all rows of the blocks that only one checkpoint names, those too that say that something is gone."""
+    """Return all rows of the blocks that are not shared, including deletion markers."""
     for parts in _without(runs, shared):
         yield from reader.rows.written(parts)
 
 
-def _differing_rows(reader: StateReader, runs: _Runs, alike: set[_Block]) -> Iterable[Any]:
-    return reader.rows.merged(_without(runs, alike))
+def _differing_rows(reader: StateReader, runs: _Runs, equal: set[_Block]) -> Iterable[Any]:
+    return reader.rows.merged(_without(runs, equal))
 
 
 def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
-    """Return the blocks that may have a row at one of some positions."""
+    """Return the blocks that may have a row at one of the touched positions."""
     found: set[_Block] = set()
     for parts in runs:
         for part in parts:
-            found |= {(part.path, int(part.offsets[number])) for number in _hold(reader, part, touched)}
+            found |= {(part.path, int(part.offsets[number])) for number in _block_numbers(reader, part, touched)}
     return found
 
 
-def _hold(reader: StateReader, part: Part, touched: Any) -> list[int]:
+def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
     import numpy as np
     import pyarrow as pa
 
     firsts = reader.rows.firsts(part)
     codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
     places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
-    # A block has one key group; what lies behind its last row may be of another.
+    # A block has rows of one key group. A position after its last row may belong to another key group.
     fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
     found: list[int] = np.unique(places[fits]).tolist()
     return found
 
 
 def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
-    """Return runs without some of their blocks."""
+    """Return the runs without the given blocks."""
     kept = (tuple(each for each in (_part_without(part, blocks) for part in parts) if each) for parts in runs)
     return tuple(parts for parts in kept if parts)
 
@@ -192,12 +192,12 @@ def _blocks_of(runs: _Runs) -> set[_Block]:
 
 
 def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
-    """Return tables as one, with a column of namespaces."""
+    """Concatenate tables, with a namespace column."""
     import pyarrow as pa
 
     layout = reader.columns.layout
     schema = layout.schema(namespace=True, deleted=False)
-    found = [layout.conform(table, namespace=True, deleted=False) for some in tables for table in some]
+    found = [layout.conform(table, namespace=True, deleted=False) for group in tables for table in group]
     return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
 
 
@@ -216,24 +216,24 @@ def diff_states(
     namespaces: bool = False,
 ) -> Any:
     """
-    Return how a keyed state of two checkpoints differs, as a ``pyarrow.RecordBatchReader``.
+    Return the differences of a keyed state between two checkpoints as a ``pyarrow.RecordBatchReader``.
 
-    There is a row for each key, of a map for each entry, that one of them has and the other not, or with another value: its
-    key, ``change`` (``added``, ``removed`` or ``changed``), and the values ``before`` and ``after``, null where there is none.
-    That a value was only used again is no change. Files that both name are read only where something else touches them.
+    The result has one row per added, removed or changed key, or entry of a map state. Its columns are those of the key,
+    ``change`` (``added``, ``removed`` or ``changed``), ``before`` and ``after``; a missing value is null. A different time of
+    the last access is not a change. Blocks of files that both checkpoints reference are read only where they can differ.
 
     :param before: Directory of a checkpoint or savepoint, or its metadata file.
-    :param after: That of another, of any job.
-    :param name: Of the state.
-    :param uid: Of the function; needed where several have a state of that name.
+    :param after: Directory or metadata file of another checkpoint or savepoint, of any job.
+    :param name: Name of the state.
+    :param uid: Uid of the function, required if several functions have a state with this name.
     :param storage_options: Options of the filesystem.
-    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
-    :param namespaces: Whether to compare rows of namespaces too, with a column ``namespace``.
-    :raises CheckpointNotFoundError: if nothing is there.
-    :raises UnknownStateError: if one of them has no such state.
-    :raises IncompatibleCheckpointError: if the state has other types in the two, or another number of key groups.
-    :raises CorruptStateError: also while reading, if bytes were changed.
-    :raises StorageError: also while reading, if the storage fails.
+    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
+    :param namespaces: Compares rows of all namespaces and adds a column ``namespace``.
+    :raises CheckpointNotFoundError: if a pointer refers to a missing checkpoint.
+    :raises UnknownStateError: if one of the checkpoints has no such state.
+    :raises IncompatibleCheckpointError: if the types of the state or the numbers of key groups differ.
+    :raises CorruptStateError: if a state file is corrupt, also while reading.
+    :raises StorageError: if the storage fails, also while reading.
     """
     import pyarrow as pa
 
@@ -248,23 +248,23 @@ def diff_states(
 
 class StateDiff:
     """
-    Compares a state of two checkpoints.
+    Comparison of a state between two checkpoints.
 
-    :param before: Reads the one.
-    :param after: Reads the other.
-    :param bytes_at_once: About how much of each is in memory, as it is on storage.
-    :raises IncompatibleCheckpointError: if the two cannot be compared.
+    :param before: Reader of the first checkpoint.
+    :param after: Reader of the second checkpoint.
+    :param bytes_at_once: Approximate size of the stored state of one comparison step, in bytes.
+    :raises IncompatibleCheckpointError: if the types of the state or the numbers of key groups differ.
     """
 
     def __init__(self, before: StateReader, after: StateReader, *, bytes_at_once: int = _BYTES_AT_ONCE) -> None:
-        _require_alike(before, after)
+        _require_comparable(before, after)
         self._bytes_at_once = bytes_at_once
         self._before = before
         self._after = after
 
     @property
     def schema(self) -> Any:
-        """Return the Arrow schema of the rows."""
+        """Return the Arrow schema of the differences."""
         import pyarrow as pa
 
         columns = self._before.columns
@@ -274,10 +274,10 @@ class StateDiff:
 
     def batches(self) -> Iterator[Any]:
         """
-        Return the differences as record batches, in the order of key groups.
+        Return the differences as record batches in the order of key groups.
 
-        :raises CorruptStateError: if bytes were changed.
-        :raises CheckpointNotFoundError: if a file is missing.
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
         for owned in self._before.content.windows(self._before.all_key_groups, self._bytes_at_once):
@@ -297,12 +297,12 @@ class StateDiff:
         old = single(before.column(value)).take(pa.array(left))
         new = single(after.column(value)).take(pa.array(right))
         differ = differing(old, new).to_numpy(zero_copy_only=False)
-        gone = np.flatnonzero(~np.isin(of_before, of_after))
-        come = np.flatnonzero(~np.isin(of_after, of_before))
+        removed = np.flatnonzero(~np.isin(of_before, of_after))
+        added = np.flatnonzero(~np.isin(of_after, of_before))
         return pa.concat_tables(
             [
-                self._rows(REMOVED, before.take(pa.array(gone)), None),
-                self._rows(ADDED, None, after.take(pa.array(come))),
+                self._rows(REMOVED, before.take(pa.array(removed)), None),
+                self._rows(ADDED, None, after.take(pa.array(added))),
                 self._rows(CHANGED, before.take(pa.array(left[differ])), after.take(pa.array(right[differ]))),
             ]
         )
@@ -310,13 +310,12 @@ class StateDiff:
     def _rows(self, change: str, before: Any, after: Any) -> Any:
         import pyarrow as pa
 
-        found, name = (before if after is None else after), self._before.columns.value_name
-        value = found.schema.field(name).type
-        kept = [single(found.column(each)) for each in found.schema.names if each != name]
-        nothing = pa.nulls(found.num_rows, value)
-        values = [nothing if each is None else single(each.column(name)) for each in (before, after)]
-        changes = pa.repeat(pa.scalar(change), found.num_rows)
-        return pa.Table.from_arrays([*kept, changes, *values], schema=self.schema)
+        rows, value_name = (before if after is None else after), self._before.columns.value_name
+        keys = [single(rows.column(name)) for name in rows.schema.names if name != value_name]
+        missing = pa.nulls(rows.num_rows, rows.schema.field(value_name).type)
+        values = [missing if each is None else single(each.column(value_name)) for each in (before, after)]
+        changes = pa.repeat(pa.scalar(change), rows.num_rows)
+        return pa.Table.from_arrays([*keys, changes, *values], schema=self.schema)
 
 
 def _reader(states: CheckpointStates, name: str, uid: str | None, view: StateView) -> StateReader:
@@ -328,7 +327,7 @@ def _shown(reader: StateReader, table: Any) -> Any:
 
 
 def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
-    """Return a number for each row of both, equal for equal keys."""
+    """Return a code for each row of both tables; equal keys have equal codes."""
     import pyarrow as pa
 
     names = [name for name in before.schema.names if name != columns.value_name]
@@ -339,16 +338,16 @@ def _codes(columns: StateColumns, before: Any, after: Any) -> Any:
     return order_codes(found)
 
 
-def _require_alike(before: StateReader, after: StateReader) -> None:
+def _require_comparable(before: StateReader, after: StateReader) -> None:
     a, b = before.content, after.content
     if before.columns.schema != after.columns.schema or a.key != b.key or a.schema.kind is not b.schema.kind:
         raise IncompatibleCheckpointError(
             f"Expected the state {a.schema.name!r} to have the same types in both checkpoints, found {describe(a.key)} with "
-            f"{describe(a.schema.value)} and {describe(b.key)} with {describe(b.schema.value)}; compare it with a checkpoint "
-            f"on the same side of that change."
+            f"{describe(a.schema.value)} and {describe(b.key)} with {describe(b.schema.value)}; compare "
+            f"checkpoints that were both taken before, or both after, the change of types."
         )
     if a.max_parallelism != b.max_parallelism:
         raise IncompatibleCheckpointError(
-            f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; compare copies that "
-            f"'airflow statecheck rescale' made equal."
+            f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; rescale one of "
+            f"them with 'airflow statecheck rescale'."
         )

@@ -36,17 +36,18 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import open_input_stream
 
 _BYTES_AT_ONCE = 32 << 20
-"""Of a full snapshot, of which whole key groups are in memory."""
+"""Bytes of a full snapshot per range of key groups, which is read into memory as a whole."""
 _BLOCKS_AT_ONCE = 64
+"""Blocks of a state file per table."""
 
 
 class StateRowsReader:
     """
-    Gives rows in the columns of a backend.
+    Reads the rows of a state in the columns of the state backend.
 
-    :param storage: Where the files are.
-    :param content: The state, and where it is.
-    :param columns: What its rows are.
+    :param storage: Storage of the state files.
+    :param content: Schema and handles of the state.
+    :param columns: Columns of the state.
     """
 
     def __init__(self, storage: CheckpointStorage, content: StateContent, columns: StateColumns) -> None:
@@ -56,10 +57,10 @@ class StateRowsReader:
 
     def tables(self, owned: KeyGroupRange) -> Iterator[Any]:
         """
-        Return the rows of some key groups; of several versions of a row the newest, and none of what was removed.
+        Return the newest version of each row in a range of key groups, without removed rows.
 
-        :raises CorruptStateError: if bytes were changed.
-        :raises CheckpointNotFoundError: if a file is missing.
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
         handles = self._content.within(owned).handles
@@ -69,16 +70,16 @@ class StateRowsReader:
 
     def files(self, owned: KeyGroupRange) -> StateFiles:
         """
-        Return the files of the Arrow backend that have rows of some key groups.
+        Return the files of the Arrow backend with rows in a range of key groups.
 
-        :raises CorruptStateError: if a description was changed.
+        :raises CorruptStateError: if the metadata of the files is corrupt.
         """
         handles = [each for each in self._content.within(owned).handles if _is_incremental(each)]
         found = restored_files(handles, self._storage, self._columns.keys, self._content.max_parallelism, owned)
         return found.get(self._content.schema.name, StateFiles(self._content.schema, ()))
 
     def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
-        """Return the newest rows of runs, the newest of which comes first."""
+        """Return the newest version of each row in the runs, which are ordered from newest to oldest."""
         if not runs:
             return
         with closing(PartBytes(self._storage)) as files:
@@ -87,7 +88,7 @@ class StateRowsReader:
             yield from StateRuns(schema, layout, self._form, reading, runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
-        """Return all rows of parts, those too that say that something older is gone."""
+        """Return all rows of the parts, including deletion markers."""
         with closing(PartBytes(self._storage)) as files:
             run = FileRun(parts, files, BlockCache(0), self._form)
             count = len(run.block_rows)
@@ -95,7 +96,7 @@ class StateRowsReader:
                 yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
 
     def firsts(self, part: Part) -> Any:
-        """Return the first position of each block of a part, with a column of namespaces."""
+        """Return the first position of each block of a part, with a namespace column."""
         return self._form.firsts(part, namespace=True)
 
     @cached_property
@@ -104,11 +105,11 @@ class StateRowsReader:
         return StateRowForm(columns.state, schema, columns.layout, self._content.taken_at_ms)
 
     def _of_snapshots(self, handles: list[KeyGroupsStateHandle], owned: KeyGroupRange) -> Iterator[Any]:
-        for some in self._content.windows(owned, _BYTES_AT_ONCE):
-            reader = FullSnapshotReader(self._open, self._content.max_parallelism, some)
+        for window in self._content.windows(owned, _BYTES_AT_ONCE):
+            reader = FullSnapshotReader(self._open, self._content.max_parallelism, window)
             for handle in handles:
-                found = reader.read(handle)
-                for rows in () if found is None else found[1]:
+                snapshot = reader.read(handle)
+                for rows in () if snapshot is None else snapshot[1]:
                     if rows.schema.name == self._content.schema.name and rows.blocks:
                         yield self._in_layout(rows)
 
@@ -120,17 +121,17 @@ class StateRowsReader:
 
         batch = pa.concat_batches([each for _, each in rows.blocks])
         counts = [each.num_rows for _, each in rows.blocks]
-        changed = self._migrated(rows, batch)
+        migrated = self._migrated(rows, batch)
         layout = self._columns.layout
-        have = {name: batch.column(i) for i, name in enumerate(layout.key_names)}
-        have[KEY_GROUP] = repeated([group for group, _ in rows.blocks], counts, pa.int32())
-        have[NAMESPACE] = batch.column(NAMESPACE)
-        found = {name: changed.living(column) for name, column in have.items()}
-        found[VALUE] = changed.living(changed.cells)
-        if changed.user_keys is not None:
-            found[USER_KEY] = changed.living(changed.user_keys)
+        positions = {name: batch.column(i) for i, name in enumerate(layout.key_names)}
+        positions[KEY_GROUP] = repeated([group for group, _ in rows.blocks], counts, pa.int32())
+        positions[NAMESPACE] = batch.column(NAMESPACE)
+        columns = {name: migrated.living(column) for name, column in positions.items()}
+        columns[VALUE] = migrated.living(migrated.cells)
+        if migrated.user_keys is not None:
+            columns[USER_KEY] = migrated.living(migrated.user_keys)
         schema = layout.schema(namespace=True, deleted=False)
-        return pa.table([found[name] for name in schema.names], schema=schema)
+        return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def _migrated(self, rows: StateRows, batch: Any) -> MigratedCells:
         state = self._columns.state
@@ -148,10 +149,10 @@ _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
 
 def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
     """
-    Return the serializer that a snapshot is of.
+    Return the key serializer of a snapshot.
 
-    :raises UnsupportedStateError: for a type of key that this release does not know.
-    :raises CorruptStateError: for a snapshot that is not of keys.
+    :raises UnsupportedStateError: if this release does not support the type of a key column.
+    :raises CorruptStateError: if the snapshot is not one of a key serializer.
     """
     try:
         fields = [(field["name"], field["type"]) for field in snapshot.config["fields"]]
@@ -182,32 +183,34 @@ def _arrow_type(name: str) -> Any:
     }
     if name not in known:
         raise UnsupportedStateError(
-            f"Expected a type of key that this release knows, found {name!r}; read it with the release that wrote it."
+            f"Expected a key type that this release supports, found {name!r}; read it with the release that wrote it."
         )
     return known[name]
 
 
-_FOR_EVER = timedelta(days=365_000)
+_NEVER = timedelta(days=365_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateView:
-    """What of a state is seen."""
+    """Options of a read of a state."""
 
     now_ms: int | None = None
-    """What had expired by then is left out; ``None`` for the time of the checkpoint."""
+    """Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint."""
     with_times: bool = False
+    """Adds the column ``last_access`` to a state that expires."""
     namespaces: bool = False
+    """Includes rows of all namespaces and adds the column ``namespace``."""
 
 
 class StateReader:
     """
-    Gives the rows of a state with the columns that people see.
+    Reads the unexpired rows of a state in user-facing columns.
 
-    :param storage: Where the files are.
-    :param content: The state, and where it is.
-    :param view: What of it is seen.
-    :raises UnsupportedStateError: for types that this release does not know.
+    :param storage: Storage of the state files.
+    :param content: Schema and handles of the state.
+    :param view: Options of the read.
+    :raises UnsupportedStateError: if this release does not support a type of the state.
     """
 
     def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
@@ -224,10 +227,10 @@ class StateReader:
 
     def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
         """
-        Return the rows of some key groups, by default of all, as Arrow tables.
+        Return the rows of a range of key groups, by default all, as Arrow tables.
 
-        :raises CorruptStateError: if bytes were changed.
-        :raises CheckpointNotFoundError: if a file is missing.
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
         for table in self.rows.tables(self.all_key_groups if owned is None else owned):
@@ -248,22 +251,24 @@ def columns_of(content: StateContent, view: StateView) -> StateColumns:
 
 def milliseconds(moment: datetime | None) -> int | None:
     """
-    Return a moment as milliseconds since 1970.
+    Return a datetime in milliseconds since the epoch.
 
-    :raises InvalidConfigurationError: for one without a time zone.
+    :raises InvalidConfigurationError: if the datetime has no time zone.
     """
     if moment is None:
         return None
     if moment.tzinfo is None:
-        raise InvalidConfigurationError(f"Expected a time with a zone, found {moment.isoformat()}; give it a tzinfo.")
+        raise InvalidConfigurationError(
+            f"Expected a datetime with a time zone, found {moment.isoformat()}; set its tzinfo."
+        )
     return int(moment.timestamp() * 1000)
 
 
 def registered(schema: StateSchema) -> RegisteredState:
     """
-    Return a state whose types are known from their snapshots alone.
+    Return a state restored from its schema, without the classes of the user.
 
-    :raises UnsupportedStateError: for types that this release does not know.
+    :raises UnsupportedStateError: if this release does not support a type of the state.
     """
     return RegisteredState(
         name=schema.name,
@@ -275,7 +280,7 @@ def registered(schema: StateSchema) -> RegisteredState:
 
 
 def _time_to_live(schema: StateSchema) -> StateTtlConfig:
-    return StateTtlConfig(_FOR_EVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
+    return StateTtlConfig(_NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
 
 
 def read_state(
@@ -290,25 +295,26 @@ def read_state(
     namespaces: bool = False,
 ) -> Any:
     """
-    Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads as it is asked for more.
+    Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads lazily.
 
-    There is a column for each column of the key, and ``value``; of a map there is a row for each entry, with ``map_key`` and
-    ``map_value``.
+    The columns are those of the key and ``value``. A map state has one row per entry, with ``map_key`` and ``map_value``
+    instead of ``value``.
 
     :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
-    :param name: Of the state.
-    :param uid: Of the function; needed where several have a state of that name.
+    :param name: Name of the state.
+    :param uid: Uid of the function, required if several functions have a state with this name.
     :param storage_options: Options of the filesystem.
-    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
-    :param now: What has expired by then is left out; by default what had expired when the checkpoint was taken.
-    :param with_times: Whether state that expires gets a column ``last_access``.
-    :param namespaces: Whether to read rows of namespaces too, with a column ``namespace``.
-    :raises CheckpointNotFoundError: if nothing is there.
-    :raises UnknownStateError: if the checkpoint has no such state, naming those that it has.
-    :raises InvalidConfigurationError: if several functions have one.
-    :raises UnsupportedStateError: for types that this release does not know; while reading, for rows of namespaces.
-    :raises CorruptStateError: also while reading, if bytes were changed.
-    :raises StorageError: also while reading, if the storage fails.
+    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
+    :param now: Time by which expiry is decided, by default the time of the checkpoint. Expired rows are left out.
+    :param with_times: Adds a column ``last_access`` to a state that expires.
+    :param namespaces: Includes rows of all namespaces and adds a column ``namespace``.
+    :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
+    :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
+    :raises InvalidConfigurationError: if several functions have a state with this name.
+    :raises UnsupportedStateError: if this release does not support a type; while reading, if a row has a namespace and
+        ``namespaces`` is false.
+    :raises CorruptStateError: if a state file is corrupt, also while reading.
+    :raises StorageError: if the storage fails, also while reading.
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
     view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
@@ -316,7 +322,7 @@ def read_state(
 
 
 def as_batches(reader: StateReader) -> Any:
-    """Return what a reader gives as a ``pyarrow.RecordBatchReader``."""
+    """Return the rows of a reader as a ``pyarrow.RecordBatchReader``."""
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader))
