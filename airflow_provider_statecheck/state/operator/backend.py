@@ -206,39 +206,39 @@ class DefaultOperatorStateBackend:
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
         """
-        Return a list whose elements are dealt out when the parallelism changes.
+        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
 
-        :raises CoordinatorError: if the name is that of a union list.
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        :raises CoordinatorError: if a union list state has this name.
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
         """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.SPLIT_DISTRIBUTE))
 
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
         """
-        Return a list of which each subtask gets all elements of all subtasks when it is restored.
+        Return a union list state: after a restore, each subtask has the elements of all subtasks.
 
-        :raises CoordinatorError: if the name is that of a list which is dealt out.
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        :raises CoordinatorError: if a list state with redistribution has this name.
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
         """
         return cast(PartitionableListState[T], self._get(descriptor, DistributionMode.UNION))
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
         """
-        Return a map that is the same in all subtasks; it may have the name of a list.
+        Return a broadcast state. Its name may also be the name of a list state.
 
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
         """
         return cast(BroadcastState[Any, T], self._get(descriptor, DistributionMode.BROADCAST))
 
     def get_registered_state_names(self) -> frozenset[str]:
-        """Return the names of lists, the restored ones included."""
+        """Return the names of the registered and the restored list states."""
         return frozenset(name for name, mode in self._names() if mode is not DistributionMode.BROADCAST)
 
     def get_registered_broadcast_state_names(self) -> frozenset[str]:
-        """Return the names of broadcast maps, the restored ones included."""
+        """Return the names of the registered and the restored broadcast states."""
         return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
 
     def schemas(self) -> tuple[StateSchema, ...]:

@@ -1,4 +1,4 @@
-"""Operator state that a function reads and writes as raw bytes."""
+"""Raw operator state: partitions of bytes that a function reads and writes itself."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 RAW_STATE_NAME = "_default_"
-"""Under which the partitions are found again; it is Flink's."""
+"""Name of raw state in its handle, as in Flink."""
 LENGTH = struct.Struct(">Q")
-"""Before each partition."""
+"""Length prefix of a partition."""
 
 
 class RawOperatorStateOutput:
     """
-    Partitions of bytes, which are dealt out to subtasks like elements of a list; what is written before the first is in one.
+    Writer of raw operator state.
 
-    :param stream: Where they go.
+    Partitions are redistributed over the subtasks like the elements of a list state. The first ``write`` starts a partition
+    if there is none. A partition is buffered in memory until it ends.
+
+    :param stream: The stream of the checkpoint.
     """
 
     def __init__(self, stream: CheckpointStateOutputStream) -> None:
@@ -38,9 +41,9 @@ class RawOperatorStateOutput:
 
     def start_new_partition(self) -> None:
         """
-        End the partition at hand and begin another one.
+        End the current partition and start the next one.
 
-        :raises CoordinatorError: after the state was closed.
+        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()
@@ -49,9 +52,9 @@ class RawOperatorStateOutput:
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes to the partition at hand.
+        Append bytes to the current partition.
 
-        :raises CoordinatorError: after the state was closed.
+        :raises CoordinatorError: if the output is closed.
         """
         self._require_open()
         if self._partition is None:
@@ -60,9 +63,9 @@ class RawOperatorStateOutput:
 
     def close_and_get_handle(self) -> OperatorStateHandle | None:
         """
-        Make the partitions durable and return where they are; ``None`` if there is none.
+        Persist the partitions and return their handle, or ``None`` if there are no partitions.
 
-        :raises CoordinatorError: after the state was closed.
+        :raises CoordinatorError: if the output is closed.
         :raises StorageError: if the storage fails.
         """
         self._require_open()
@@ -75,7 +78,7 @@ class RawOperatorStateOutput:
         return OperatorStateHandle(states=((RAW_STATE_NAME, meta),), stream=stream)
 
     def close(self) -> None:
-        """Give up what was written, unless its handle was given out."""
+        """Close the stream, and delete its file unless a handle was returned."""
         self._is_closed = True
         self._stream.close()
 
@@ -89,27 +92,30 @@ class RawOperatorStateOutput:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise CoordinatorError("Expected raw state to be written during snapshot_state, found it closed.")
+            raise CoordinatorError(
+                "Expected raw state to be written during snapshot_state, found it closed; "
+                "write before snapshot_state returns."
+            )
 
 
 class StatePartitionStreamProvider:
     """
-    Gives the stream of one partition, or the error that its opening led to.
+    Provider of the stream of one partition.
 
-    :param stream: The stream.
-    :param creation_error: What went wrong in its place.
+    :param stream: The stream, or ``None`` if the partition could not be read.
+    :param creation_error: The error of the read, or ``None``.
     """
 
     def __init__(self, stream: BinaryIO | None = None, creation_error: Exception | None = None) -> None:
         if (stream is None) == (creation_error is None):
             raise InvalidConfigurationError(
-                "Expected either a stream or the error in its place, found both or neither."
+                "Expected either a stream or the error of its creation, found both or neither; pass one of them."
             )
         self._stream = stream
         self._creation_error = creation_error
 
     def get_stream(self) -> BinaryIO:
-        """Return the stream, at the beginning of the partition; raises what went wrong when it was opened."""
+        """Return the stream at the start of the partition, or raise the error of its creation."""
         if self._stream is not None:
             return self._stream
         assert self._creation_error is not None  # noqa: S101 - for the type checker
@@ -120,15 +126,19 @@ def raw_operator_state_inputs(
     storage: CheckpointStorage, handles: Iterable[OperatorStateHandle]
 ) -> Iterator[StatePartitionStreamProvider]:
     """
-    Return the partitions that handles name, one at a time; one that cannot be read says so when its stream is asked for.
+    Yield the partitions of handles.
 
-    :param storage: From which they are read.
+    If a partition cannot be read, its provider raises the error in ``get_stream``.
+
+    :param storage: The storage of the checkpoint.
     """
     for handle in handles:
-        yield from _of_handle(storage, handle)
+        yield from _partitions_of_handle(storage, handle)
 
 
-def _of_handle(storage: CheckpointStorage, handle: OperatorStateHandle) -> Iterator[StatePartitionStreamProvider]:
+def _partitions_of_handle(
+    storage: CheckpointStorage, handle: OperatorStateHandle
+) -> Iterator[StatePartitionStreamProvider]:
     offsets = [offset for _, meta in handle.states for offset in meta.offsets]
     try:
         data = read_state(storage, handle.stream)
@@ -141,10 +151,12 @@ def _of_handle(storage: CheckpointStorage, handle: OperatorStateHandle) -> Itera
 
 def _partition(data: bytes, offset: int) -> StatePartitionStreamProvider:
     begin = offset + LENGTH.size
-    head = data[offset:begin]
-    end = begin + LENGTH.unpack(head)[0] if len(head) == LENGTH.size else -1
+    prefix = data[offset:begin]
+    end = begin + LENGTH.unpack(prefix)[0] if len(prefix) == LENGTH.size else -1
     if not begin <= end <= len(data):
         return StatePartitionStreamProvider(
-            creation_error=CorruptStateError(f"Expected a partition of raw state at byte {offset}, found none.")
+            creation_error=CorruptStateError(
+                f"Expected a partition of raw state at byte {offset}, found none; restore from another checkpoint."
+            )
         )
     return StatePartitionStreamProvider(io.BytesIO(data[begin:end]))

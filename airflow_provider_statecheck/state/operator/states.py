@@ -1,4 +1,4 @@
-"""List and broadcast state of an operator."""
+"""List and broadcast state of operators, and the store that returns them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,61 @@ from airflow_provider_statecheck.exceptions import CoordinatorError, InvalidConf
 from airflow_provider_statecheck.state.descriptors import ListStateDescriptor, MapStateDescriptor
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class OperatorStateStore(Protocol):
+    """Operator states by name. Calls with equal descriptors return the same state."""
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a list state, whose elements are redistributed over the subtasks when the parallelism changes.
+
+        :raises CoordinatorError: if a union list state has this name.
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
+        """
+        ...
+
+    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
+        """
+        Return a union list state: after a restore, each subtask has the elements of all subtasks.
+
+        :raises CoordinatorError: if a list state with redistribution has this name.
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
+        """
+        ...
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
+        """
+        Return a broadcast state. Its name may also be the name of a list state.
+
+        :raises InvalidConfigurationError: if the name has other types, or the descriptor has a time to live.
+        :raises StateMigrationError: if restored state is incompatible with the descriptor.
+        """
+        ...
+
+    def get_registered_state_names(self) -> frozenset[str]:
+        """Return the names of the registered and the restored list states."""
+        ...
+
+    def get_registered_broadcast_state_names(self) -> frozenset[str]:
+        """Return the names of the registered and the restored broadcast states."""
+        ...
 
 
 class PartitionableListState(Generic[T]):
     """
-    Elements in the order in which they were added; each of them may go to another subtask when the parallelism changes.
+    List of elements in insertion order.
 
-    :param elements: To begin with; nobody else changes them.
-    :param own: Checks an element, and returns what the state keeps of it.
-    :param copy: Returns an element of its own for a reader.
+    When the parallelism changes, the elements are redistributed over the subtasks. The state holds its own copies of the
+    elements, and readers receive copies.
+
+    :param elements: The initial elements, which the state owns.
+    :param own: Checks an element and returns the object to store.
+    :param copy: Returns a copy of a stored element for a reader.
     """
 
     __slots__ = ("_copy", "_elements", "_own")
@@ -33,77 +79,75 @@ class PartitionableListState(Generic[T]):
         self._copy = copy
 
     def get(self) -> Iterable[T]:
-        """Return the elements as they are now, none if there is nothing; to change one in place changes nothing in the state."""
+        """Return copies of the current elements; an empty list state returns an empty iterable."""
         return tuple(map(self._copy, self._elements))
 
     def __iter__(self) -> Iterator[T]:
-        """Return an iterator over the elements as they are now."""
+        """Return an iterator over copies of the current elements."""
         return iter(self.get())
 
     def add(self, element: T) -> None:
         """
-        Add an element at the end, as it is now.
+        Append an element.
 
-        :raises InvalidConfigurationError: for ``None``.
-        :raises UnsupportedStateError: for an element of another type than the state's.
+        :raises InvalidConfigurationError: if the element is ``None``.
+        :raises UnsupportedStateError: if the element does not fit the type of the state.
         """
-        self._elements.append(self._own(_required(element)))
+        self._elements.append(self._own(_require_element(element)))
 
     def add_all(self, elements: Iterable[T]) -> None:
         """
-        Add elements at the end, as they are now.
+        Append elements. After an error the list is unchanged.
 
-        :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
-        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
+        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
+        :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._elements.extend(self._all_own(elements))
+        self._elements.extend(self._owned(elements))
 
     def update(self, elements: Iterable[T]) -> None:
         """
-        Replace the list.
+        Replace all elements. After an error the list is unchanged.
 
-        :raises InvalidConfigurationError: for ``None``, alone or among the elements; the list is unchanged then.
-        :raises UnsupportedStateError: for an element of another type than the state's; the list is unchanged then.
+        :raises InvalidConfigurationError: if ``elements`` or one of them is ``None``.
+        :raises UnsupportedStateError: if an element does not fit the type of the state.
         """
-        self._elements = self._all_own(elements)
+        self._elements = self._owned(elements)
 
     def clear(self) -> None:
         """Remove all elements; the state stays registered."""
         self._elements = []
 
-    def _all_own(self, elements: Iterable[T]) -> list[T]:
-        return [self._own(element) for element in _all_required(elements)]
+    def _owned(self, elements: Iterable[T]) -> list[T]:
+        return [self._own(element) for element in _require_elements(elements)]
 
 
-def _all_required(elements: Iterable[T | None] | None) -> list[T]:
+def _require_elements(elements: Iterable[T | None] | None) -> list[T]:
     if elements is None:
-        raise _no_element()
-    return [_required(element) for element in elements]
+        raise _missing_element()
+    return [_require_element(element) for element in elements]
 
 
-def _required(element: T | None) -> T:
+def _require_element(element: T | None) -> T:
     if element is None:
-        raise _no_element()
+        raise _missing_element()
     return element
 
 
-def _no_element() -> InvalidConfigurationError:
+def _missing_element() -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        "Expected elements of a list state, found None; a list has no empty places, and clear() removes all of them."
+        "Expected elements of a list state, found None; omit the element, or call clear() to remove all."
     )
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class BroadcastState(Generic[K, V]):
     """
-    Entries that every subtask makes alike from what is broadcast to all of them; nothing checks that they do.
+    Map that every subtask must update in the same way from the broadcast elements; equality is not checked.
 
-    :param entries: To begin with; nobody else changes them.
-    :param own: Checks an entry, and returns what the state keeps of it.
-    :param copy: Returns a value of its own for a reader.
+    The state holds its own copies of the entries, and readers receive copies of the values.
+
+    :param entries: The initial entries, which the state owns.
+    :param own: Checks an entry and returns the key and the value to store.
+    :param copy: Returns a copy of a stored value for a reader.
     """
 
     __slots__ = ("_copy", "_entries", "_own")
@@ -119,39 +163,39 @@ class BroadcastState(Generic[K, V]):
         self._copy = copy
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or ``None``; to change it in place changes nothing in the state."""
+        """Return a copy of the value of a key, or ``None`` if there is no entry."""
         value = self._entries.get(key)
         return None if value is None else self._copy(value)
 
     def contains(self, key: K) -> bool:
-        """Tell whether there is an entry."""
+        """Return whether the key has an entry."""
         return key in self._entries
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
-        """Return the entries as they are now; to change a value in place changes nothing in the state."""
+        """Return the current entries with copies of the values."""
         return tuple((key, self._copy(value)) for key, value in self._entries.items())
 
     def put(self, key: K, value: V) -> None:
         """
-        Set an entry, as its value is now.
+        Set the value of a key.
 
-        :raises InvalidConfigurationError: for the key ``None``.
-        :raises UnsupportedStateError: for a key or a value of another type than the state's.
+        :raises InvalidConfigurationError: if the key is ``None``.
+        :raises UnsupportedStateError: if the key or the value does not fit the type of the state.
         """
-        own_key, own_value = self._own(_broadcast_state_required(key), value)
+        own_key, own_value = self._own(_require_key(key), value)
         self._entries[own_key] = own_value
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """
-        Set entries, as their values are now.
+        Set the values of several keys. After an error the map is unchanged.
 
-        :raises InvalidConfigurationError: for a key ``None``; nothing is changed then.
-        :raises UnsupportedStateError: for a key or a value of another type than the state's; nothing is changed then.
+        :raises InvalidConfigurationError: if a key is ``None``.
+        :raises UnsupportedStateError: if a key or a value does not fit the type of the state.
         """
-        self._entries |= dict([self._own(_broadcast_state_required(key), value) for key, value in entries.items()])
+        self._entries |= dict([self._own(_require_key(key), value) for key, value in entries.items()])
 
     def remove(self, key: K) -> None:
-        """Remove an entry; where there is none nothing happens."""
+        """Remove the entry of a key, if there is one."""
         self._entries.pop(key, None)
 
     def clear(self) -> None:
@@ -159,23 +203,23 @@ class BroadcastState(Generic[K, V]):
         self._entries = {}
 
     def entries(self) -> Iterator[tuple[K, V]]:
-        """Return the entries as they are now."""
+        """Return the current entries with copies of the values."""
         return iter(self.immutable_entries())
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        """Return an iterator over the entries as they are now."""
+        """Return an iterator over the current entries with copies of the values."""
         return self.entries()
 
     def read_only(self) -> ReadOnlyBroadcastState[K, V]:
-        """Return the view for the side that is not broadcast, which must not change what other subtasks do not see."""
+        """Return a read-only view for functions of elements that are not broadcast."""
         return ReadOnlyBroadcastState(self)
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
     """
-    A broadcast state that can be read; it shows later changes of it.
+    Read-only view of a broadcast state. Later changes of the state are visible.
 
-    :param state: The one that it shows.
+    :param state: The broadcast state.
     """
 
     __slots__ = ("_state",)
@@ -184,83 +228,44 @@ class ReadOnlyBroadcastState(Generic[K, V]):
         self._state = state
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or ``None``; to change it in place changes nothing in the state."""
+        """Return a copy of the value of a key, or ``None`` if there is no entry."""
         return self._state.get(key)
 
     def contains(self, key: K) -> bool:
-        """Tell whether there is an entry."""
+        """Return whether the key has an entry."""
         return self._state.contains(key)
 
     def immutable_entries(self) -> Iterable[tuple[K, V]]:
-        """Return the entries as they are now."""
+        """Return the current entries with copies of the values."""
         return self._state.immutable_entries()
 
     def put(self, key: K, value: V) -> NoReturn:
-        """Refuse; raises a ``CoordinatorError``."""
+        """Raise a ``CoordinatorError``."""
         raise _read_only("put")
 
     def put_all(self, entries: Mapping[K, V]) -> NoReturn:
-        """Refuse; raises a ``CoordinatorError``."""
+        """Raise a ``CoordinatorError``."""
         raise _read_only("put_all")
 
     def remove(self, key: K) -> NoReturn:
-        """Refuse; raises a ``CoordinatorError``."""
+        """Raise a ``CoordinatorError``."""
         raise _read_only("remove")
 
     def clear(self) -> NoReturn:
-        """Refuse; raises a ``CoordinatorError``."""
+        """Raise a ``CoordinatorError``."""
         raise _read_only("clear")
 
 
-def _broadcast_state_required(key: K | None) -> K:
+def _require_key(key: K | None) -> K:
     if key is None:
-        raise InvalidConfigurationError("Expected a key of a broadcast state, found None.")
+        raise InvalidConfigurationError(
+            "Expected a key of a broadcast state, found None; use another key for missing values."
+        )
     return key
 
 
 def _read_only(method: str) -> CoordinatorError:
     return CoordinatorError(
-        f"Expected broadcast state to be read where elements are not broadcast, found a call of {method}; other subtasks "
-        f"would not see the change, so make it where broadcast elements are processed."
+        f"Expected read access to broadcast state from elements that are not broadcast, found a call of {method}; update "
+        f"the state in the function of the broadcast elements, which runs in all subtasks."
     )
-
-
-class OperatorStateStore(Protocol):
-    """Lists and maps by name; the same descriptor gives the same state."""
-
-    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a list whose elements are dealt out when the parallelism changes.
-
-        :raises CoordinatorError: if the name is that of a union list.
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
-        """
-        ...
-
-    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> PartitionableListState[T]:
-        """
-        Return a list of which each subtask gets all elements of all subtasks when it is restored.
-
-        :raises CoordinatorError: if the name is that of a list which is dealt out.
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
-        """
-        ...
-
-    def get_broadcast_state(self, descriptor: MapStateDescriptor[T]) -> BroadcastState[Any, T]:
-        """
-        Return a map that is the same in all subtasks; it may have the name of a list.
-
-        :raises InvalidConfigurationError: if the name is taken by other types, or state is to expire.
-        :raises StateMigrationError: if restored state cannot go on with the descriptor.
-        """
-        ...
-
-    def get_registered_state_names(self) -> frozenset[str]:
-        """Return the names of lists, the restored ones included."""
-        ...
-
-    def get_registered_broadcast_state_names(self) -> frozenset[str]:
-        """Return the names of broadcast maps, the restored ones included."""
-        ...
