@@ -1,8 +1,8 @@
 """
 Classification and retries of storage errors.
 
-The clients of object stores are not imported to find out: an error is known by its HTTP status, by the code that the
-server gave, or by the name of its class.
+Errors are classified by HTTP status, by the server's error code, or by class name. The clients of the object stores are
+therefore not imported.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509})
 _TRANSIENT_CODES = frozenset(
@@ -67,7 +71,7 @@ _TRANSIENT_CLASSES = frozenset(
         "ServiceRequestError",  # azure.core
         "ServiceResponseError",
         "ChecksumError",  # gcsfs
-        "ChunkedEncodingError",  # requests, of which the others are OSErrors without a number
+        "ChunkedEncodingError",  # requests; its other errors are OSErrors without an errno
         "ProxyError",
         "Timeout",
     }
@@ -90,10 +94,10 @@ _HANDLED: ContextVar[BaseException | None] = ContextVar("_HANDLED", default=None
 @contextmanager
 def judged_alone() -> Iterator[None]:
     """
-    Judge errors of the storage by what the storage did.
+    Classify storage errors without the error that is being handled.
 
-    A storage that is called while another error is handled raises errors whose context is that other error: the broken
-    connection to a JVM, for instance, which would make a missing file look like a passing fault.
+    Errors raised in an ``except`` block have the handled error as context. A broken connection to a JVM, for example, would
+    make a missing file look transient.
     """
     token = _HANDLED.set(sys.exception())
     try:
@@ -103,8 +107,8 @@ def judged_alone() -> Iterator[None]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tell whether the same call may succeed if it is made again."""
-    if _no_retry_helps(error):
+    """Return true if a retry of the call may succeed."""
+    if _is_permanent(error):
         return False
     return any(
         _status(link) in _TRANSIENT_STATUS or _code(link) in _TRANSIENT_CODES or _is_broken_connection(link)
@@ -113,25 +117,25 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Tell whether the bucket itself is missing, which is not the same as a missing file."""
+    """Return true if the bucket is missing, as opposed to a file in it."""
     return any(_code(link) in _NO_BUCKET_CODES for link in _chain(error))
 
 
 def is_taken(error: BaseException) -> bool:
-    """Tell whether a write was refused because something has the name already."""
+    """Return true if a write was rejected because the name exists."""
     return any(isinstance(link, FileExistsError) or _status(link) == 412 for link in _chain(error))
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Tell whether the store does not know what it was asked for, such as a write with a condition."""
+    """Return true if the store does not support the operation, such as a conditional write."""
     return any(_status(link) == 501 or _code(link) == "NotImplemented" for link in _chain(error))
 
 
 def advice(error: BaseException) -> str:
-    """Return what to check, as one more sentence, or nothing."""
+    """Return a sentence with the remedy, after a space, or an empty string."""
     links = list(_chain(error))
     if any(isinstance(link, OSError) and link.errno in _FULL_ERRNO for link in links):
-        return " There is no space left; free some, or raise the quota."
+        return " There is no space left; free some space, or raise the quota."
     if is_missing_bucket(error):
         return " The bucket does not exist; create it, or correct checkpoint_dir."
     if _names(links) & _NO_CREDENTIALS_CLASSES:
@@ -145,7 +149,60 @@ def advice(error: BaseException) -> str:
     return ""
 
 
-def _no_retry_helps(error: BaseException) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """
+    Exponential backoff with jitter, within bounds.
+
+    Clients of object stores retry some requests themselves. This policy retries the calls that they gave up or did not
+    retry.
+    """
+
+    attempts: int = 5
+    """Maximum number of attempts."""
+    first_pause_seconds: float = 0.2
+    """Upper bound of the first pause in seconds; the bound doubles after each attempt."""
+    longest_pause_seconds: float = 10.0
+    """Upper bound of each pause in seconds."""
+    deadline_seconds: float = 120.0
+    """Time in seconds after which no attempt starts; a single attempt may take minutes."""
+    sleep: Callable[[float], None] = time.sleep
+    monotonic: Callable[[], float] = time.monotonic
+    random: Callable[[], float] = random.random
+    """Source of jitter from 0 (inclusive) to 1 (exclusive), which spreads the retries of concurrent clients."""
+
+    def call(self, action: Callable[[], Result], name: str) -> Result:
+        """
+        Call a function, and retry it after transient errors.
+
+        :param action: Function to call.
+        :param name: Redacted URI for the log.
+        :return: Result of the function.
+        :raises Exception: the last error, if it is not transient or the attempts or the deadline are exhausted.
+        """
+        with judged_alone():
+            return self._call(action, name)
+
+    def _call(self, action: Callable[[], Result], name: str) -> Result:
+        started = self.monotonic()
+        for number in range(1, self.attempts):
+            try:
+                return action()
+            except Exception as error:
+                pause = self._pause_after(number)
+                if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
+                    raise
+                # Only the class, because messages of clients may contain signed URLs.
+                log.warning("Storage call on %s failed with %s; retrying in %.1f s", name, type(error).__name__, pause)
+                self.sleep(pause)
+        return action()
+
+    def _pause_after(self, number: int) -> float:
+        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** (number - 1))
+        return longest * self.random()
+
+
+def _is_permanent(error: BaseException) -> bool:
     return is_missing_bucket(error) or any(
         isinstance(link, FileExistsError | ssl.SSLCertVerificationError)
         or (isinstance(link, OSError) and link.errno in _FULL_ERRNO)
@@ -159,10 +216,10 @@ def _is_broken_connection(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
         return True
-    return bool(_names([error]) & _TRANSIENT_CLASSES) or _is_of_requests(error)
+    return bool(_names([error]) & _TRANSIENT_CLASSES) or _is_requests_connection_error(error)
 
 
-def _is_of_requests(error: BaseException) -> bool:
+def _is_requests_connection_error(error: BaseException) -> bool:
     return any(
         kind.__module__ == "requests.exceptions" and kind.__name__ == "ConnectionError" for kind in type(error).__mro__
     )
@@ -171,7 +228,7 @@ def _is_of_requests(error: BaseException) -> bool:
 def _is_denied(error: BaseException) -> bool:
     if isinstance(error, PermissionError) or _code(error) in _DENIED_CODES or _status(error) in (401, 403):
         return True
-    # gcsfs says so in words alone.
+    # gcsfs reports it only in the message.
     return isinstance(error, OSError) and str(error).startswith("Forbidden: ")
 
 
@@ -209,57 +266,3 @@ def _status(error: BaseException) -> int | None:
 def _as_status(value: Any) -> int | None:
     text = str(value)
     return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else None
-
-
-log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """
-    Exponential backoff with jitter, within bounds.
-
-    The clients of object stores repeat some requests by themselves; this is for what they give up on, or never repeat.
-    """
-
-    attempts: int = 5
-    """How often a call is made at most."""
-    first_pause_seconds: float = 0.2
-    """Upper bound of the first pause; each later one is twice as long."""
-    longest_pause_seconds: float = 10.0
-    """Upper bound of any pause."""
-    deadline_seconds: float = 120.0
-    """After this time no new attempt begins, since one attempt may already take minutes."""
-    sleep: Callable[[float], None] = time.sleep
-    monotonic: Callable[[], float] = time.monotonic
-    random: Callable[[], float] = random.random
-    """A number from 0 to before 1: clients that failed together shall not come back together."""
-
-    def call(self, action: Callable[[], Result], name: str) -> Result:
-        """
-        Make a call, and again while it fails in a way that passes.
-
-        :param name: What it is about, for the log.
-        """
-        with judged_alone():
-            return self._call(action, name)
-
-    def _call(self, action: Callable[[], Result], name: str) -> Result:
-        started = self.monotonic()
-        for number in range(1, self.attempts):
-            try:
-                return action()
-            except Exception as error:
-                pause = self._pause_after(number)
-                if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
-                    raise
-                # Only the kind: what clients say may hold signed URLs.
-                log.warning("%s is tried again in %.1f s after %s", name, pause, type(error).__name__)
-                self.sleep(pause)
-        return action()
-
-    def _pause_after(self, number: int) -> float:
-        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** (number - 1))
-        return longest * self.random()

@@ -1,4 +1,8 @@
-"""Where the coordinator of aligned checkpoints writes: parts and metadata as files of one storage."""
+"""
+Manifest and metadata files of aligned checkpoints.
+
+Each operator of a checkpoint has a manifest. The metadata file combines all of them when the checkpoint is complete.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +31,20 @@ from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.uris import normalise_base
 from airflow_provider_statecheck.storage.views.state_streams import DEFAULT_INLINE_BUDGET, spill_above_budget
 
-_DIGEST = 32
+_DIGEST_LENGTH = 32
 
 
 class SnapshotFiles:
     """
     A ``SnapshotStorage`` on any fsspec filesystem.
 
-    Directories need not be made: a file brings its directory with it.
+    Writes create missing directories.
 
-    :param storage: The checkpoint directory.
-    :param job_id: The job.
-    :param job_name: Its name, for people.
-    :param savepoint_dir: Where savepoints go that are asked for without a target.
-    :param inline_budget: How many bytes of state may travel in the metadata of one checkpoint.
+    :param storage: Storage of the checkpoint directory.
+    :param job_id: Id of the job.
+    :param job_name: Display name of the job.
+    :param savepoint_dir: URI of the default directory of savepoints; without it, each savepoint needs a target.
+    :param inline_budget: Maximum number of bytes of inline state in the metadata of a checkpoint.
     """
 
     def __init__(
@@ -60,25 +64,26 @@ class SnapshotFiles:
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Tell whether a savepoint may be asked for without a target."""
+        """Whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """
-        See whether the storage answers.
+        Check that the storage is reachable.
 
-        :raises StorageError: if it does not.
+        :raises StorageError: if the storage fails.
         """
         self._storage.list_directories(self._storage.base_uri)
 
     def checkpoint_location(self, checkpoint_id: int) -> str:
-        """Return the directory of a checkpoint."""
+        """Return the URI of a checkpoint's directory."""
         return checkpoint_uri(self._storage.base_uri, self._job_id, checkpoint_id)
 
     def new_savepoint_location(self, target: str | None) -> str:
         """
-        Return a new name for the directory of a savepoint.
+        Return a new, unique URI for the directory of a savepoint.
 
+        :param target: Parent directory; the default directory of savepoints if it is ``None``.
         :raises InvalidConfigurationError: if there is neither a target nor a default.
         """
         base = target or self._savepoint_dir
@@ -90,28 +95,28 @@ class SnapshotFiles:
 
     def initialize_location(self, location: str) -> None:
         """
-        See that nobody else has written there.
+        Check that the storage of a location is reachable.
 
-        :raises StorageError: if the storage does not answer.
+        :raises StorageError: if the storage fails.
         """
         self._storage.allowing(location).exists(f"{location}/{METADATA_FILE}")
 
     def write_manifest(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
         """
-        Write the part of an operator.
+        Write the manifest of an operator; its name contains the epoch and a digest.
 
-        :raises StorageError: if that fails.
+        :raises StorageError: if the storage fails.
         """
-        # The metadata file's directory is also that of its parts, so relative URIs mean the same in both.
+        # Manifests and metadata are in the same directory, where a relative URI has one meaning.
         data = encode_metadata(self._document(checkpoint, content), uri=f"{checkpoint.location}/{METADATA_FILE}")
-        name = f"{checkpoint.epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST]}"
+        name = f"{checkpoint.epoch}-{hashlib.sha256(data).hexdigest()[:_DIGEST_LENGTH]}"
         return self._write(f"{checkpoint.location}/{name}", data)
 
     def write_metadata(self, checkpoint: CheckpointRecord, content: SnapshotContent) -> StoredFile:
         """
-        Write the metadata of a checkpoint; state above the inline budget goes to files beside it.
+        Write the metadata of a checkpoint, and store state above the inline budget in files next to it.
 
-        :raises StorageError: if that fails, or other bytes are there.
+        :raises StorageError: if the storage fails, or the file exists with other contents.
         """
         uri = f"{checkpoint.location}/{METADATA_FILE}"
         return self._write(
@@ -120,31 +125,32 @@ class SnapshotFiles:
 
     def read(self, file: StoredFile) -> SnapshotContent:
         """
-        Return what is in a manifest or in the metadata.
+        Return the contents of a manifest or metadata file.
 
-        :raises CorruptStateError: if it was changed after it was written.
-        :raises CheckpointNotFoundError: if it is missing.
+        :raises CorruptStateError: if the file was changed after it was written.
+        :raises CheckpointNotFoundError: if the file is missing.
         """
-        # A row names the file; it may be that of a savepoint.
+        # The file may be that of a savepoint outside the checkpoint directory; its row authorises the read.
         data = self._storage.allowing(file.uri).read_verified(file.uri, size=file.size, sha256=file.sha256)
         document = decode_metadata(data, uri=file.uri)
         return SnapshotContent(operator_states=document.operator_states, master_states=document.master_states)
 
     def copy_state(self, checkpoint: CheckpointRecord, states: Iterable[OperatorState]) -> tuple[OperatorState, ...]:
         """
-        Copy the files of some states into the directory of a checkpoint and return the states that name the copies.
+        Copy the files of operator states into a checkpoint's directory.
 
-        :raises StorageError: if that fails.
-        :raises CheckpointNotFoundError: if one of them is missing.
+        :return: The states with handles of the copies.
+        :raises StorageError: if the storage fails.
+        :raises CheckpointNotFoundError: if a file is missing.
         """
         copies = StateCopies(self._storage, checkpoint.location, checkpoint.epoch)
         return tuple(with_streams(state, copies.of_stream) for state in states)
 
     def exists(self, uri: str) -> bool:
         """
-        Tell whether what a row names is there.
+        Return true if the file of a row exists.
 
-        :raises StorageError: if the storage does not answer.
+        :raises StorageError: if the storage fails.
         """
         return self._storage.allowing(uri).exists(uri)
 
@@ -152,22 +158,22 @@ class SnapshotFiles:
         """
         Delete a manifest that no row names.
 
-        :raises StorageError: if it may still be there.
+        :raises StorageError: if the file may still exist.
         """
         self._storage.delete_file(uri)
 
     def resolve_checkpoint(self, pointer: str) -> CompletedCheckpoint:
         """
-        Return the snapshot of any job that lies at a pointer.
+        Return the completed checkpoint or savepoint of a pointer, of any job.
 
-        :raises InvalidConfigurationError: for an empty pointer.
-        :raises CheckpointNotFoundError: if there is none.
+        :raises InvalidConfigurationError: if the pointer is empty.
+        :raises CheckpointNotFoundError: if the pointer has no checkpoint.
         """
-        found = resolve_checkpoint(self._storage, pointer)
-        # The state of what the job goes on from is copied later.
-        self._storage = found.storage
-        document, data = found.read()
-        return _completed(document, found, data)
+        resolved = resolve_checkpoint(self._storage, pointer)
+        # The restored state is copied later, which needs access to its location.
+        self._storage = resolved.storage
+        document, data = resolved.read()
+        return _completed(document, resolved, data)
 
     def _write(self, uri: str, data: bytes) -> StoredFile:
         self._storage.write_bytes(uri, data)
@@ -202,7 +208,7 @@ class SnapshotFiles:
         )
 
 
-def _completed(document: CheckpointDocument, place: ResolvedPointer, data: bytes) -> CompletedCheckpoint:
+def _completed(document: CheckpointDocument, resolved: ResolvedPointer, data: bytes) -> CompletedCheckpoint:
     created_at = datetime.fromisoformat(document.created_at)
     return CompletedCheckpoint(
         job_id=JobId(document.job_id),
@@ -212,8 +218,8 @@ def _completed(document: CheckpointDocument, place: ResolvedPointer, data: bytes
         operator_states={state.operator_id: state for state in document.operator_states},
         master_states=document.master_states,
         properties=document.properties,
-        external_pointer=place.directory_uri,
-        metadata_uri=place.metadata_uri,
+        external_pointer=resolved.directory_uri,
+        metadata_uri=resolved.metadata_uri,
         metadata_size=len(data),
         metadata_sha256=hashlib.sha256(data).hexdigest(),
     )

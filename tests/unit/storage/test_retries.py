@@ -89,5 +89,5 @@ def test_an_error_in_whose_handling_the_storage_is_called_is_none_of_its_own(tmp
 def test_log_names_the_place_and_not_what_the_client_said(caplog: pytest.LogCaptureFixture) -> None:
     time = _Time()
     time.policy().call(time.failing(TimeoutError("https://x/?sig=secret"), 1), "s3://bucket/f")
-    assert "s3://bucket/f is tried again" in caplog.text
+    assert "Storage call on s3://bucket/f failed with TimeoutError; retrying" in caplog.text
     assert "secret" not in caplog.text
