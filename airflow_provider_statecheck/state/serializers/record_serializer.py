@@ -1,4 +1,9 @@
-"""Serializers of dataclasses, named tuples and structs, and their evolution."""
+"""
+Serializers of dataclasses, named tuples and structs, and their schema evolution.
+
+Fields are matched by name, then by alias. A new version of a record may add fields that are optional or have a default. It
+may also drop, rename, reorder and widen fields.
+"""
 
 from __future__ import annotations
 
@@ -46,23 +51,23 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordField:
-    """One field of a record."""
+    """Field of a record."""
 
     name: str
     serializer: TypeSerializer[Any]
     aliases: tuple[str, ...] = ()
-    """Names that it had before."""
+    """Former names of the field."""
     default: Callable[[], Any] | None = None
-    """Gives the value for records that were written without the field."""
+    """Returns the value for records that were written without the field."""
 
 
 class RecordSerializer(AbstractSerializer[Any]):
     """
-    Records of one kind as a struct with a column for each field.
+    Serializer of one class of records as an Arrow struct with one column per field.
 
-    :param shape: How records are taken apart and made.
-    :param fields: In the order of the columns.
-    :raises UnsupportedStateError: for a record without fields.
+    :param shape: The conversion between records and columns.
+    :param fields: The fields in the order of the columns.
+    :raises UnsupportedStateError: if there are no fields.
     """
 
     class_id = "record"
@@ -75,7 +80,7 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def arrow_type(self) -> Any:
-        """Return the type of structs."""
+        """Return the Arrow struct type."""
         import pyarrow as pa
 
         return pa.struct([(field.name, field.serializer.arrow_type) for field in self.fields])
@@ -87,9 +92,9 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     def to_arrow(self, values: Sequence[Any]) -> Any:
         """
-        Return an Arrow array of structs, null where there is ``None``.
+        Return an Arrow array of structs, with null for ``None``.
 
-        :raises UnsupportedStateError: for another record, or a field of another type.
+        :raises UnsupportedStateError: if a record has another class or a field has another type.
         """
         import pyarrow as pa
 
@@ -99,7 +104,7 @@ class RecordSerializer(AbstractSerializer[Any]):
         return present.take(_places(values))
 
     def from_arrow(self, array: Any) -> list[Any]:
-        """Return the records of an array; each is new and may be changed."""
+        """Return the records of an array as new objects."""
         return _with_nulls(array, self._records)
 
     @cached_property
@@ -108,7 +113,7 @@ class RecordSerializer(AbstractSerializer[Any]):
         return not (self.shape.can_be_changed or self._copies)
 
     def copy(self, value: Any) -> Any:
-        """Return a record that shares nothing with another that could be changed."""
+        """Return a copy of a record that shares no mutable object with it."""
         if value is None or self.is_immutable:
             return value
         parts = zip(self._copies.items(), self._take_copied(value), strict=True)
@@ -119,9 +124,9 @@ class RecordSerializer(AbstractSerializer[Any]):
     @cached_property
     def own(self) -> Own:
         """
-        Return what checks a record and makes it the state's own: a function that is quick with plain values.
+        Return the function that validates and copies a record; it is fast if every field has a cheap test.
 
-        It raises ``UnsupportedStateError`` for another record, or a field of another type.
+        The function raises ``UnsupportedStateError`` for another class of records or a field of another type.
         """
         if not self.is_immutable:
             return self._owned
@@ -129,22 +134,21 @@ class RecordSerializer(AbstractSerializer[Any]):
         return lambda value: own(value) if plain_row(value) is None else value
 
     def freezing(self) -> Freezing:
-        """Return how records are kept: as rows of values that nobody can change, where a record is no more than that."""
+        """Return the frozen form: a tuple of field values if it suffices to rebuild the record, otherwise the record or a copy."""
         make = self.shape.row_maker(self.names) if self.shape.can_be_changed and not self._copies else None
         if make is None:
             return Freezing(self.own, None if self.is_immutable else self.copy, self.from_arrow, self.to_arrow)
         return Freezing(self._frozen_row, make, self._rows, self._from_rows)
 
     def config(self) -> dict[str, Any]:
-        """Return the fields."""
+        """Return the names, types, aliases and defaults of the fields."""
         return {"fields": [_field_config(field) for field in self.fields]}
 
     def with_fields(self, fields: Sequence[RecordField]) -> RecordSerializer:
-        """Return a serializer of the same records with other columns."""
+        """Return a serializer of the same class of records with other columns."""
         return RecordSerializer(self.shape, fields)
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
-
         return resolve_record(self, config["fields"])
 
     def _records(self, array: Any) -> list[Any]:
@@ -159,7 +163,7 @@ class RecordSerializer(AbstractSerializer[Any]):
         return self.shape.with_values(value, dict(zip(self.names, row, strict=True)))
 
     def _own_row(self, value: Any) -> tuple[Any, ...] | None:
-        """Return the values of a record as state keeps them, ``None`` for what takes a closer look."""
+        """Return the validated field values of a record, or ``None`` if the slow path has to decide."""
         try:
             row = self._take(value) if type(value) is self.shape.type else ()
             return tuple(map(call, self._owns, row)) if len(row) == len(self.fields) else None
@@ -211,7 +215,7 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @cached_property
     def _plain_row(self) -> Callable[[Any], tuple[Any, ...] | None]:
-        """Return what gives the values of a record of which each is known to fit at a glance, ``None`` for other records."""
+        """Return a function that returns the field values of a record, or ``None`` if a value fails its cheap test."""
         plain = [plain_of(field.serializer) for field in self.fields]
         known = [each for each in plain if each is not None]
         if len(known) < len(plain):
@@ -242,12 +246,12 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     @property
     def _identity(self) -> Any:
-        # Defaults are functions, which are never equal to others.
+        # Defaults are functions, and two equal defaults may be different functions.
         return (self.shape.type, tuple(replace(field, default=None) for field in self.fields))
 
 
 def _with_nulls(array: Any, read: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return what is read of the values of an array that are there, ``None`` in place of the others."""
+    """Apply ``read`` to the non-null values of an array and return ``None`` for the others."""
     if not array.null_count:
         return read(array)
     present = iter(read(array.drop_null()))
@@ -278,15 +282,16 @@ def _field_config(field: RecordField) -> dict[str, Any]:
 class _Match:
     field: RecordField
     source: int | None
-    """The place of its old column; ``None`` for a field that was added."""
+    """Index of the former column; ``None`` for an added field."""
     verdict: Compatibility
 
 
 def resolve_record(new: RecordSerializer, old_fields: Sequence[Mapping[str, Any]]) -> Compatibility:
     """
-    Compare the fields of a record with those that it had.
+    Compare the fields of a record with those of its snapshot.
 
-    :param old_fields: As the config of the record's snapshot has them.
+    :param new: The serializer of the record.
+    :param old_fields: The fields in the config of the snapshot.
     """
     matches = [_matched(field, new, old_fields) for field in new.fields]
     placed = [(f"field {match.field.name}", match.verdict) for match in matches]
@@ -307,7 +312,7 @@ def _matched(field: RecordField, new: RecordSerializer, old_fields: Sequence[Map
 def _source(field: RecordField, new: RecordSerializer, old_names: Sequence[str]) -> int | None:
     if field.name in old_names:
         return old_names.index(field.name)
-    # A name that another field has today is that field's.
+    # An alias that is the current name of another field refers to that field.
     aliases = [alias for alias in field.aliases if alias in old_names and alias not in new.names]
     return old_names.index(aliases[0]) if aliases else None
 
@@ -335,7 +340,7 @@ def _resolve_order(new: RecordSerializer, matches: Sequence[_Match]) -> Compatib
     sources = [match.source for match in matches if match.source is not None]
     if sources == sorted(sources):
         return AS_IS
-    return reconfigured("the order of the fields differs; the columns keep theirs", new, lambda array: array)
+    return reconfigured("the order of the fields differs; the columns keep their order", new, lambda array: array)
 
 
 def _rearranged(new: RecordSerializer, matches: Sequence[_Match]) -> RecordSerializer:
@@ -379,9 +384,9 @@ _Default = Callable[[], Any] | None
 @dataclasses.dataclass(frozen=True, slots=True)
 class Aliases:
     """
-    Names that a field had before, as in ``total: Annotated[int, Aliases("sum")]``.
+    Former names of a field, as in ``total: Annotated[int, Aliases("sum")]``.
 
-    :param names: Of the same field in earlier versions of the record.
+    :param names: The names of the field in earlier versions of the record.
     """
 
     names: tuple[str, ...]
@@ -391,7 +396,7 @@ class Aliases:
 
 
 class DeclaredField(NamedTuple):
-    """A field as its class declares it."""
+    """Field as declared in its class."""
 
     name: str
     type: Any
@@ -403,19 +408,21 @@ def fields_of_dataclass(cls: Any) -> list[DeclaredField]:
     """
     Return the fields of a dataclass.
 
-    :raises UnsupportedStateError: for types that cannot be found, or arguments that are no fields.
+    :raises UnsupportedStateError: if a type cannot be resolved or the class has an ``InitVar``.
     """
     hints = type_hints(cls)
     if any(isinstance(hint, dataclasses.InitVar) for hint in hints.values()):
-        raise UnsupportedStateError(f"Expected {cls.__qualname__} to be made of its fields alone, found an InitVar.")
+        raise UnsupportedStateError(
+            f"Expected {cls.__qualname__} to be constructed from its fields only, found an InitVar; make it a field."
+        )
     return [_declared(field.name, hints[field.name], _default(field), field) for field in dataclasses.fields(cls)]
 
 
 def fields_of_named_tuple(cls: Any) -> list[DeclaredField]:
     """
-    Return the fields of a class of named tuples.
+    Return the fields of a named tuple class.
 
-    :raises UnsupportedStateError: for types that cannot be found, or none at all.
+    :raises UnsupportedStateError: if the type of a field is missing or cannot be resolved.
     """
     hints = type_hints(cls)
     for name in {*cls._fields} - {*hints}:
@@ -428,9 +435,9 @@ def fields_of_named_tuple(cls: Any) -> list[DeclaredField]:
 
 def type_hints(cls: type) -> dict[str, Any]:
     """
-    Return the types that a class declares.
+    Return the type hints of a class.
 
-    :raises UnsupportedStateError: for names that cannot be found.
+    :raises UnsupportedStateError: if a name in a hint cannot be resolved.
     """
     try:
         return typing.get_type_hints(cls, include_extras=True)

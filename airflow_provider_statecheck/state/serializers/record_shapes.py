@@ -13,57 +13,57 @@ from typing import Any, Protocol
 from airflow_provider_statecheck.exceptions import UnsupportedStateError
 
 RowTaker = Callable[[Any], tuple[Any, ...]]
-"""Takes values from a record; raises ``AttributeError`` or ``LookupError`` for one that has not the fields."""
+"""Returns field values of a record; raises ``AttributeError`` or ``LookupError`` if a field is missing."""
 
 
 class RecordShape(Protocol):
-    """One kind of record."""
+    """Conversion between one class of records and columns."""
 
     @property
     def name(self) -> str:
-        """Return what records are called."""
+        """Return the name of the record class for messages."""
         ...
 
     @property
     def type(self) -> type:
-        """Return the class of every record."""
+        """Return the class of the records."""
         ...
 
     @property
     def can_be_changed(self) -> bool:
-        """Tell whether the fields of a record can be set."""
+        """Return whether the fields of a record are mutable."""
         ...
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
         Return one column of values per field.
 
-        :raises UnsupportedStateError: for records that have not these fields.
+        :raises UnsupportedStateError: if a record has other fields.
         """
         ...
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return records from the values of their fields."""
+        """Return the records whose field values the columns contain."""
         ...
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return another record with other values of some fields."""
+        """Return a copy of a record with some fields replaced."""
         ...
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return what takes the values of some fields from a record."""
+        """Return a function that returns the values of some fields of a record."""
         ...
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
-        """Return what makes a record of values in the order of some names for less than a copy costs, if there is such."""
+        """Return a function that builds a record from field values, or ``None`` if none is cheaper than a copy."""
         ...
 
 
 class DataclassShape:
     """
-    A dataclass; a record is made by its constructor, and fields that are none of its arguments are set afterwards.
+    Shape of a dataclass; fields with ``init=False`` are set after the constructor call.
 
-    :param cls: The class.
+    :param cls: The dataclass.
     """
 
     def __init__(self, cls: type) -> None:
@@ -79,7 +79,7 @@ class DataclassShape:
 
     @property
     def can_be_changed(self) -> bool:
-        """Tell whether the class is not frozen."""
+        """Return whether the dataclass is not frozen."""
         return not self.type.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
@@ -87,7 +87,7 @@ class DataclassShape:
         return [list(map(attrgetter(name), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return records from the values of their fields."""
+        """Return the records whose field values the columns contain."""
         if self._keywords or not self._positional:
             records = self._built_by_keyword(columns)
         else:
@@ -98,18 +98,18 @@ class DataclassShape:
         return records
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return another record with other values of some fields."""
+        """Return a copy of a record with some fields replaced."""
         other = self._copied(record)
         for name, value in values.items():
             object.__setattr__(other, name, value)
         return other
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return what takes the values of some fields from a record."""
+        """Return a function that returns the values of some fields of a record."""
         return _taker(attrgetter, names)
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
-        """Return the constructor, if these are its arguments and it does nothing but set them."""
+        """Return the constructor if it takes exactly these fields by position and only assigns them."""
         cls: Any = self.type
         is_plain = cls.__dataclass_params__.init and not hasattr(cls, "__post_init__")
         if not is_plain or self._late or self._keywords or list(names) != self._positional:
@@ -119,7 +119,7 @@ class DataclassShape:
     def _copied(self, record: Any) -> Any:
         if not self._is_plain:
             return copy.copy(record)
-        # Does what copy.copy does, without its detour by way of pickle's protocol.
+        # Equivalent to copy.copy, which is slower because it uses the pickle protocol.
         other: Any = object.__new__(self.type)
         other.__dict__.update(record.__dict__)
         return other
@@ -133,9 +133,9 @@ class DataclassShape:
 
 class NamedTupleShape:
     """
-    A class of named tuples.
+    Shape of a named tuple class.
 
-    :param cls: The class.
+    :param cls: The named tuple class.
     """
 
     can_be_changed = False
@@ -150,27 +150,27 @@ class NamedTupleShape:
         return [list(map(itemgetter(self._names.index(name)), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return records from the values of their fields."""
+        """Return the records whose field values the columns contain."""
         make: Callable[[Any], Any] = partial(tuple.__new__, self.type)
         return list(map(make, zip(*(columns[name] for name in self._names), strict=True)))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return another record with other values of some fields."""
+        """Return a copy of a record with some fields replaced."""
         return record._replace(**values)
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return what takes the values of some fields from a record."""
+        """Return a function that returns the values of some fields of a record."""
         return _taker(attrgetter, names)
 
     def row_maker(self, names: Sequence[str]) -> None:
-        """Return nothing: what can be changed of it is not the record itself."""
+        """Return ``None``: tuples are immutable and need no separate frozen form."""
 
 
 class TupleShape:
     """
-    Plain tuples of one length; their fields are called ``_1``, ``_2`` and so on, as Spark does.
+    Shape of plain tuples of one length, with the field names ``_1``, ``_2`` and so on, as in Spark.
 
-    :param length: How many items there are.
+    :param length: The number of items.
     """
 
     type: type = tuple
@@ -184,33 +184,33 @@ class TupleShape:
         """
         Return one column of values per field.
 
-        :raises UnsupportedStateError: for a tuple of another length.
+        :raises UnsupportedStateError: if a tuple has another length.
         """
         for length in {*map(len, records)} - {len(self.names)}:
             raise UnsupportedStateError(f"Expected tuples of {len(self.names)} items, found one of {length}.")
         return [list(map(itemgetter(self.names.index(name)), records)) for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return records from the values of their fields."""
+        """Return the records whose field values the columns contain."""
         return list(zip(*(columns[name] for name in self.names), strict=True))
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return another record with other values of some fields."""
+        """Return a copy of a record with some fields replaced."""
         return tuple(values.get(name, value) for name, value in zip(self.names, record, strict=True))
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return what takes some items from a tuple; all of them are the tuple itself, whatever its length."""
+        """Return a function that returns some items of a tuple; for all items, it does not check the length."""
         return tuple if tuple(names) == self.names else _taker(itemgetter, [*map(self.names.index, names)])
 
     def row_maker(self, names: Sequence[str]) -> None:
-        """Return nothing: what can be changed of it is not the record itself."""
+        """Return ``None``: tuples are immutable and need no separate frozen form."""
 
 
 class DictShape:
     """
-    Dictionaries with the names of fields as keys, for structs that no class stands for.
+    Shape of dictionaries by field name, for structs without a Python class.
 
-    :param names: The names.
+    :param names: The field names.
     """
 
     type: type = dict
@@ -223,25 +223,25 @@ class DictShape:
 
     def columns(self, records: Sequence[Any], names: Sequence[str]) -> list[Sequence[Any]]:
         """
-        Return the values of each field, ``None`` where one is left out.
+        Return one column of values per field, with ``None`` for a missing key.
 
-        :raises UnsupportedStateError: for a key that is no field.
+        :raises UnsupportedStateError: if a key is not a field name.
         """
         for key in set().union(*records) - {*self.names}:
             raise UnsupportedStateError(f"Expected a dict with the keys {', '.join(self.names)}, found {key!r} too.")
         return [[record.get(name) for record in records] for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
-        """Return records from the values of their fields."""
+        """Return the records whose field values the columns contain."""
         rows = zip(*(columns[name] for name in self.names), strict=True)
         return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
-        """Return another record with other values of some fields."""
+        """Return a copy of a record with some fields replaced."""
         return {**record, **values}
 
     def row_taker(self, names: Sequence[str]) -> RowTaker:
-        """Return what takes some values from a dictionary, ``None`` where one is left out."""
+        """Return a function that returns some values of a dictionary, with ``None`` for a missing key."""
 
         def take(record: Any) -> tuple[Any, ...]:
             if not self._known >= record.keys():
@@ -251,7 +251,7 @@ class DictShape:
         return take
 
     def row_maker(self, names: Sequence[str]) -> Callable[[Sequence[Any]], Any] | None:
-        """Return what makes a dictionary."""
+        """Return a function that builds a dictionary from field values."""
         return lambda row: dict(zip(names, row, strict=True))
 
 
@@ -262,9 +262,9 @@ def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) ->
 
 def require_records(shape: RecordShape, values: Sequence[Any]) -> bool:
     """
-    Tell whether some values are ``None``.
+    Validate the class of records and return whether some are ``None``.
 
-    :raises UnsupportedStateError: for what is another record, also one of a subclass.
+    :raises UnsupportedStateError: if a value has another class; subclasses are rejected too.
     """
     kinds = {*map(type, values)}
     for kind in kinds - {shape.type, NoneType}:

@@ -1,4 +1,4 @@
-"""Serializers by type, and from snapshots alone."""
+"""Selection of the serializer for a declared type or for a snapshot."""
 
 from __future__ import annotations
 
@@ -61,17 +61,18 @@ from airflow_provider_statecheck.state.serializers.serializer import (
 from airflow_provider_statecheck.state.serializers.ttl_serializer import TtlSerializer
 
 DECIMAL_PRECISION, DECIMAL_SCALE = 38, 18
-"""Of ``Decimal``: twenty digits before the point and eighteen behind; ``pyarrow.decimal128`` declares another type."""
+"""Arrow precision and scale of ``Decimal``: 20 integer and 18 fractional digits. Declare ``pyarrow.decimal128`` for others."""
 
 _Outer = tuple[type, ...]
+"""Enclosing record classes, to detect recursive types."""
 
 
 def serializer_of(type_or_serializer: Any) -> TypeSerializer[Any]:
     """
     Return the serializer of a type.
 
-    :param type_or_serializer: A Python type, an Arrow type, a ``TypeSerializer`` or a serializer of the user's own.
-    :raises UnsupportedStateError: for a type of which values cannot be saved so that they come back equal.
+    :param type_or_serializer: A Python type, an Arrow type, a ``TypeSerializer`` or a ``CustomSerializer``.
+    :raises UnsupportedStateError: if a checkpoint cannot restore equal values of the type.
     """
     return _resolved(type_or_serializer, ())
 
@@ -81,9 +82,7 @@ def _resolved(wanted: Any, outer: _Outer) -> TypeSerializer[Any]:
     if scalar is not None:
         return scalar
     if isinstance(wanted, type) and wanted in outer:
-        raise _unsupported(
-            f"{wanted.__qualname__} within itself", "A column cannot hold records that hold their own kind."
-        )
+        raise _unsupported(f"{wanted.__qualname__} within itself", "A column cannot hold a recursive type.")
     generic = _generic(wanted, outer)
     if generic is not None:
         return generic
@@ -101,8 +100,6 @@ def _scalar(wanted: Any) -> TypeSerializer[Any] | None:
     if wanted is datetime:
         return DatetimeSerializer()
     if wanted is UUID:
-        from airflow_provider_statecheck.state.serializers.scalar_serializers import UuidSerializer
-
         return UuidSerializer()
     return EnumSerializer(wanted) if isinstance(wanted, type) and issubclass(wanted, Enum) else None
 
@@ -206,14 +203,13 @@ _Config = Mapping[str, Any]
 
 def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
     """
-    Return a serializer that reads what the one of a snapshot wrote.
+    Return a serializer that reads the state of a snapshot without the user's classes.
 
-    Records come as dictionaries, members of enumerations as their names, and what a serializer of the user's own made as
-    bytes.
+    Records are read as dictionaries, enum members as their names, and values of user-defined serializers as bytes.
 
-    :raises UnsupportedStateError: for a class that nobody knows here.
+    :raises UnsupportedStateError: if the class id is unknown.
     :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
-    :raises CorruptStateError: for a config that its class does not make.
+    :raises CorruptStateError: if the config of the snapshot is malformed.
     """
     if is_custom(snapshot):
         return OpaqueSerializer(snapshot)
@@ -255,7 +251,9 @@ def _part(encoded: _Config) -> TypeSerializer[Any]:
 
 
 def _unknown_default() -> Any:
-    raise StateMigrationError("Expected the class of a record to migrate its state to it, found its snapshot alone.")
+    raise StateMigrationError(
+        "Expected the class of a record to migrate its state, found only its snapshot; migrate with the class."
+    )
 
 
 _CLASSES: dict[str, Callable[[_Config], TypeSerializer[Any]]] = {

@@ -1,4 +1,4 @@
-"""Contract of a state serializer: columns, snapshots and compatibility."""
+"""Contract of a state serializer: Arrow columns, snapshots and schema compatibility."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerializerSnapshot:
-    """What a serializer was when state was written with it; plain values, so that it is read without any of its code."""
+    """Description of the serializer that wrote state, in JSON values that are readable without its code."""
 
     class_id: str
-    """Names the kind of serializer, such as ``record`` or ``arrow``; of a custom one, its own id."""
+    """Kind of serializer, such as ``record`` or ``arrow``, or the id of a user-defined one."""
     version: int
-    """Of the layout of ``config``."""
+    """Version of the layout of ``config``."""
     config: Mapping[str, Any]
-    """JSON."""
+    """Parameters of the serializer as JSON values."""
 
 
 class Outcome(StrEnum):
-    """What becomes of state that an earlier serializer wrote."""
+    """Result of comparing a serializer with the snapshot of an earlier one."""
 
     COMPATIBLE_AS_IS = "compatible as is"
     COMPATIBLE_WITH_RECONFIGURED_SERIALIZER = "compatible with a reconfigured serializer"
@@ -35,25 +35,25 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compatibility:
-    """The verdict on one piece of state, and what it takes to read it."""
+    """Outcome of a compatibility check, with the conversion that reading requires."""
 
     outcome: Outcome
     reason: str = ""
-    """For people: what differs."""
+    """Human-readable description of the difference."""
     serializer: Any = None
-    """The one to use from now on, where it is a reconfigured one."""
+    """Reconfigured serializer that replaces the requested one."""
     migrate: Callable[[Any], Any] | None = None
     """
-    Gives, for an Arrow array as the old serializer wrote it, the one that the serializer which was asked would have written.
+    Converts an Arrow array of the old serializer to the array that the requested serializer would have written.
 
-    After migration it has to be used; where there is a reconfigured serializer, in place of that.
+    It is mandatory after migration, and an alternative to a reconfigured serializer.
     """
     merges: bool = False
-    """Whether two values may become one by the migration, so that keys and elements of sets would be lost."""
+    """Whether migration may make two values equal, which would lose map keys or set elements."""
 
 
 class TypeSerializer(Protocol[T]):
-    """Values of one type as an Arrow column and back; it can be pickled and is used by one thread at a time."""
+    """Converter between values of one type and an Arrow column; picklable, used by one thread at a time."""
 
     @property
     def arrow_type(self) -> Any:
@@ -81,20 +81,20 @@ class TypeSerializer(Protocol[T]):
         ...
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether state that was written as ``old`` can go on with this serializer."""
+        """Return whether this serializer can restore state that was written with ``old``."""
         ...
 
 
 def encode_snapshot(snapshot: SerializerSnapshot) -> dict[str, Any]:
-    """Return a snapshot as JSON."""
+    """Return a snapshot as JSON values."""
     return {"class_id": snapshot.class_id, "version": snapshot.version, "config": dict(snapshot.config)}
 
 
 def decode_snapshot(encoded: Mapping[str, Any]) -> SerializerSnapshot:
     """
-    Return the snapshot that was encoded, also one of a class that nobody knows here.
+    Return the snapshot of its JSON values, the inverse of :func:`encode_snapshot`; unknown class ids are accepted.
 
-    :raises CorruptStateError: for JSON that :func:`encode_snapshot` does not make.
+    :raises CorruptStateError: if the JSON values are malformed.
     """
     try:
         class_id, version, config = encoded["class_id"], encoded["version"], encoded["config"]
@@ -115,15 +115,15 @@ AS_IS = Compatibility(outcome=Outcome.COMPATIBLE_AS_IS)
 
 
 def incompatible(reason: str) -> Compatibility:
-    """Return that state cannot go on."""
+    """Return the verdict that state cannot be restored."""
     return Compatibility(outcome=Outcome.INCOMPATIBLE, reason=reason)
 
 
 def after_migration(reason: str, migrate: Callable[[Any], Any], *, merges: bool = False) -> Compatibility:
     """
-    Return that state can go on once its columns were converted.
+    Return the verdict that state can be restored after conversion of its columns.
 
-    :param merges: Whether two values may become one.
+    :param merges: Whether the conversion may make two values equal. Default ``False``.
     """
     outcome = Outcome.COMPATIBLE_AFTER_MIGRATION
     return Compatibility(outcome=outcome, reason=reason, migrate=migrate, merges=merges)
@@ -131,22 +131,23 @@ def after_migration(reason: str, migrate: Callable[[Any], Any], *, merges: bool 
 
 def reconfigured(reason: str, serializer: Any, migrate: Callable[[Any], Any]) -> Compatibility:
     """
-    Return that state can go on with another form of the serializer.
+    Return the verdict that state can be restored with a reconfigured serializer.
 
-    :param migrate: For whoever converts the columns all the same, such as a whole of which another part has to be.
+    :param serializer: The reconfigured serializer.
+    :param migrate: The equivalent conversion, for an enclosing value that another part forces to migrate.
     """
     outcome = Outcome.COMPATIBLE_WITH_RECONFIGURED_SERIALIZER
     return Compatibility(outcome=outcome, reason=reason, serializer=serializer, migrate=migrate)
 
 
 def worst(parts: Iterable[Compatibility]) -> Outcome:
-    """Return the outcome for a whole: that of the part which fares worst."""
+    """Return the most severe outcome of the parts."""
     found = {part.outcome for part in parts}
     return next((outcome for outcome in _WORST_FIRST if outcome in found), Outcome.COMPATIBLE_AS_IS)
 
 
 def reasons(parts: Iterable[tuple[str, Compatibility]]) -> str:
-    """Return what differs, each part with its place."""
+    """Return the reasons of all parts, each with its place."""
     return "; ".join(f"{place}: {part.reason}" if place else part.reason for place, part in parts if part.reason)
 
 
@@ -154,11 +155,11 @@ def whole(
     parts: Iterable[tuple[str, Compatibility]], rebuilt: Callable[[], Any], migrate: Callable[[Any], Any]
 ) -> Compatibility:
     """
-    Return the verdict on a whole.
+    Combine the verdicts on the parts of a composite value.
 
-    :param parts: Each with its place, for people.
-    :param rebuilt: Gives the serializer of the whole with the reconfigured ones of its parts.
-    :param migrate: Converts the whole.
+    :param parts: Pairs of the place of a part, for messages, and its verdict.
+    :param rebuilt: A function that returns the composite serializer with the reconfigured serializers of its parts.
+    :param migrate: The conversion of the composite array.
     """
     placed = list(parts)
     outcome, reason = worst(part for _, part in placed), reasons(placed)
@@ -170,25 +171,25 @@ def whole(
 
 
 def serializer_from_now_on(part: Compatibility, new: TypeSerializer[Any]) -> TypeSerializer[Any]:
-    """Return the serializer to use: the reconfigured one where there is one."""
+    """Return the reconfigured serializer of a verdict, or ``new`` if it has none."""
     found: TypeSerializer[Any] = new if part.serializer is None else part.serializer
     return found
 
 
 def migrated(part: Compatibility, array: Any) -> Any:
-    """Return an array as the new serializer would have written it."""
+    """Return an array converted to the form of the new serializer."""
     return array if part.migrate is None else part.migrate(array)
 
 
 def never_migrated(verdict: Compatibility, what: str) -> Compatibility:
-    """Return the verdict for what decides where state is, such as a key: it must stay what it is."""
+    """Reject the migration of values that determine the location of state, such as keys."""
     if verdict.outcome is not Outcome.COMPATIBLE_AFTER_MIGRATION:
         return verdict
-    return incompatible(f"{what} can never be migrated, for its values would not be found again ({verdict.reason})")
+    return incompatible(f"{what} can never be migrated, because its values would not be found again ({verdict.reason})")
 
 
 def kept_distinct(verdict: Compatibility, what: str) -> Compatibility:
-    """Return the verdict for what must not become equal, such as the keys of a map: of two, one would be lost."""
+    """Reject a migration that could merge values that must stay distinct, such as the keys of a map."""
     if not verdict.merges:
         return verdict
     return incompatible(f"{what} cannot be migrated so that two could become one ({verdict.reason})")
@@ -196,8 +197,9 @@ def kept_distinct(verdict: Compatibility, what: str) -> Compatibility:
 
 def require_known_version(old: SerializerSnapshot, version: int) -> None:
     """
-    Refuse a snapshot whose config this version cannot read.
+    Reject a snapshot that a newer release wrote.
 
+    :param version: The newest version that this release reads.
     :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     """
     if old.version > version:
@@ -208,7 +210,7 @@ def require_known_version(old: SerializerSnapshot, version: int) -> None:
 
 
 def other_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility:
-    """Return the verdict on keyed state of another key, which never migrates, and how to go on."""
+    """Return the verdict on state with a changed key, which never migrates, with advice for the user."""
     before, now = _key_fields(old), _key_fields(new)
     names = ", ".join(name for name, _ in before)
     advice = (
@@ -217,19 +219,19 @@ def other_key(old: SerializerSnapshot, new: SerializerSnapshot) -> Compatibility
         else f"if only the names of its columns have changed, rename the columns back to {names} in front of key_by, such as "
         f"with .map(lambda row: tuple(row), output='...'); use another uid for another key"
     )
-    return incompatible(f"the key was {_shown(old, before)}, now it is {_shown(new, now)}; {advice}")
+    return incompatible(f"the key was {_key_text(old, before)}, now it is {_key_text(new, now)}; {advice}")
 
 
 def _key_fields(key: SerializerSnapshot) -> list[tuple[str, str]]:
     return [(field["name"], field["type"]) for field in key.config.get("fields", ())]
 
 
-def _shown(key: SerializerSnapshot, fields: list[tuple[str, str]]) -> str:
+def _key_text(key: SerializerSnapshot, fields: list[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in fields) or f"a {key.class_id}"
 
 
 def describe(snapshot: SerializerSnapshot) -> str:
-    """Return a type for people, such as ``record(id int64, tags list of string)``."""
+    """Return the type of a snapshot for messages, such as ``record(id int64, tags list of string)``."""
     return _describe(snapshot.class_id, snapshot.config)
 
 
@@ -237,7 +239,7 @@ def _describe(class_id: str, config: Mapping[str, Any]) -> str:
     try:
         return _described(class_id, config)
     except (LookupError, TypeError):
-        # A newer version may write another config.
+        # A newer release may write another config.
         return class_id
 
 

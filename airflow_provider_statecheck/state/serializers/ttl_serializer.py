@@ -1,4 +1,4 @@
-"""Values with the time at which they were last used."""
+"""Serializer of values with a time to live."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _VERSION = 1
 
 
 class TtlValue(NamedTuple):
-    """A value of state that expires."""
+    """Value of state with a time to live, and the time of its last access in milliseconds since the epoch."""
 
     value: Any
     last_access_ms: int
 
 
-_make = partial(tuple.__new__, TtlValue)
+_ttl_value = partial(tuple.__new__, TtlValue)
 
 
 class TtlSerializer:
     """
-    A struct of a value and the time of its last use.
+    Serializer of a value and the time of its last access as a struct.
 
-    :param inner: The serializer of the value, which may be ``None`` in a map.
+    :param inner: The serializer of the value; values of map state may be ``None``.
     """
 
     def __init__(self, inner: TypeSerializer[Any]) -> None:
@@ -52,7 +52,7 @@ class TtlSerializer:
 
     @property
     def arrow_type(self) -> Any:
-        """Return the type of structs of a value and a time."""
+        """Return the Arrow struct type of a value and a time."""
         import pyarrow as pa
 
         return pa.struct([("value", self.inner.arrow_type), ("last_access_ms", pa.int64())])
@@ -64,7 +64,7 @@ class TtlSerializer:
 
     def to_arrow(self, values: Sequence[TtlValue | None]) -> Any:
         """
-        Return an Arrow array of structs, null where there is ``None``.
+        Return an Arrow array of structs, with null for ``None``.
 
         :raises UnsupportedStateError: if a value has another type.
         """
@@ -81,13 +81,13 @@ class TtlSerializer:
         return TtlValue(self.inner.copy(value.value), value.last_access_ms)
 
     def freezing(self) -> Freezing:
-        """Return how values are kept: as those without times are."""
+        """Return the frozen form: the frozen form of the inner value with its time of last access."""
         inner = freezing_of(self.inner)
         return Freezing(
             lambda value: TtlValue(inner.freeze(value.value), value.last_access_ms),
-            None if inner.thaw is None else lambda kept: TtlValue(inner.thawed(kept.value), kept.last_access_ms),
+            None if inner.thaw is None else lambda frozen: TtlValue(inner.thawed(frozen.value), frozen.last_access_ms),
             lambda array: self._with_times(inner.read(array.field(0)), array),
-            lambda kept: self._structs_of(kept, inner.write),
+            lambda frozen: self._structs_of(frozen, inner.write),
         )
 
     def snapshot(self) -> SerializerSnapshot:
@@ -96,7 +96,7 @@ class TtlSerializer:
         return SerializerSnapshot(class_id=CLASS_ID, version=_VERSION, config=config)
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
-        """Say whether values that had times before can go on; only who knows the time can give times to others."""
+        """Compare the inner serializers; state without access times is incompatible, as its times are unknown."""
         if old.class_id != CLASS_ID:
             return Compatibility(outcome=Outcome.INCOMPATIBLE, reason="had no times of last use")
         require_known_version(old, _VERSION)
@@ -110,7 +110,7 @@ class TtlSerializer:
         return _structs(inner, times, nulls_of(values))
 
     def _with_times(self, values: list[Any], array: Any) -> list[TtlValue | None]:
-        found: list[TtlValue | None] = list(map(_make, zip(values, array.field(1).to_pylist(), strict=True)))
+        found: list[TtlValue | None] = list(map(_ttl_value, zip(values, array.field(1).to_pylist(), strict=True)))
         if array.null_count:
             return [item if valid else None for item, valid in zip(found, array.is_valid().to_pylist(), strict=True)]
         return found
@@ -123,7 +123,7 @@ class TtlSerializer:
 
 
 def _keeping_times(inner: Compatibility) -> Compatibility:
-    """Return the verdict on values with times for the one on the values alone."""
+    """Return the verdict on structs for the verdict on their inner values."""
 
     def migrate(array: Any) -> Any:
         return _structs(migrated(inner, array.field(0)), array.field(1), nulls_of_array(array))
