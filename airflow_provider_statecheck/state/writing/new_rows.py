@@ -38,10 +38,12 @@ from airflow_provider_statecheck.state.serializers.serializer import SerializerS
 
 def conformed(array: Any, wanted: Any, place: str) -> Any:
     """
-    Return an array in another Arrow type, if no value is changed by that; fields of structs go by their names.
+    Convert an array to another Arrow type without a change of values; fields of structs are matched by name.
 
-    :param place: What it is, for people.
-    :raises UnsupportedStateError: if there are fields too many or too few, or values that do not fit.
+    :param array: Array to convert.
+    :param wanted: Arrow type of the result.
+    :param place: Name of the column or field, for error messages.
+    :raises UnsupportedStateError: if fields are missing or unexpected, or if a value does not fit the type.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -62,51 +64,53 @@ def conformed(array: Any, wanted: Any, place: str) -> Any:
         elements = conformed(array.flatten(), wanted.value_type, place)
         return list_array(offsets_of_array(array), elements, nulls_of_array(array))
     if _family(array.type) != _family(wanted) and not (types.is_string(array.type) and types.is_time(wanted)):
-        raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it before.")
+        raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}; convert it first.")
     try:
-        found = _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
+        converted = _times_of_day(array, wanted) if types.is_time(wanted) else array.cast(wanted)
     except (pa.ArrowException, ValueError) as error:
-        raise UnsupportedStateError(f"Expected {place} to be of type {wanted}, found {array.type}: {error}") from error
+        raise UnsupportedStateError(
+            f"Expected {place} to be of type {wanted}, found {array.type}; convert it first: {error}"
+        ) from error
     if types.is_floating(array.type) or types.is_floating(wanted):
-        _require_exact(array, found, place)
-    return found
+        _require_exact(array, converted, place)
+    return converted
 
 
-def _require_exact(array: Any, found: Any, place: str) -> None:
-    # Arrow rounds such values without a word.
+def _require_exact(array: Any, converted: Any, place: str) -> None:
+    # A cast to or from a floating-point type rounds without an error.
     import pyarrow.compute as pc
 
-    changed = array.filter(differing(array, found.cast(array.type, safe=False)))
+    changed = array.filter(differing(array, converted.cast(array.type, safe=False)))
     if len(changed):
         raise UnsupportedStateError(
-            f"Expected {place} to be of type {found.type}, found {pc.count(changed)} values of type {array.type} that it cannot "
-            "hold exactly; round or convert them before."
+            f"Expected {place} to be of type {converted.type}, found {pc.count(changed)} values of type {array.type} that it "
+            "cannot hold exactly; round or convert them first."
         )
 
 
 def require_values(snapshot: SerializerSnapshot, array: Any, place: str) -> None:
     """
-    Refuse values that a type of state does not have.
+    Require that all values are valid for the type of a state.
 
-    :param snapshot: Of the type's serializer.
-    :param array: In the type's own Arrow type.
-    :param place: What it is, for people.
-    :raises UnsupportedStateError: for a null where there may be none, or a name that an enumeration has not.
+    :param snapshot: Snapshot of the serializer of the type.
+    :param array: Values in the Arrow type of the serializer.
+    :param place: Name of the column or field, for error messages.
+    :raises UnsupportedStateError: if a required value is null, or if a name is not a member of the enum.
     """
     if is_optional(snapshot):
         require_values(value_of(snapshot), array.drop_null(), place)
         return
     if array.null_count:
         raise UnsupportedStateError(
-            f"Expected {place} to have a value, found {array.null_count} nulls; leave such rows out, or declare an optional type."
+            f"Expected {place} to have a value, found {array.null_count} nulls; remove these rows, or declare an optional type."
         )
-    for part, values, name in _parts(snapshot, array, place):
-        require_values(decode_snapshot(part), values, name)
+    for nested, values, name in _nested_values(snapshot, array, place):
+        require_values(decode_snapshot(nested), values, name)
     if snapshot.class_id == "enum":
         _require_names(snapshot.config["names"], array, place)
 
 
-def _parts(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[Any, Any, str]]:
+def _nested_values(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[Any, Any, str]]:
     config = snapshot.config
     if snapshot.class_id == "record":
         columns = zip(config["fields"], array.flatten(), strict=True)
@@ -120,7 +124,7 @@ def _parts(snapshot: SerializerSnapshot, array: Any, place: str) -> list[tuple[A
 
 
 def _family(kind: Any) -> Any:
-    """Return what types have in common between which a cast keeps the meaning."""
+    """Return the family of a type; a cast within a family retains the meaning of the value."""
     from pyarrow import types
 
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
@@ -147,13 +151,13 @@ def _times_of_day(array: Any, wanted: Any) -> Any:
 def _struct(array: Any, wanted: Any, place: str) -> Any:
     import pyarrow as pa
 
-    have = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
+    fields = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
     names = [field.name for field in wanted]
-    if sorted(have) != sorted(names):
+    if sorted(fields) != sorted(names):
         raise UnsupportedStateError(
-            f"Expected {place} to have the fields {', '.join(names)}, found {', '.join(have)}; give exactly these."
+            f"Expected {place} to have the fields {', '.join(names)}, found {', '.join(fields)}; use exactly these."
         )
-    columns = [conformed(have[field.name], field.type, f"{place}.{field.name}") for field in wanted]
+    columns = [conformed(fields[field.name], field.type, f"{place}.{field.name}") for field in wanted]
     return pa.StructArray.from_arrays(columns, fields=list(wanted), mask=nulls_of_array(array))
 
 
@@ -164,17 +168,19 @@ def _require_names(names: list[str], array: Any, place: str) -> None:
     known = pc.is_in(array, value_set=pa.array(names, array.type))
     unknown = pc.unique(array.filter(pc.invert(known))).to_pylist()
     if unknown:
-        raise UnsupportedStateError(f"Expected {place} to be one of {', '.join(names)}, found {unknown[0]!r}.")
+        raise UnsupportedStateError(
+            f"Expected {place} to be one of {', '.join(names)}, found {unknown[0]!r}; correct it."
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
     """
-    Makes rows of one state.
+    Conversion of user-supplied tables to rows of one state.
 
-    :param state: The state.
-    :param keys: The serializer of its keys.
-    :param max_parallelism: The number of key groups.
+    :param state: State with its serializers.
+    :param keys: Serializer of the keys.
+    :param max_parallelism: Number of key groups.
     """
 
     state: RegisteredState
@@ -183,15 +189,16 @@ class NewRows:
 
     @property
     def layout(self) -> StateLayout:
-        """Return the columns of the backend."""
+        """Return the column layout of the state backend."""
         return self._columns(namespaces=False).layout
 
     def of(self, data: Any) -> Any:
         """
-        Return the rows of an Arrow table that has the columns which a read of the state gives.
+        Return the rows of a table in the order of their positions.
 
-        :raises InvalidConfigurationError: for other columns, rows without a key, or a key that is there twice.
-        :raises UnsupportedStateError: for values that do not fit the types.
+        :param data: Arrow table with the columns that a read of the state returns.
+        :raises InvalidConfigurationError: if the columns differ, or if a key is missing or duplicate.
+        :raises UnsupportedStateError: if a value does not fit its type.
         """
         import numpy as np
         import pyarrow as pa
@@ -199,30 +206,30 @@ class NewRows:
         columns = self._columns(namespaces=NAMESPACE in data.schema.names)
         _require_columns(columns, data)
         schema = self.layout.schema(namespace=columns.namespaces, deleted=False)
-        found = self._found(columns, data)
-        rows = pa.table([found[name] for name in schema.names], schema=schema)
+        arrays = self._arrays(columns, data)
+        rows = pa.table([arrays[name] for name in schema.names], schema=schema)
         codes = order_codes(position_columns(rows))
         order = np.argsort(codes, kind="stable")
-        self._require_single(rows, codes[order], order)
+        self._require_unique(rows, codes[order], order)
         return rows.take(pa.array(order))
 
     def _columns(self, *, namespaces: bool) -> StateColumns:
         return StateColumns(self.keys, self.state, self.state.ttl is not None, namespaces)
 
-    def _found(self, columns: StateColumns, data: Any) -> dict[str, Any]:
+    def _arrays(self, columns: StateColumns, data: Any) -> dict[str, Any]:
         import pyarrow as pa
 
         keys = self.keys.normalized_columns([single(data.column(name)) for name in columns.key_names])
-        found: dict[str, Any] = dict(zip(self.layout.key_names, keys, strict=True))
-        found[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
+        arrays: dict[str, Any] = dict(zip(self.layout.key_names, keys, strict=True))
+        arrays[KEY_GROUP] = pa.array(self.keys.key_groups_of(keys, self.max_parallelism))
         if columns.namespaces:
-            found[NAMESPACE] = conformed(single(data.column(NAMESPACE)), pa.string(), NAMESPACE)
+            arrays[NAMESPACE] = conformed(single(data.column(NAMESPACE)), pa.string(), NAMESPACE)
         if self.state.key_serializer is not None:
             snapshot = self.state.key_serializer.snapshot()
             user_keys = conformed(single(data.column("map_key")), self.state.key_serializer.arrow_type, "map_key")
             require_values(snapshot, user_keys, "map_key")
-            found[USER_KEY] = user_keys
-        return found | {VALUE: self._cells(columns, data)}
+            arrays[USER_KEY] = user_keys
+        return arrays | {VALUE: self._cells(columns, data)}
 
     def _cells(self, columns: StateColumns, data: Any) -> Any:
         name = columns.value_name
@@ -235,7 +242,7 @@ class NewRows:
             return _structs(values, times)
         if offsets_of_array(values) != offsets_of_array(times):
             raise InvalidConfigurationError(
-                f"Expected a time in {LAST_ACCESS} for each element of {name}, found others."
+                f"Expected one time in {LAST_ACCESS} for each element of {name}, found lists of different lengths; make them equal."
             )
         return with_elements(values, _structs(values.flatten(), times.flatten()))
 
@@ -244,7 +251,7 @@ class NewRows:
 
         snapshot = self.state.serializer.snapshot()
         if self.state.kind is StateKind.MAP:
-            # What is None is an entry all the same.
+            # An entry with the value None is valid.
             require_values(snapshot, values.drop_null(), name)
             return
         if self.state.kind is not StateKind.LIST:
@@ -252,20 +259,20 @@ class NewRows:
             return
         if values.null_count or pc.any(pc.equal(pc.list_value_length(values), 0)).as_py():
             raise UnsupportedStateError(
-                f"Expected lists with elements in {name}, found an empty one; leave such rows out."
+                f"Expected lists with elements in {name}, found an empty one; remove these rows."
             )
         require_values(snapshot, values.flatten(), f"each element of {name}")
 
-    def _require_single(self, rows: Any, ordered: Any, order: Any) -> None:
+    def _require_unique(self, rows: Any, ordered: Any, order: Any) -> None:
         import numpy as np
 
-        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
-        if len(twice):
-            row = rows.slice(int(order[twice[0]]), 1).to_pylist()[0]
+        duplicates = np.flatnonzero(ordered[1:] == ordered[:-1])
+        if len(duplicates):
+            row = rows.slice(int(order[duplicates[0]]), 1).to_pylist()[0]
             shown = {name: row[name] for name in (*self.layout.key_names, NAMESPACE, USER_KEY) if name in row}
             raise InvalidConfigurationError(
-                f"Expected one row for each key, and of a map for each entry, found {len(twice)} rows too many, the first "
-                f"with {shown}; aggregate them before."
+                f"Expected one row per key, or per entry of a map state, found {len(duplicates)} rows too many, the first "
+                f"with {shown}; aggregate the rows first."
             )
 
 
@@ -273,7 +280,7 @@ def _require_columns(columns: StateColumns, data: Any) -> None:
     wanted, found = columns.schema.names, data.schema.names
     if sorted(wanted) != sorted(found):
         raise InvalidConfigurationError(
-            f"Expected the columns {', '.join(wanted)}, found {', '.join(found)}; select and rename them before."
+            f"Expected the columns {', '.join(wanted)}, found {', '.join(found)}; select and rename them first."
         )
 
 
@@ -285,9 +292,9 @@ def _milliseconds(times: Any, wanted: Any) -> Any:
         return with_elements(times, _milliseconds(times.flatten(), wanted.value_type))
     if times.null_count:
         raise InvalidConfigurationError(
-            f"Expected a time in each row of {LAST_ACCESS}, found {times.null_count} nulls."
+            f"Expected a time in each row of {LAST_ACCESS}, found {times.null_count} nulls; set these times."
         )
-    # Whatever is below a millisecond was never part of a time of last use.
+    # The state backends store the time of the last access in milliseconds.
     return times.cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
 
 
@@ -298,7 +305,7 @@ def _structs(values: Any, times: Any) -> Any:
 
 
 def split_by_ranges(rows: Any, ranges: Any) -> Iterator[Any]:
-    """Return the rows of each range of key groups, of rows in order."""
+    """Split rows, which are ordered by key group, into the rows of each range of key groups."""
     groups = single(rows.column(KEY_GROUP)).to_numpy()
     for owned in ranges:
         start, end = groups.searchsorted([owned.start, owned.end + 1])

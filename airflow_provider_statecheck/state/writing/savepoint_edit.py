@@ -1,4 +1,4 @@
-"""Savepoints edited: one state is replaced, all others are kept."""
+"""Writing of a savepoint that replaces one keyed state and copies all other state."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from airflow_provider_statecheck.storage.views.state_streams import FsCheckpoint
 @dataclass(frozen=True, slots=True)
 class NewHandles:
     """
-    Writes rows into the directory of a savepoint.
+    Writer of keyed state files in the directory of a savepoint.
 
-    :param storage: Where it is.
-    :param directory: The savepoint's directory.
-    :param epoch: In the names of files.
-    :param is_full: Whether as full snapshots, which the backends restore that keep state in memory.
+    :param storage: Storage of the savepoint.
+    :param directory: Directory of the savepoint.
+    :param epoch: Fencing epoch in the names of files.
+    :param is_full: Writes full snapshots, the format of the in-memory backends, instead of files of the Arrow backend.
     """
 
     storage: CheckpointStorage
@@ -64,10 +64,11 @@ class NewHandles:
 
     def write(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
         """
-        Write the rows of one subtask, ``None`` if there are none.
+        Write the rows of one subtask and return their handle, ``None`` without rows.
 
-        :param rows: As :class:`NewRows` gives them.
-        :param owned: The key groups of the subtask.
+        :param new: Description of the state.
+        :param rows: Rows as returned by :meth:`NewRows.of`.
+        :param owned: Key groups of the subtask.
         :raises StorageError: if the storage fails.
         """
         if rows.num_rows == 0:
@@ -75,16 +76,19 @@ class NewHandles:
         return self._full(new, rows, owned) if self.is_full else self._runs(new, rows, owned)
 
     def open_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a file of the savepoint."""
+        """Open a new state file of the savepoint."""
         return FsCheckpointStateOutputStream.open(self.storage, self.directory, StateWriting(epoch=self.epoch))
 
     def write_full(
         self, keys: Any, max_parallelism: int, owned: KeyGroupRange, states: list[StateRows]
     ) -> KeyedStateHandle | None:
         """
-        Write states as one full snapshot, ``None`` if there is nothing in them.
+        Write states as one full snapshot and return its handle, ``None`` if the states are empty.
 
-        :param keys: The snapshot of the keys' serializer.
+        :param keys: Snapshot of the key serializer.
+        :param max_parallelism: Number of key groups.
+        :param owned: Key groups of the subtask.
+        :param states: Rows of each state.
         :raises StorageError: if the storage fails.
         """
         snapshot = FullSnapshot(
@@ -101,12 +105,12 @@ class NewHandles:
         import pyarrow as pa
 
         names = rows.schema.names
-        found = [single(rows.column(name)) for name in new.layout.key_names]
-        nothing = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
-        found.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else nothing)
-        found += [single(rows.column(USER_KEY))] if USER_KEY in names else []
+        columns = [single(rows.column(name)) for name in new.layout.key_names]
+        no_namespace = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
+        columns.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else no_namespace)
+        columns += [single(rows.column(USER_KEY))] if USER_KEY in names else []
         schema = arrow_schema_of(new.state, new.keys)
-        batch = pa.RecordBatch.from_arrays([*found, single(rows.column(VALUE))], schema=schema)
+        batch = pa.RecordBatch.from_arrays([*columns, single(rows.column(VALUE))], schema=schema)
         blocks = tuple(blocks_of(single(rows.column(KEY_GROUP)), batch))
         return self.write_full(
             new.keys.snapshot(), new.max_parallelism, owned, [StateRows(new.state.schema(), schema, blocks)]
@@ -133,11 +137,11 @@ class NewHandles:
 @dataclass(frozen=True, slots=True)
 class StateDropping:
     """
-    Copies an operator into a savepoint and leaves one state out.
+    Copy of an operator in a savepoint, without one of its keyed states.
 
-    :param new: Writes what has to be written anew.
-    :param copies: Copies what stays as it is.
-    :param name: The state that is left out.
+    :param new: Writer of the files that must be rewritten.
+    :param copies: Copier of the files that do not change.
+    :param name: Name of the state to drop.
     """
 
     new: NewHandles
@@ -146,10 +150,10 @@ class StateDropping:
 
     def copied(self, operator: OperatorState) -> OperatorState:
         """
-        Return the operator as it is in the savepoint.
+        Copy the files of an operator and return the operator with the new handles.
 
-        :raises CorruptStateError: if state was changed.
-        :raises CheckpointNotFoundError: if a file is missing.
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
         subtasks = {index: self._with_runs(each) for index, each in operator.subtask_states.items()}
@@ -169,7 +173,7 @@ class StateDropping:
     def _without(self, handle: IncrementalKeyedStateHandle) -> IncrementalKeyedStateHandle | None:
         if handle.meta is None:
             raise CorruptStateError(
-                f"Expected the description of state files in checkpoint {handle.checkpoint_id}, found none."
+                f"Expected metadata of the state files in checkpoint {handle.checkpoint_id}, found none; use another checkpoint."
             )
         files = dict((*handle.shared, *handle.private))
         meta = decode_meta(read_state(self.new.storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
@@ -200,13 +204,14 @@ class StateDropping:
 
 
 EDITS = "edits"
-"""Under which the values of the stage tell who made a savepoint of what."""
+"""Key of the audit entries in the values of the stage."""
 _FIRST = 1
+"""Checkpoint id, epoch and generation of a savepoint without a base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTarget:
-    """Which state is given, and how its operator is cut."""
+    """State that a savepoint replaces or adds, and the parallelism of its operator."""
 
     stage: str
     function: str
@@ -221,19 +226,21 @@ class StateTarget:
 
     @property
     def ranges(self) -> tuple[KeyGroupRange, ...]:
-        """Return the key groups of each subtask."""
+        """Return the key group range of each subtask."""
         return tuple(key_group_ranges(self.parallelism, self.rows.max_parallelism))
 
 
 class SavepointEdit:
     """
-    Writes a savepoint into a new directory, its metadata last; what it is based on stays as it is.
+    Writer of an edited savepoint in a new directory.
 
-    :param storage: Where the savepoint goes.
-    :param target: The directory below which it goes.
-    :param place: Which state is given.
-    :param base: The checkpoint that has the rest; ``None`` for no rest.
-    :param now: When, for the metadata.
+    The metadata file is written last. The base does not change, and the savepoint does not reference its files.
+
+    :param storage: Storage of the savepoint.
+    :param target: Parent directory of the savepoint.
+    :param place: State to replace or add.
+    :param base: Checkpoint that provides all other state; ``None`` for a savepoint with this state only.
+    :param now: Creation time of a savepoint without a base, in ISO format.
     """
 
     def __init__(
@@ -254,23 +261,23 @@ class SavepointEdit:
 
     @contextlib.contextmanager
     def deleting_on_failure(self) -> Iterator[None]:
-        """Delete what was written if something fails."""
+        """Delete the directory of the savepoint if the block raises."""
         try:
             yield
         except BaseException:
-            # Without metadata nobody can use it. What cannot be deleted either is nobody's savepoint.
+            # Files that remain without metadata are not a savepoint, and the first error is the cause.
             with contextlib.suppress(StorageError):
                 self._storage.delete_directory(self.directory)
             raise
 
     def finish(self, written: Sequence[KeyedStateHandle | None], edit: dict[str, Any]) -> str:
         """
-        Copy the rest, write the metadata and return the pointer.
+        Copy all other state, write the metadata and return the pointer.
 
-        :param written: Of each subtask, what :class:`NewHandles` gave.
-        :param edit: What the metadata say of who made the savepoint of what.
+        :param written: Handle of each subtask from :meth:`NewHandles.write`.
+        :param edit: Audit entry for the metadata.
         :raises CheckpointNotFoundError: if a file of the base is missing.
-        :raises CorruptStateError: if it was changed.
+        :raises CorruptStateError: if a file of the base is corrupt.
         :raises StorageError: if the storage fails.
         """
         source, copies = self._source, self._copies
@@ -335,13 +342,13 @@ class SavepointEdit:
 
 
 def function_of(states: CheckpointStates, uid: str) -> FunctionState | None:
-    """Return a function of a checkpoint by its uid, with all of its state."""
+    """Return the function with a uid and all of its states, ``None`` if the checkpoint has no such function."""
     found = next((each for each in states.functions() if uid in (each.uid, each.operator.uid)), None)
     return None if found is None else states.complete(found)
 
 
 def _bootstrap(stage: str, now: str) -> CheckpointDocument:
-    # Of no job that runs, so that no sink takes it for a checkpoint of its own.
+    # A job name that no running job has, because a sink must not treat it as a checkpoint of its job.
     job = f"bootstrap/{stage}"
     return CheckpointDocument(
         job_id=job_id_of(job),

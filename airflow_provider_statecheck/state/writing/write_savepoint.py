@@ -1,4 +1,4 @@
-"""Writing of new savepoints from tables of state."""
+"""Writing of savepoints from Arrow tables of keyed state."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from airflow_provider_statecheck.state.writing.savepoint_edit import SavepointEd
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
 
-_IN_FULL = ("memory", "jobmanager", "hashmap", "filesystem", "fs")
+_FULL_SNAPSHOT_BACKENDS = ("memory", "jobmanager", "hashmap", "filesystem", "fs")
+"""Names of the backends that write full snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenState:
-    """What a user says of a state."""
+    """User-supplied description of the state of a savepoint."""
 
     state: StateDescriptor[Any] | str
     stage: str
@@ -42,25 +43,26 @@ class GivenState:
     key: Sequence[str] | None
     max_parallelism: int | None
     parallelism: int
-    """Of an operator that the base has not."""
+    """Parallelism of an operator that is missing in the base."""
     state_backend: str
 
 
 def target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> StateTarget:
     """
-    Return where a state belongs.
+    Return the state and the operator that a savepoint writes.
 
-    :param schema: The Arrow schema of the rows.
-    :param base: The checkpoint that has the rest.
-    :raises InvalidConfigurationError: for arguments that are missing or do not fit the base.
-    :raises UnknownStateError: for a name alone that the base does not have.
-    :raises IncompatibleCheckpointError: if the base is another stage's.
-    :raises StateMigrationError: for another key than that of the base.
-    :raises UnsupportedStateError: for types that cannot be state.
+    :param given: Description of the state by the user.
+    :param schema: Arrow schema of the rows.
+    :param base: Checkpoint that provides all other state.
+    :raises InvalidConfigurationError: if an argument is missing or differs from the base.
+    :raises UnknownStateError: if the state is given by name and is missing in the base.
+    :raises IncompatibleCheckpointError: if the base belongs to another stage.
+    :raises StateMigrationError: if the key differs from that of the base.
+    :raises UnsupportedStateError: if a type is not supported as state.
     """
     if base is not None and base.document.uid != given.stage:
         raise IncompatibleCheckpointError(
-            f"Expected a checkpoint of stage {given.stage!r} as base, found one of {base.document.uid!r}; name that stage."
+            f"Expected a checkpoint of stage {given.stage!r} as base, found one of {base.document.uid!r}; set the stage of the base."
         )
     function = None if base is None else function_of(base, given.function)
     max_parallelism = _max_parallelism(given, base, function)
@@ -78,15 +80,15 @@ def target_of(given: GivenState, schema: Any, base: CheckpointStates | None) -> 
 
 def _state(given: GivenState, function: FunctionState | None) -> RegisteredState:
     if isinstance(given.state, StateDescriptor):
-        # By its snapshot, for rows never become objects of the user's classes.
+        # Rows stay Arrow data, and the classes of the user are not needed.
         return registered(RegisteredState.of(given.state).schema())
     known = () if function is None else function.schemas.keyed
     found = next((each for each in known if each.name == given.state), None)
     if found is None:
         names = ", ".join(each.name for each in known) or "none"
         raise UnknownStateError(
-            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found {names}; give a "
-            f"descriptor, which says what the state is."
+            f"Expected the base to have a state {given.state!r} of function {given.function!r}, found {names}; pass "
+            f"a descriptor to add the state."
         )
     return registered(found)
 
@@ -99,22 +101,20 @@ def _keys(given: GivenState, schema: Any, function: FunctionState | None) -> Key
     names = [field.name for field in keys.fields]
     if given.key is not None and list(given.key) != names:
         raise StateMigrationError(
-            f"Expected the key {', '.join(names)} of the base, found {', '.join(given.key)}; a key can never be changed: "
-            f"{describe(known)}."
+            f"Expected the key {', '.join(names)} of the base, found {', '.join(given.key)}; use the key of "
+            f"the base, because the key of existing state cannot change: {describe(known)}."
         )
     return keys
 
 
 def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
     if isinstance(key, str) or not key:
-        raise InvalidConfigurationError(
-            f"Expected key to be the names of the key's columns, found {key!r}; give a list."
-        )
+        raise InvalidConfigurationError(f"Expected key to be the names of the key columns, found {key!r}; pass a list.")
     shown = key_column_names(list(key))
     missing = [name for name in shown if name not in schema.names]
     if missing:
         raise InvalidConfigurationError(
-            f"Expected the key columns {', '.join(shown)}, found {', '.join(schema.names)}."
+            f"Expected the key columns {', '.join(shown)}, found {', '.join(schema.names)}; select and rename them first."
         )
     return KeySerializer(tuple(KeyField(n, schema.field(c).type) for n, c in zip(key, shown, strict=True)))
 
@@ -122,16 +122,17 @@ def _keys_of_columns(key: Sequence[str] | None, schema: Any) -> KeySerializer:
 def _max_parallelism(given: GivenState, base: CheckpointStates | None, function: FunctionState | None) -> int:
     known = None
     if base is not None:
-        others = [function] if function is not None else base.functions()
-        known = next((each.operator.max_parallelism for each in others), None)
+        functions = [function] if function is not None else base.functions()
+        known = next((each.operator.max_parallelism for each in functions), None)
     wanted = given.max_parallelism
     if known is None and wanted is None:
         raise InvalidConfigurationError(
-            "Expected max_parallelism, the number of key groups of the stage that begins from the savepoint, found None."
+            "Expected max_parallelism, the number of key groups of the stage, found None; set it as for the stage that starts "
+            "from the savepoint."
         )
     if known is not None and wanted not in (None, known):
         raise InvalidConfigurationError(
-            f"Expected max_parallelism to be {known}, as in the base, found {wanted}; leave it out, or rescale the base before "
+            f"Expected max_parallelism to be {known}, as in the base, found {wanted}; omit it, or first rescale the base "
             f"with 'airflow statecheck rescale'."
         )
     return int(known or wanted or 0)
@@ -144,12 +145,12 @@ def _is_full(state_backend: str, function: FunctionState | None) -> bool:
         for handle in subtask.managed_keyed
     ]
     if handles:
-        # One backend restores both.
+        # The backend of the stage restores the existing and the new handles.
         return any(isinstance(handle, KeyGroupsStateHandle) for handle in handles)
-    if state_backend != "arrow" and state_backend not in _IN_FULL:
-        names = ", ".join(("arrow", *_IN_FULL))
+    if state_backend != "arrow" and state_backend not in _FULL_SNAPSHOT_BACKENDS:
+        names = ", ".join(("arrow", *_FULL_SNAPSHOT_BACKENDS))
         raise InvalidConfigurationError(
-            f"Expected state_backend to be one of {names}, that with which the stage runs, found {state_backend!r}."
+            f"Expected state_backend to be one of {names}, found {state_backend!r}; use the backend of the stage."
         )
     return state_backend != "arrow"
 
@@ -171,32 +172,32 @@ def write_savepoint(
     clock: Clock | None = None,
 ) -> str:
     """
-    Write a savepoint with a keyed state that is given, and return its pointer; a stage begins at it by ``from_savepoint``.
+    Write a savepoint with the given keyed state and return its pointer, for ``from_savepoint`` of a stage.
 
-    With a base all else is carried over from it: the other states, and how far the source was read. Without, the stage
-    reads its source from the beginning. Nothing is ever changed in place.
+    With a base, the savepoint includes all other state of the base and the positions of its source. Without a base, the
+    stage reads its source from the beginning. The base itself does not change.
 
-    :param data: An Arrow table or record batch reader with the columns that ``read_state`` gives: those of the key, and
+    :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
         ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires.
-    :param state: The descriptor that the function asks for, or its name alone if the base has it.
-    :param stage: The uid of the stage.
-    :param function: The uid of the function within the stage.
-    :param target: Directory below which the savepoint gets a directory of its own.
-    :param key: The names of the key's columns in their order; not needed where the base has keyed state of the function.
-    :param max_parallelism: That of the stage; not needed with a base.
-    :param base: Pointer to the checkpoint or savepoint that has the rest.
-    :param state_backend: With which the stage runs; where the base has keyed state of the function, its backend.
-    :param by: Who does it, for the metadata; by default the user of this process.
+    :param state: Descriptor of the state, or its name if the base has the state.
+    :param stage: Uid of the stage.
+    :param function: Uid of the function within the stage.
+    :param target: Parent directory of the savepoint; the savepoint gets a new directory in it.
+    :param key: Names of the key columns in order, optional if the base has keyed state of the function.
+    :param max_parallelism: Number of key groups of the stage, optional with a base.
+    :param base: Pointer to the checkpoint or savepoint that provides all other state.
+    :param state_backend: State backend of the stage, ignored if the base has keyed state of the function.
+    :param by: Author of the savepoint in its metadata, by default the user of this process.
     :param storage_options: Options of the filesystem.
-    :param allowed_locations: Where else checkpoints may name files, as URIs such as ``s3://archive``.
-    :param clock: Tells when it was.
-    :raises InvalidConfigurationError: for arguments or columns that are missing or do not fit, and for a key that is there twice.
-    :raises UnsupportedStateError: for values that do not fit the types.
-    :raises UnknownStateError: for a name alone that the base does not have.
-    :raises IncompatibleCheckpointError: if the base is another stage's.
-    :raises StateMigrationError: for another key than that of the base.
-    :raises CheckpointNotFoundError: if there is no base, or a file of it is missing.
-    :raises StorageError: if the storage fails; what was written is deleted.
+    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
+    :param clock: Clock for the times in the metadata, by default that of the system.
+    :raises InvalidConfigurationError: if an argument or column is missing or invalid, or if a key is duplicate.
+    :raises UnsupportedStateError: if a value does not fit its type.
+    :raises UnknownStateError: if the state is given by name and is missing in the base.
+    :raises IncompatibleCheckpointError: if the base belongs to another stage.
+    :raises StateMigrationError: if the key differs from that of the base.
+    :raises CheckpointNotFoundError: if the base or one of its files is missing.
+    :raises StorageError: if the storage fails; the written files are deleted.
     """
     import pyarrow as pa
 
@@ -224,7 +225,7 @@ def write_savepoint(
 def open_edit(
     place: StateTarget, base: CheckpointStates | None, target: str, storage_options: Mapping[str, Any] | None, now: str
 ) -> SavepointEdit:
-    """Choose the directory of a new savepoint; nothing is written yet."""
+    """Start the edit of a new savepoint, without writing any file."""
     directory = normalise_pointer(target)
     storage = CheckpointStorage.open(directory, **dict(storage_options or {}))
     if base is not None:
@@ -233,7 +234,7 @@ def open_edit(
 
 
 def audit_of(place: StateTarget, base: str | None, rows: int, by: str | None, now: str) -> dict[str, Any]:
-    """Return what the metadata of a savepoint say of who made it of what."""
+    """Return the audit entry of a savepoint: its author, time, state and base."""
     return {
         "at": now,
         "by": by or _user(),
@@ -248,6 +249,6 @@ def _user() -> str:
     try:
         name = getpass.getuser()
     except (OSError, KeyError):
-        # A container may run as a number that has no name.
+        # The user id of a container may have no name.
         name = "unknown"
     return f"{name}@{socket.gethostname()}"
