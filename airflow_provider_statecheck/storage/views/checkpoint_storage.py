@@ -1,4 +1,4 @@
-"""Contracts of checkpoint storage: coordinator view, worker view and locations."""
+"""Contracts of checkpoint storage: coordinator view, worker view and checkpoint locations."""
 
 from __future__ import annotations
 
@@ -17,113 +17,113 @@ from airflow_provider_statecheck.storage.views.state_streams import (
 
 
 class Environment(Protocol):
-    """What storage asks about the subtask that writes."""
+    """Environment of a writing subtask."""
 
     @property
     def subtask(self) -> SubtaskKey:
-        """Return which subtask it is."""
+        """Return the key of the subtask."""
         ...
 
 
 class StreamingWorkerView(Protocol):
-    """Opens streams; it neither makes directories nor lists them, because every partition of a stage has one."""
+    """Opens state streams without creating or listing directories, because each partition has its own view."""
 
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
     ) -> CheckpointStreamFactory:
         """
-        Return what opens the streams of a checkpoint.
+        Return the stream factory of a checkpoint.
 
-        :raises InvalidConfigurationError: for a reference that cannot be decoded.
+        :raises InvalidConfigurationError: if the reference cannot be decoded.
         """
         ...
 
     def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
-        """Open a stream of state that belongs to the task and outlives the checkpoint."""
+        """Open a stream of task-owned state, which outlives the checkpoint."""
         ...
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return what else can be done where task-owned state is."""
+        """Return the toolset for task-owned state."""
         ...
 
 
 class CheckpointStorageWorkerView(StreamingWorkerView, Protocol):
-    """A view that can be changed into one that merges files."""
+    """Worker view that supports file merging."""
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
     ) -> StreamingWorkerView:
         """
-        Return a view that merges files, or this one where that is off or impossible.
+        Return a view that merges files, or this view if merging is disabled or not supported.
 
-        :param manager: ``None`` where merging is off.
+        :param manager: The file merging manager, or ``None`` if merging is disabled.
         :raises InvalidConfigurationError: if the manager writes to other directories.
         """
         ...
 
 
 class CheckpointStorageLocation(CheckpointStreamFactory, Protocol):
-    """A place that one checkpoint has for itself."""
+    """Storage location of one checkpoint."""
 
     @property
     def location_reference(self) -> CheckpointStorageLocationReference:
-        """Return what tells tasks of this place."""
+        """Return the reference that tasks resolve to this location."""
         ...
 
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         """
-        Open the stream of the metadata.
+        Open the metadata stream.
 
-        :raises StorageError: if there is metadata already, or the storage fails.
+        :raises StorageError: if metadata already exists, or the storage fails.
         """
         ...
 
     def dispose_on_failure(self) -> None:
         """
-        Delete what the checkpoint has for itself; shared state stays.
+        Delete the exclusive files of the checkpoint and retain shared state.
 
-        :raises StorageError: if part of it may still be there.
+        :raises StorageError: if a part may still exist.
         """
         ...
 
 
 class CheckpointStorageCoordinatorView(Protocol):
-    """Makes the places of checkpoints, and finds them again."""
+    """Creates and resolves the locations of checkpoints."""
 
     @property
     def supports_highly_available_storage(self) -> bool:
-        """Tell whether metadata outlives this process."""
+        """Return whether metadata outlives this process."""
         ...
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Tell whether a savepoint may be asked for without a target."""
+        """Return whether savepoints without a target have a default directory."""
         ...
 
     def resolve_checkpoint(self, pointer: str | None) -> CompletedCheckpointStorageLocation:
         """
-        Return the checkpoint of any job to which a pointer leads.
+        Resolve an external pointer to a completed checkpoint of any job.
 
-        :raises InvalidConfigurationError: for no pointer or an empty one.
-        :raises StorageError: for text that is no URI, or if the storage fails.
-        :raises CheckpointNotFoundError: if there is none.
+        :raises InvalidConfigurationError: if the pointer is missing or empty.
+        :raises StorageError: if the pointer is not a URI, or the storage fails.
+        :raises CheckpointNotFoundError: if the checkpoint does not exist.
         """
         ...
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """
-        Make the directories that all checkpoints have in common; they may be there.
+        Create the directories that all checkpoints share, unless they exist.
 
-        :raises StorageError: if that fails.
+        :raises StorageError: if the storage fails.
         """
         ...
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         """
-        Make the place of a checkpoint.
+        Create the location of a checkpoint.
 
-        :raises InvalidConfigurationError: for an id below 0.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if the id is negative.
+        :raises StorageError: if the storage fails.
         """
         ...
 
@@ -131,14 +131,14 @@ class CheckpointStorageCoordinatorView(Protocol):
         self, checkpoint_id: int, external: str | None = None
     ) -> CheckpointStorageLocation:
         """
-        Make the place of a savepoint.
+        Create the location of a savepoint.
 
-        :param external: The directory in which it gets one of its own, instead of the default.
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        :raises StorageError: if that fails.
+        :param external: Parent directory of the savepoint, instead of the default.
+        :raises InvalidConfigurationError: if neither a target nor a default is set.
+        :raises StorageError: if the storage fails.
         """
         ...
 
 
 class CheckpointStorageAccess(CheckpointStorageCoordinatorView, CheckpointStorageWorkerView, Protocol):
-    """Both views in one."""
+    """Coordinator view and worker view of one checkpoint storage."""

@@ -1,4 +1,4 @@
-"""Files of state handles: reading, deleting and copying without reading."""
+"""State files of handles: verified reads, range reads, deletion and server-side copies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BUFFER = 256 * 1024
 
 def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
     """
-    Return all bytes of a handle, if they are what was written.
+    Return all bytes of a handle and verify their length and digest.
 
-    :raises InvalidConfigurationError: for a placeholder.
+    :raises InvalidConfigurationError: if the handle is a placeholder.
     :raises CheckpointNotFoundError: if the file is missing.
-    :raises CorruptStateError: if there are fewer bytes, or others.
+    :raises CorruptStateError: if the length or the digest differs from the handle.
     """
     if isinstance(handle, ByteStreamStateHandle):
         return handle.data
@@ -45,11 +45,11 @@ def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
 
 def open_input_stream(storage: CheckpointStorage, handle: StreamStateHandle) -> io.BufferedIOBase:
     """
-    Open the bytes of a handle for reading and seeking; what is not read is not fetched, so nothing is verified.
+    Open a seekable stream that fetches ranges on demand, without verifying the digest.
 
-    :raises InvalidConfigurationError: for a placeholder.
-    :raises CheckpointNotFoundError: while reading, if the file is missing.
-    :raises CorruptStateError: while reading, if there are fewer bytes than the handle says.
+    :raises InvalidConfigurationError: if the handle is a placeholder.
+    :raises CheckpointNotFoundError: on a read, if the file is missing.
+    :raises CorruptStateError: on a read, if the file is shorter than the handle states.
     """
     if isinstance(handle, ByteStreamStateHandle):
         return io.BytesIO(handle.data)
@@ -58,18 +58,18 @@ def open_input_stream(storage: CheckpointStorage, handle: StreamStateHandle) -> 
 
 def discard_state(storage: CheckpointStorage, handle: StreamStateHandle) -> None:
     """
-    Delete the file of a handle, and nothing around it; a missing one is success.
+    Delete the file of a handle, but not its directory; a missing file is success.
 
-    What travels in its handle has no file, and a segment's file belongs to the file merging.
+    Inline state has no file. The file of a segment is deleted by the file merging manager.
 
-    :raises StorageError: if it may still be there.
+    :raises StorageError: if the file may still exist.
     """
     if isinstance(handle, FileStateHandle):
         storage.delete_file(handle.uri)
 
 
 class _RangeReader(io.RawIOBase):
-    """Part of a file."""
+    """Raw stream over a byte range of a file."""
 
     def __init__(self, storage: CheckpointStorage, uri: str, start: int, length: int) -> None:
         self._storage = storage
@@ -79,15 +79,15 @@ class _RangeReader(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return ``True``."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that it can be sought."""
+        """Return ``True``."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a position."""
+        """Set and return the position in the range."""
         origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
         if origin + offset < 0:
             raise ValueError(f"Expected a position of at least 0, found {origin + offset}.")
@@ -95,18 +95,18 @@ class _RangeReader(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
+        """Return the position in the range."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read what fits, and report a file that is too short."""
+        """Fill the buffer and return the number of bytes read."""
         count = max(0, min(len(buffer), self._length - self._position))
         if count == 0:
             return 0
         begin = self._start + self._position
         data = self._storage.read_range(self._uri, begin, begin + count)
         if len(data) != count:
-            raise _corrupt(self._uri, f"{count} bytes from {begin} on", f"{len(data)}")
+            raise _corrupt(self._uri, f"{count} bytes from offset {begin}", f"{len(data)}")
         buffer[:count] = data
         self._position += count
         return count
@@ -122,7 +122,7 @@ def _extent(handle: StreamStateHandle) -> tuple[str, int, int]:
 
 def _unreadable(handle: StreamStateHandle) -> InvalidConfigurationError:
     return InvalidConfigurationError(
-        f"Expected state that can be read, found {type(handle).__name__}; replace placeholders by what they stand for."
+        f"Expected readable state, found {type(handle).__name__}; replace placeholders with their handles first."
     )
 
 
@@ -147,47 +147,47 @@ _BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
 
 
 class CheckpointStateToolset(Protocol):
-    """What can be done with state where a task keeps its own."""
+    """Operations on task-owned state."""
 
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Tell whether state is copied without passing through this process."""
+        """Return whether the storage server can copy the state of a handle."""
         ...
 
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
         """
-        Copy state and return the copies in the same order.
+        Copy state on the storage server and return the copies in the same order.
 
-        :raises InvalidConfigurationError: if any of it cannot be copied so; then nothing was.
-        :raises StorageError: if the storage fails; then no copy is left.
+        :raises InvalidConfigurationError: if a handle cannot be copied; nothing is copied.
+        :raises StorageError: if the storage fails; all copies are deleted.
         """
         ...
 
 
 class NotDuplicatingCheckpointStateToolset:
-    """For filesystems whose copies pass through this process."""
+    """Toolset of filesystems without server-side copies."""
 
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Tell that it is not possible."""
+        """Return ``False``."""
         return False
 
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
         """
-        Refuse.
+        Reject the request.
 
         :raises InvalidConfigurationError: always.
         """
         raise InvalidConfigurationError(
-            "Expected a filesystem that copies files by itself, found one that does not; ask can_fast_duplicate first."
+            "Expected a filesystem with server-side copies, found one without; check can_fast_duplicate first."
         )
 
 
 class FsCheckpointStateToolset:
     """
-    For filesystems that copy on their servers.
+    Toolset of filesystems with server-side copies.
 
-    :param storage: Where the copies go.
-    :param directory: Their directory.
-    :param epoch: Of the attempt that copies.
+    :param storage: Storage of the copies.
+    :param directory: Directory of the copies.
+    :param epoch: Epoch of the writing attempt.
     """
 
     def __init__(self, storage: CheckpointStorage, directory: str, epoch: int) -> None:
@@ -196,15 +196,15 @@ class FsCheckpointStateToolset:
         self._epoch = epoch
 
     def can_fast_duplicate(self, handle: StreamStateHandle) -> bool:
-        """Tell whether it is a file of its own on the same servers."""
+        """Return whether the state is a whole file on the same servers."""
         return isinstance(handle, FileStateHandle) and _server(handle.uri) == _server(self._directory)
 
     def duplicate(self, handles: Sequence[StreamStateHandle]) -> list[StreamStateHandle]:
         """
         Copy files and return the copies in the same order.
 
-        :raises InvalidConfigurationError: if any of them is no file on the same servers; then nothing was copied.
-        :raises StorageError: if the storage fails; then no copy is left.
+        :raises InvalidConfigurationError: if a handle is not a file on the same servers; nothing is copied.
+        :raises StorageError: if the storage fails; all copies are deleted.
         """
         files = [self._require_file(handle) for handle in handles]
         copies = [replace(file, uri=f"{self._directory}/{epoch_name(self._epoch)}") for file in files]
@@ -220,7 +220,7 @@ class FsCheckpointStateToolset:
         if isinstance(handle, FileStateHandle) and self.can_fast_duplicate(handle):
             return handle
         raise InvalidConfigurationError(
-            f"Expected state in a file of its own on the same servers, found {type(handle).__name__}; write it anew."
+            f"Expected a state file on the same servers, found {type(handle).__name__}; write the state again."
         )
 
     def _delete(self, copies: Sequence[FileStateHandle]) -> None:
@@ -230,7 +230,7 @@ class FsCheckpointStateToolset:
 
 
 def make_toolset(storage: CheckpointStorage, directory: str, epoch: int) -> CheckpointStateToolset:
-    """Return what the filesystem of a directory can do."""
+    """Return the toolset for the filesystem of a directory."""
     if _server(directory) is None:
         return NotDuplicatingCheckpointStateToolset()
     return FsCheckpointStateToolset(storage, directory, epoch)
