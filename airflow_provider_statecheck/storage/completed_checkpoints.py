@@ -1,4 +1,9 @@
-"""Completed checkpoints as the state of a handle store."""
+"""
+Completed checkpoints stored as files of a state handle store.
+
+A handle file contains the attributes of a checkpoint and the checksum of its metadata file. The operator states are read
+from the metadata.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,14 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import decode_metadata
 
 FORMAT = 1
-_PLAIN = ("checkpoint_id", "external_pointer", "metadata_uri", "metadata_size", "metadata_sha256", "checkpointed_size")
+_PLAIN_FIELDS = (
+    "checkpoint_id",
+    "external_pointer",
+    "metadata_uri",
+    "metadata_size",
+    "metadata_sha256",
+    "checkpointed_size",
+)
 _FLAGS = (
     "force",
     "discard_on_subsumed",
@@ -33,10 +45,10 @@ _FLAGS = (
 
 class StoredCompletedCheckpoints:
     """
-    Writes what is known of a checkpoint besides its metadata, and reads both.
+    State storage of completed checkpoints.
 
-    :param storage: Where the metadata is.
-    :param states: Where the facts are written.
+    :param storage: Storage of the metadata files.
+    :param states: Storage of the handle files.
     """
 
     def __init__(self, storage: CheckpointStorage, states: StateStorage[bytes]) -> None:
@@ -44,33 +56,33 @@ class StoredCompletedCheckpoints:
         self._states = states
 
     def store(self, state: CompletedCheckpoint) -> StatePointer:
-        """Write a new file, or leave none."""
+        """Write a new handle file; a failed write leaves no file."""
         return self._states.store(_encode(state))
 
     def retrieve(self, pointer: StatePointer) -> CompletedCheckpoint:
         """
         Return the checkpoint with its state handles.
 
-        :raises CorruptStateError: if a file was changed after it was written.
-        :raises CheckpointNotFoundError: if a file is missing.
-        :raises IncompatibleCheckpointError: if the metadata are of another format.
+        :raises CorruptStateError: if the handle or metadata file was changed after it was written.
+        :raises CheckpointNotFoundError: if one of the files is missing.
+        :raises IncompatibleCheckpointError: if the metadata has an unknown format version.
         """
-        facts = _decode(self._states.retrieve(pointer), pointer.uri)
-        uri = facts["metadata_uri"]
+        attributes = _decode(self._states.retrieve(pointer), pointer.uri)
+        uri = attributes["metadata_uri"]
         data = self._storage.allowing(uri).read_verified(
-            uri, size=facts["metadata_size"], sha256=facts["metadata_sha256"]
+            uri, size=attributes["metadata_size"], sha256=attributes["metadata_sha256"]
         )
         document = decode_metadata(data, uri=uri)
-        if (document.job_id, document.checkpoint_id) != (facts["job_id"], facts["checkpoint_id"]):
+        if (document.job_id, document.checkpoint_id) != (attributes["job_id"], attributes["checkpoint_id"]):
             raise CorruptStateError(
-                f"Expected the metadata of checkpoint {facts['checkpoint_id']}, found those of {document.checkpoint_id}; "
-                "the file was replaced."
+                f"Expected the metadata of checkpoint {attributes['checkpoint_id']} of job {attributes['job_id']}, found that of "
+                f"checkpoint {document.checkpoint_id} of job {document.job_id}; restore another checkpoint."
             )
         states = {state.operator_id: state for state in document.operator_states}
-        return CompletedCheckpoint(**facts, operator_states=states, master_states=document.master_states)
+        return CompletedCheckpoint(**attributes, operator_states=states, master_states=document.master_states)
 
     def discard(self, pointer: StatePointer) -> None:
-        """Delete the file with the facts; the checkpoint itself is deleted by whoever cleans checkpoints."""
+        """Delete the handle file; the checkpoints cleaner deletes the checkpoint's own files."""
         self._states.discard(pointer)
 
 
@@ -84,18 +96,18 @@ def _encode(checkpoint: CompletedCheckpoint) -> bytes:
         "properties": _properties_to_json(checkpoint.properties),
         "restored_properties": None if restored is None else _properties_to_json(restored),
     }
-    plain = {name: getattr(checkpoint, name) for name in _PLAIN}
-    # Names of files may hold surrogates, which plain UTF-8 has no bytes for.
+    plain = {name: getattr(checkpoint, name) for name in _PLAIN_FIELDS}
+    # File names may contain surrogates, which UTF-8 cannot encode.
     return json.dumps(values | plain, sort_keys=True, ensure_ascii=True).encode()
 
 
 def _decode(data: bytes, uri: str) -> dict[str, Any]:
-    """Return the arguments of a checkpoint; what a later release added is left out."""
+    """Return the attributes of a checkpoint; keys that a later release added are ignored."""
     try:
         values: dict[str, Any] = json.loads(data)
         _require_format(values["format"])
         restored = values["restored_properties"]
-        return {name: values[name] for name in _PLAIN} | {
+        return {name: values[name] for name in _PLAIN_FIELDS} | {
             "job_id": JobId(values["job_id"]),
             "triggered_at": datetime.fromisoformat(values["triggered_at"]),
             "completed_at": datetime.fromisoformat(values["completed_at"]),
@@ -104,7 +116,8 @@ def _decode(data: bytes, uri: str) -> dict[str, Any]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidConfigurationError) as error:
         raise CorruptStateError(
-            f"Expected the facts of a completed checkpoint in {uri}, found {len(data)} bytes that are none: {error}"
+            f"Expected the attributes of a completed checkpoint in {uri}, found {len(data)} bytes of other data ({error}); "
+            "restore another checkpoint."
         ) from error
 
 
@@ -133,10 +146,10 @@ def _properties_from_json(values: dict[str, Any]) -> CheckpointProperties:
 
 class StoredStates:
     """
-    Files below ``<job id>/handles/<operator id>``.
+    State storage in files below ``<job id>/handles/<operator id>``.
 
-    :param storage: The checkpoint directory.
-    :param attempt: Who writes; its epoch is in each name.
+    :param storage: Storage of the checkpoint directory.
+    :param attempt: Attempt that writes the files; its epoch is in each file name.
     """
 
     def __init__(self, storage: CheckpointStorage, attempt: AttemptRef) -> None:
@@ -144,7 +157,7 @@ class StoredStates:
         self._attempt = attempt
 
     def store(self, state: bytes) -> StatePointer:
-        """Write a new file, or leave none."""
+        """Write a new file; a failed write leaves no file."""
         ref = self._attempt
         directory = handles_uri(self._storage.base_uri, ref.job_id, ref.operator_id)
         uri = f"{directory}/{epoch_name(ref.epoch)}"
@@ -157,9 +170,9 @@ class StoredStates:
         return StatePointer(uri=uri, size=len(state), sha256=hashlib.sha256(state).hexdigest())
 
     def retrieve(self, pointer: StatePointer) -> bytes:
-        """Return the file's bytes if they are what was written."""
+        """Return the bytes of a file after verifying its size and checksum."""
         return self._storage.read_verified(pointer.uri, size=pointer.size, sha256=pointer.sha256)
 
     def discard(self, pointer: StatePointer) -> None:
-        """Delete the file; a missing one is success."""
+        """Delete the file, if it exists."""
         self._storage.delete_file(pointer.uri)

@@ -1,8 +1,8 @@
 """
-Small values as JSON, types and time zones included; never pickle.
+JSON codec of small state values; it preserves types and time zones, and never uses pickle.
 
-A value that JSON has no type for is an object with one key ``$<type>``; objects of the user are lists of pairs, so that no
-key of theirs can be taken for such a mark.
+A value without a JSON type is an object with the single key ``$<type>``. A dict is a list of pairs under ``$dict``, because
+its own keys could otherwise be taken for a type tag.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from airflow_provider_statecheck.exceptions import CorruptStateError, Unsupporte
 
 def encode_time(value: datetime | time, path: str) -> list[Any]:
     """
-    Return a point in time, or a time of day, as JSON.
+    Return the JSON form of a datetime or time.
 
-    :param path: Where the value is, for messages.
-    :raises UnsupportedStateError: for a time zone that is neither a fixed offset nor one with a name.
+    :param path: Path of the value in the state, for messages.
+    :raises UnsupportedStateError: if the time zone has neither a fixed offset nor a key.
     """
     return [value.replace(tzinfo=None).isoformat(), value.fold, _encode_zone(value.tzinfo, path)]
 
 
 def decode_datetime(encoded: list[Any]) -> datetime:
-    """Return the point in time that was encoded."""
+    """Return a datetime from its JSON form."""
     text, fold, zone = encoded
     return datetime.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
 
 
 def decode_time(encoded: list[Any]) -> time:
-    """Return the time of day that was encoded."""
+    """Return a time from its JSON form."""
     text, fold, zone = encoded
     return time.fromisoformat(text).replace(fold=fold, tzinfo=_decode_zone(zone))
 
 
 def encode_timedelta(value: timedelta) -> list[int]:
-    """Return a duration as JSON."""
+    """Return the JSON form of a timedelta."""
     return [value.days, value.seconds, value.microseconds]
 
 
 def decode_timedelta(encoded: list[int]) -> timedelta:
-    """Return the duration that was encoded."""
+    """Return a timedelta from its JSON form."""
     days, seconds, microseconds = encoded
     return timedelta(days=days, seconds=seconds, microseconds=microseconds)
 
@@ -57,7 +57,7 @@ def _encode_zone(zone: tzinfo | None, path: str) -> dict[str, Any] | None:
     if zone is None:
         return None
     if isinstance(zone, ZoneInfo) and zone.key:
-        # Subclasses too: Airflow's own times carry one, and the name alone says what it does.
+        # Includes subclasses, such as those of Airflow's datetimes: the key alone defines the zone.
         return {"zone": zone.key}
     if type(zone) is timezone:
         offset = zone.utcoffset(None)
@@ -81,13 +81,13 @@ def _decode_zone(encoded: dict[str, Any] | None) -> tzinfo | None:
 
 
 MAX_DEPTH = 64
-"""How deep collections may be nested; a restore must not fail where the interpreter's stack is shorter."""
+"""Maximum nesting depth of collections; a restore may run with a smaller interpreter stack."""
 
 _SUPPORTED = (
     "None, bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID and list, tuple, set, "
     "frozenset and dict of these"
 )
-# Larger ones go as hexadecimal text: the interpreter limits how long decimal numbers in text may be.
+# Larger integers are stored as hexadecimal text, because Python limits the length of decimal text.
 _JSON_INT_BITS = 64
 _SCALARS: dict[type, tuple[str, Callable[[Any, str], Any]]] = {
     bytes: ("bytes", lambda v, _: base64.b64encode(v).decode()),
@@ -119,24 +119,24 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 def encode_state(value: Any, path: str = "state") -> Any:
     """
-    Return a value as JSON.
+    Return the JSON form of a value.
 
-    :param path: Where the value is, for messages.
-    :raises UnsupportedStateError: naming the place and the type of what cannot be saved.
+    :param path: Path of the value in the state, for messages.
+    :raises UnsupportedStateError: if the value, or a value in it, has an unsupported type or is nested too deep.
     """
     return _encode(value, path, 0)
 
 
 def decode_state(encoded: Any) -> Any:
     """
-    Return the value that was encoded.
+    Return a value from its JSON form.
 
-    :raises CorruptStateError: for JSON that :func:`encode_state` does not make.
+    :raises CorruptStateError: if :func:`encode_state` cannot have written the JSON.
     """
     try:
         return _decode(encoded)
     except RecursionError as error:
-        raise CorruptStateError(f"Expected collections nested at most {MAX_DEPTH} deep, found many more.") from error
+        raise CorruptStateError(f"Expected collections nested at most {MAX_DEPTH} deep, found more.") from error
 
 
 def _encode(value: Any, path: str, depth: int) -> Any:
@@ -160,7 +160,7 @@ def _encode_text(value: str) -> Any:
     try:
         value.encode()
     except UnicodeEncodeError:
-        # Lone surrogates, as names of files may have them; they have no place in UTF-8.
+        # File names may contain lone surrogates, which UTF-8 cannot encode.
         return {"$str": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
     return value
 
@@ -173,7 +173,7 @@ def _require_collection(kind: type, path: str, depth: int) -> None:
         )
     if depth >= MAX_DEPTH:
         raise UnsupportedStateError(
-            f"Expected collections nested at most {MAX_DEPTH} deep, found one more at {path[:200]}; does it hold itself?"
+            f"Expected collections nested at most {MAX_DEPTH} deep, found one more at {path[:200]}; check that it does not contain itself."
         )
 
 
@@ -198,13 +198,13 @@ def _decode(encoded: Any) -> Any:
     if not isinstance(encoded, dict):
         return encoded
     try:
-        return _decode_marked(encoded)
+        return _decode_tagged(encoded)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise CorruptStateError(f"Expected a saved value, found {reprlib.repr(encoded)}: {error}") from error
 
 
-def _decode_marked(encoded: dict[str, Any]) -> Any:
-    ((mark, content),) = encoded.items()
-    if not mark.startswith("$"):
-        raise ValueError(f"{mark!r} is no mark of a type")
-    return _DECODERS[mark[1:]](content)
+def _decode_tagged(encoded: dict[str, Any]) -> Any:
+    ((tag, content),) = encoded.items()
+    if not tag.startswith("$"):
+        raise ValueError(f"{tag!r} is not a type tag")
+    return _DECODERS[tag[1:]](content)

@@ -227,7 +227,7 @@ def test_place_begins_with_the_given_name() -> None:
 def test_value_that_holds_itself_is_refused() -> None:
     ring: list[Any] = []
     ring.append({"ring": ring})
-    with pytest.raises(UnsupportedStateError, match="does it hold itself"):
+    with pytest.raises(UnsupportedStateError, match="does not contain itself"):
         encode_state(ring)
 
 
