@@ -157,7 +157,7 @@ class FileMergingSnapshotManager:
             self._changed.notify_all()
 
     def unregister_subtask(self, subtask: SubtaskKey) -> None:
-        """Unregister a subtask; its segments are discarded when a later checkpoint of another subtask subsumes them."""
+        """Unregister a subtask; a subsumption notified by another subtask discards its segments."""
         with self._changed:
             self._registered.discard(subtask)
             self._release(list(self._released), None)

@@ -1,4 +1,4 @@
-"""Checkpoint storage of one job on a filesystem."""
+"""Checkpoint storage of one job on a filesystem, with state and metadata in files."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from airflow_provider_statecheck.storage.views.state_streams import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsCheckpointStreamFactory:
     """
-    Opens streams into the directories of a checkpoint.
+    Opens state streams in the directories of a checkpoint.
 
-    :param storage: Where they are.
-    :param exclusive: The checkpoint's own directory.
-    :param shared: The directory of state that several checkpoints may name.
-    :param writing: How state is written.
+    :param storage: Storage of the directories.
+    :param exclusive: Directory of state that only this checkpoint references.
+    :param shared: Directory of state that several checkpoints may reference.
+    :param writing: Settings for writing state.
     """
 
     storage: CheckpointStorage
@@ -45,7 +45,7 @@ class FsCheckpointStreamFactory:
     writing: StateWriting
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
-        """Open a stream; nothing is created on storage yet."""
+        """Open a stream without creating a file."""
         directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
         return FsCheckpointStateOutputStream.open(self.storage, directory, self.writing)
 
@@ -53,10 +53,10 @@ class FsCheckpointStreamFactory:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
     """
-    The directories of a checkpoint, as its coordinator has them.
+    Location of a checkpoint for the coordinator.
 
-    :param taskowned: The directory of state that belongs to tasks.
-    :param location_reference: What tells tasks of this place.
+    :param taskowned: Directory of task-owned state.
+    :param location_reference: Reference that tasks resolve to this location.
     """
 
     taskowned: str
@@ -64,35 +64,37 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
 
     def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
         """
-        Open the stream of the metadata.
+        Open the metadata stream.
 
-        :raises StorageError: if there is metadata already, or the storage fails.
+        :raises StorageError: if metadata already exists, or the storage fails.
         """
         return FsCheckpointMetadataOutputStream(self.storage, self.exclusive)
 
     def dispose_on_failure(self) -> None:
         """
-        Delete the checkpoint's own directory.
+        Delete the exclusive directory of the checkpoint.
 
-        :raises StorageError: if part of it may still be there.
+        :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.exclusive)
 
 
 _OWNER_FILE = "_job"
-_NAMES = 10
+_MAX_NAME_ATTEMPTS = 10
 
 
 def make_directory(storage: CheckpointStorage, uri: str) -> None:
     """
-    Make a directory with its parents, durably; it may be there.
+    Create a directory and its parents durably, unless it exists.
 
-    :raises StorageError: if that fails, or the storage does not answer.
+    :raises StorageError: if the storage fails, or a file has this name.
     """
     with suppress(FileExistsError):
-        _make(storage, uri)
+        _create_directory(storage, uri)
     if _is_local(uri) and not storage.is_directory(uri):
-        raise StorageError(f"Expected a directory at {redact(uri)}, found a file.", uri=redact(uri))
+        raise StorageError(
+            f"Expected a directory at {redact(uri)}, found a file; choose another directory.", uri=redact(uri)
+        )
 
 
 def make_savepoint_directory(
@@ -102,48 +104,48 @@ def make_savepoint_directory(
     new_uri: Callable[[str, JobId], str] = new_savepoint_uri,
 ) -> str:
     """
-    Make a new directory for a savepoint and return it.
+    Create a new directory for a savepoint and return its URI.
 
-    :param new_uri: Gives a random name.
-    :raises StorageError: if that fails, or ten random names were taken.
+    :param new_uri: Returns a URI with a random name.
+    :raises StorageError: if the storage fails, or ten random names are taken.
     """
     taken: FileExistsError | None = None
-    for _ in range(_NAMES):
+    for _ in range(_MAX_NAME_ATTEMPTS):
         uri = new_uri(target, job_id)
         try:
-            _make(storage, uri)
+            _create_directory(storage, uri)
         except FileExistsError as error:
             taken = error
         else:
             return uri
     raise StorageError(
-        f"Expected a free name for a savepoint in {redact(target)}, found {_NAMES} random ones taken.",
+        f"Expected a free savepoint name in {redact(target)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
         uri=redact(target),
     ) from taken
 
 
 def claim_directory(storage: CheckpointStorage, directory: str, job_id: JobId) -> None:
     """
-    Note that a directory without one for each job belongs to a job; repeating it is harmless.
+    Claim a directory without job subdirectories for a job; a repeated call has no effect.
 
-    :raises InvalidConfigurationError: if anything else is in it, or another job's.
+    :raises InvalidConfigurationError: if the directory contains other files, or another job claimed it.
     """
     uri = f"{directory}/{_OWNER_FILE}"
     is_claimed = storage.exists(uri)
     if not is_claimed and storage.list_files(directory):
         raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to be empty, because jobs get no directories of their own, found files in it; "
+            f"Expected {redact(directory)} to be empty, as jobs have no subdirectories, found files; "
             f"choose another directory, or set execution.checkpointing.create-subdir."
         )
     if not is_claimed:
         storage.write_bytes(uri, job_id.encode())
     if storage.read_bytes(uri) != job_id.encode():
         raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to belong to job {job_id}, found that of another; choose another directory."
+            f"Expected {redact(directory)} to belong to job {job_id}, found it claimed by another job; choose another directory."
         )
 
 
-def _make(storage: CheckpointStorage, uri: str) -> None:
+def _create_directory(storage: CheckpointStorage, uri: str) -> None:
     if not _is_local(uri):
         if storage.exists(uri):
             raise FileExistsError(uri)
@@ -153,7 +155,9 @@ def _make(storage: CheckpointStorage, uri: str) -> None:
     except FileExistsError:
         raise
     except OSError as error:
-        raise StorageError(f"The directory {redact(uri)} cannot be made: {error}", uri=redact(uri)) from error
+        raise StorageError(
+            f"Expected to create the directory {redact(uri)}, found: {error}", uri=redact(uri)
+        ) from error
 
 
 def _is_local(uri: str) -> bool:
@@ -163,11 +167,11 @@ def _is_local(uri: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class JobDirectories:
     """
-    Path arithmetic; nothing is made.
+    URIs of the directories of a job and an operator; no directory is created.
 
-    :param base: The checkpoint directory.
-    :param attempt: Who writes.
-    :param create_subdir: Whether the job gets a directory of its own below the checkpoint directory.
+    :param base: URI of the checkpoint directory.
+    :param attempt: The writing attempt.
+    :param create_subdir: Whether the job has a subdirectory of the checkpoint directory, by default ``True``.
     """
 
     base: str
@@ -181,29 +185,29 @@ class JobDirectories:
 
     @property
     def shared(self) -> str:
-        """Return the directory of state that several checkpoints may name."""
+        """Return the directory of state that several checkpoints may reference."""
         return f"{self.job}/shared"
 
     @property
     def shared_state(self) -> str:
-        """Return where the operator's files of shared state are; each operator cleans up after itself only."""
+        """Return the operator's directory of shared state; an operator sweeps only its own directory."""
         return f"{self.shared}/{self.attempt.operator_id}/{STATE_DIRECTORY}"
 
     @property
     def taskowned(self) -> str:
-        """Return the directory of state that belongs to tasks."""
+        """Return the directory of task-owned state."""
         return f"{self.job}/taskowned"
 
     @property
     def taskowned_state(self) -> str:
-        """Return where the operator's files of such state are."""
+        """Return the operator's directory of task-owned state."""
         return f"{self.taskowned}/{self.attempt.operator_id}"
 
     def checkpoint(self, checkpoint_id: int) -> str:
         """
         Return the directory of one checkpoint.
 
-        :raises InvalidConfigurationError: for an id below 0.
+        :raises InvalidConfigurationError: if the id is negative.
         """
         if checkpoint_id < 0:
             raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
@@ -212,14 +216,14 @@ class JobDirectories:
 
 class FsCheckpointStorageAccess:
     """
-    State and metadata are files.
+    Checkpoint storage with state and metadata in files.
 
-    :param storage: The checkpoint directory.
-    :param attempt: Who writes.
-    :param writing: How state is written; its epoch is the attempt's.
-    :param savepoint_dir: Where savepoints go that are asked for without a target.
-    :param create_subdir: Whether the job gets a directory of its own.
-    :raises InvalidConfigurationError: for a directory of savepoints that is none.
+    :param storage: Storage of the checkpoint directory.
+    :param attempt: The writing attempt.
+    :param writing: Settings for writing state, with the epoch of the attempt; by default, default settings.
+    :param savepoint_dir: Default parent directory of savepoints.
+    :param create_subdir: Whether the job has a subdirectory, by default ``True``.
+    :raises InvalidConfigurationError: if the savepoint directory is invalid or the epochs differ.
     """
 
     supports_highly_available_storage = True
@@ -240,24 +244,24 @@ class FsCheckpointStorageAccess:
         self._directories = JobDirectories(storage.base_uri, attempt, create_subdir)
         if self._writing.epoch != attempt.epoch:
             raise InvalidConfigurationError(
-                f"Expected to write in the name of epoch {attempt.epoch}, found {self._writing.epoch}."
+                f"Expected state writing with epoch {attempt.epoch}, found {self._writing.epoch}; pass the epoch of the attempt."
             )
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Tell whether a savepoint may be asked for without a target."""
+        """Return whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
     def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-        """Return the checkpoint of any job to which a pointer leads."""
+        """Resolve an external pointer to a completed checkpoint of any job."""
         return resolve_location(self._storage, pointer)
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         """
-        Make the directories that all checkpoints have in common; they may be there.
+        Create the directories that all checkpoints share, unless they exist.
 
-        :raises InvalidConfigurationError: if the job has no directory of its own and others use the one that it has.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if the job has no subdirectory and another job uses the checkpoint directory.
+        :raises StorageError: if the storage fails.
         """
         directories = self._directories
         if not directories.create_subdir:
@@ -267,10 +271,10 @@ class FsCheckpointStorageAccess:
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> FsCheckpointStorageLocation:
         """
-        Make the directory of a checkpoint.
+        Create the directory of a checkpoint.
 
-        :raises InvalidConfigurationError: for an id below 0.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if the id is negative.
+        :raises StorageError: if the storage fails.
         """
         exclusive = self._directories.checkpoint(checkpoint_id)
         make_directory(self._storage, exclusive)
@@ -287,10 +291,10 @@ class FsCheckpointStorageAccess:
         self, checkpoint_id: int, external: str | None = None
     ) -> FsCheckpointStorageLocation:
         """
-        Make a directory in which all of a savepoint lies.
+        Create the directory that holds all files of a savepoint.
 
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if neither a target nor a default is set.
+        :raises StorageError: if the storage fails.
         """
         target = require_savepoint_target(external, self._savepoint_dir)
         storage = self._storage.allowing(target)
@@ -308,9 +312,9 @@ class FsCheckpointStorageAccess:
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
     ) -> FsCheckpointStreamFactory:
         """
-        Return what opens the streams of a checkpoint; no directory is made.
+        Return the stream factory of a checkpoint, without creating directories.
 
-        :raises InvalidConfigurationError: for a reference that cannot be decoded.
+        :raises InvalidConfigurationError: if the reference cannot be decoded.
         """
         if reference.is_default:
             return FsCheckpointStreamFactory(
@@ -326,18 +330,18 @@ class FsCheckpointStorageAccess:
         )
 
     def create_task_owned_state_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a stream of state that belongs to the task; a small one travels in its handle."""
+        """Open a stream of task-owned state; small state is stored inline."""
         return FsCheckpointStateOutputStream.open(self._storage, self._directories.taskowned_state, self._writing)
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return what else can be done where task-owned state is."""
+        """Return the toolset for task-owned state."""
         return make_toolset(self._storage, self._directories.taskowned_state, self._attempt.epoch)
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
     ) -> StreamingWorkerView:
         """
-        Return a view that merges files, or this one where merging is off.
+        Return a view that merges files, or this view if merging is disabled.
 
         :raises InvalidConfigurationError: if the manager writes to other directories.
         """
@@ -357,13 +361,13 @@ class FsCheckpointStorageAccess:
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:
     """
-    Return the directory in which a savepoint gets one of its own.
+    Return the parent directory of a savepoint.
 
-    :raises InvalidConfigurationError: if there is neither a target nor a default.
+    :raises InvalidConfigurationError: if neither a target nor a default is set.
     """
     target = external or default
     if target is None:
         raise InvalidConfigurationError(
-            "Expected a target for the savepoint, found none; give one, or set execution.checkpointing.savepoint-dir."
+            "Expected a target for the savepoint, found none; pass a target, or set execution.checkpointing.savepoint-dir."
         )
     return normalise_base(target)

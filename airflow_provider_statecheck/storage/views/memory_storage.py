@@ -1,4 +1,4 @@
-"""Checkpoint storage of one job whose state travels in its handles."""
+"""Checkpoint storage of one job with inline state in its handles."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from airflow_provider_statecheck.storage.views.state_streams import (
 
 class MemoryCheckpointOutputStream:
     """
-    Keeps what is written in memory.
+    State stream that buffers all bytes in memory.
 
-    :param max_state_size: How many bytes the state may have.
+    :param max_state_size: Maximum size of the state in bytes.
     """
 
     def __init__(self, max_state_size: int) -> None:
@@ -51,7 +51,7 @@ class MemoryCheckpointOutputStream:
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Append bytes.
 
         :raises StorageError: if the stream is closed.
         """
@@ -59,12 +59,12 @@ class MemoryCheckpointOutputStream:
         self._position += self._buffer.write(data)
 
     def get_pos(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self._position
 
     def flush_to_file(self) -> None:
         """
-        Do nothing on an open stream: there is no file.
+        Do nothing on an open stream, which has no file.
 
         :raises StorageError: if the stream is closed.
         """
@@ -72,7 +72,7 @@ class MemoryCheckpointOutputStream:
 
     def close_and_get_handle(self) -> ByteStreamStateHandle | None:
         """
-        Return the state in its handle; nothing written is no handle.
+        Return the state as an inline handle, or ``None`` for an empty stream.
 
         :raises StorageError: if the stream is closed, or the state is too large.
         """
@@ -81,56 +81,56 @@ class MemoryCheckpointOutputStream:
         self.close()
         if len(data) > self._max_state_size:
             raise StorageError(
-                f"Expected state of at most {self._max_state_size} bytes, because it is kept in memory, found {len(data)}; "
-                f"raise the limit, or set execution.checkpointing.dir, so that state goes to files."
+                f"Expected in-memory state of at most {self._max_state_size} bytes, found {len(data)}; "
+                f"raise the limit, or set execution.checkpointing.dir to write state to files."
             )
         return ByteStreamStateHandle(uuid.uuid4().hex, data) if data else None
 
     def close(self) -> None:
-        """Forget what was written, unless its handle was given out."""
+        """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
     def _require_open(self) -> None:
         if self._buffer.closed:
-            raise StorageError("Expected an open stream of state, found a closed one; open another stream.")
+            raise StorageError("Expected an open state stream, found a closed stream; open another stream.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCheckpointStreamFactory:
     """
-    Opens streams into memory.
+    Opens in-memory state streams.
 
-    :param max_state_size: How many bytes each piece of state may have.
+    :param max_state_size: Maximum size of the state of each stream in bytes.
     """
 
     max_state_size: int
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> MemoryCheckpointOutputStream:
-        """Open a stream."""
+        """Open an in-memory stream."""
         return MemoryCheckpointOutputStream(self.max_state_size)
 
 
 @dataclass(frozen=True, slots=True)
 class NonPersistentCompletedCheckpointStorageLocation:
     """
-    A checkpoint whose metadata is in memory too.
+    Completed checkpoint with metadata in memory.
 
-    :param metadata_handle: The metadata.
+    :param metadata_handle: Inline handle of the metadata.
     """
 
     metadata_handle: ByteStreamStateHandle
     external_pointer: str = NOT_ADDRESSABLE
 
     def dispose(self) -> None:
-        """Do nothing: there is no directory."""
+        """Do nothing, because there is no directory."""
 
 
 class MemoryMetadataOutputStream(BufferedMetadata):
-    """Metadata that stays in memory."""
+    """Metadata stream that returns the metadata in an inline handle."""
 
     def close_and_finalize_checkpoint(self) -> NonPersistentCompletedCheckpointStorageLocation:
         """
-        Return the metadata in its handle.
+        Return the completed checkpoint with its metadata inline.
 
         :raises StorageError: if the stream is closed.
         """
@@ -141,25 +141,25 @@ class MemoryMetadataOutputStream(BufferedMetadata):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonPersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory):
-    """A checkpoint that is gone with its process."""
+    """Location of a checkpoint that exists only in the memory of this process."""
 
     location_reference: CheckpointStorageLocationReference = DEFAULT_LOCATION
 
     def create_metadata_output_stream(self) -> MemoryMetadataOutputStream:
-        """Open the stream of the metadata."""
+        """Open the metadata stream."""
         return MemoryMetadataOutputStream()
 
     def dispose_on_failure(self) -> None:
-        """Do nothing: there is no directory."""
+        """Do nothing, because there is no directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory):
     """
-    A checkpoint whose metadata, with all state in it, is a file.
+    Location of a checkpoint with a metadata file that contains all state.
 
-    :param storage: Where it goes.
-    :param directory: The checkpoint's own directory.
+    :param storage: Storage of the metadata file.
+    :param directory: The exclusive directory of the checkpoint.
     """
 
     storage: CheckpointStorage
@@ -168,17 +168,17 @@ class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory)
 
     def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
         """
-        Open the stream of the metadata.
+        Open the metadata stream.
 
-        :raises StorageError: if there is metadata already, or the storage fails.
+        :raises StorageError: if metadata already exists, or the storage fails.
         """
         return FsCheckpointMetadataOutputStream(self.storage, self.directory)
 
     def dispose_on_failure(self) -> None:
         """
-        Delete the checkpoint's own directory.
+        Delete the exclusive directory of the checkpoint.
 
-        :raises StorageError: if part of it may still be there.
+        :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.directory)
 
@@ -189,13 +189,13 @@ _NO_DIRECTORY = "memory://statecheck-without-directory"
 
 class MemoryBackendCheckpointStorageAccess:
     """
-    State is in the handles; metadata is a file where there is a directory, and in memory otherwise.
+    Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
 
-    :param attempt: Who writes.
-    :param storage: The checkpoint directory, or ``None``: then checkpoints are gone with this process.
-    :param savepoint_dir: Where savepoints go that are asked for without a target.
-    :param max_state_size: How many bytes each piece of state may have.
-    :raises InvalidConfigurationError: for a size that is not above 0.
+    :param attempt: The writing attempt.
+    :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
+    :param savepoint_dir: Default parent directory of savepoints.
+    :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
+    :raises InvalidConfigurationError: if the maximum size is not above 0.
     """
 
     def __init__(
@@ -207,39 +207,37 @@ class MemoryBackendCheckpointStorageAccess:
         max_state_size: int = DEFAULT_MAX_STATE_SIZE,
     ) -> None:
         if max_state_size <= 0:
-            raise InvalidConfigurationError(
-                f"Expected state of a size above 0 bytes, found a limit of {max_state_size}."
-            )
+            raise InvalidConfigurationError(f"Expected a maximum state size above 0 bytes, found {max_state_size}.")
         self._attempt = attempt
         self._storage = storage
-        # Savepoints and pointers lead to any filesystem, whatever the directory of the storage is.
+        # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
         self._files = storage or CheckpointStorage.open(_NO_DIRECTORY)
         self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
         self._max_state_size = max_state_size
 
     @property
     def supports_highly_available_storage(self) -> bool:
-        """Tell whether metadata outlives this process."""
+        """Return whether metadata outlives this process."""
         return self._storage is not None
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Tell whether a savepoint may be asked for without a target."""
+        """Return whether savepoints without a target have a default directory."""
         return self._savepoint_dir is not None
 
     def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-        """Return the checkpoint of any job to which a pointer leads."""
+        """Resolve an external pointer to a completed checkpoint of any job."""
         return resolve_location(self._files, pointer)
 
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """Make nothing: a checkpoint makes its directory by itself."""
+        """Do nothing, because each checkpoint creates its own directory."""
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         """
-        Make the place of a checkpoint.
+        Create the location of a checkpoint.
 
-        :raises InvalidConfigurationError: for an id below 0.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if the id is negative.
+        :raises StorageError: if the storage fails.
         """
         base = self._storage.base_uri if self._storage else ""
         directory = JobDirectories(base, self._attempt).checkpoint(checkpoint_id)
@@ -254,10 +252,10 @@ class MemoryBackendCheckpointStorageAccess:
         self, checkpoint_id: int, external: str | None = None
     ) -> PersistentMetadataCheckpointStorageLocation:
         """
-        Make a directory for the metadata of a savepoint.
+        Create the directory of a savepoint's metadata.
 
-        :raises InvalidConfigurationError: if there is neither a target nor a default.
-        :raises StorageError: if that fails.
+        :raises InvalidConfigurationError: if neither a target nor a default is set.
+        :raises StorageError: if the storage fails.
         """
         target = require_savepoint_target(external, self._savepoint_dir)
         storage = self._files.allowing(target)
@@ -272,19 +270,19 @@ class MemoryBackendCheckpointStorageAccess:
     def resolve_checkpoint_storage_location(
         self, checkpoint_id: int, reference: CheckpointStorageLocationReference
     ) -> MemoryCheckpointStreamFactory:
-        """Return what opens streams into memory, wherever the metadata goes."""
+        """Return the in-memory stream factory, regardless of the metadata location."""
         return MemoryCheckpointStreamFactory(max_state_size=self._max_state_size)
 
     def create_task_owned_state_stream(self) -> MemoryCheckpointOutputStream:
-        """Open a stream into memory."""
+        """Open an in-memory stream of task-owned state."""
         return MemoryCheckpointOutputStream(self._max_state_size)
 
     def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return what refuses: there are no files to copy."""
+        """Return a toolset without copies, because there are no files."""
         return NotDuplicatingCheckpointStateToolset()
 
     def to_file_merging_storage(
         self, manager: FileMergingSnapshotManager | None, environment: Environment
     ) -> StreamingWorkerView:
-        """Return this view: there are no files to merge."""
+        """Return this view, because there are no files to merge."""
         return self

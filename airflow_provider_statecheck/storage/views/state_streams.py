@@ -1,4 +1,4 @@
-"""Streams of state and metadata."""
+"""Output streams of checkpoint state and metadata, and completed checkpoint locations."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from airflow_provider_statecheck.storage.uris import redact
 
 class CheckpointStateOutputStream(Protocol):
     """
-    Used by one thread: ``write`` any number of times, then ``close_and_get_handle``.
+    Output stream of one piece of state, for use by a single thread.
 
-    ``close`` before that, or a step that fails, leaves no state behind.
+    Call ``write`` any number of times, then ``close_and_get_handle``. Calling ``close`` first, or a failed step, discards
+    the state.
     """
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Append bytes.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
         ...
 
     def get_pos(self) -> int:
-        """Return how many bytes were written, the buffered ones too."""
+        """Return the number of bytes written, including buffered bytes."""
         ...
 
     def flush_to_file(self) -> None:
         """
-        Let the state go to a file, however small it is.
+        Write the state to a file, even if it is below the inline threshold.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
@@ -57,43 +58,43 @@ class CheckpointStateOutputStream(Protocol):
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """
-        Make the state durable and return where it is; ``None`` if nothing was written.
+        Make the state durable and return its handle, or ``None`` for an empty stream.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
         ...
 
     def close(self) -> None:
-        """Give up what was written, unless its handle was given out."""
+        """Discard the written bytes, unless their handle was returned."""
         ...
 
 
 class CheckpointStreamFactory(Protocol):
-    """Opens streams of state; several threads may ask at once."""
+    """Opens state streams; it is thread-safe."""
 
     def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> CheckpointStateOutputStream:
-        """Open a stream; nothing is created on storage yet."""
+        """Open a stream without creating a file."""
         ...
 
 
 class CompletedCheckpointStorageLocation(Protocol):
-    """The metadata of a complete checkpoint, and its directory."""
+    """Location of a completed checkpoint."""
 
     @property
     def external_pointer(self) -> str:
-        """Return by which text the checkpoint is found again."""
+        """Return the external pointer that resolves to the checkpoint."""
         ...
 
     @property
     def metadata_handle(self) -> StreamStateHandle:
-        """Return where the metadata is."""
+        """Return the handle of the metadata."""
         ...
 
     def dispose(self) -> None:
         """
-        Delete the checkpoint's directory; a missing one is success.
+        Delete the checkpoint's directory; a missing directory is success.
 
-        :raises StorageError: if part of it may still be there.
+        :raises StorageError: if a part may still exist.
         """
         ...
 
@@ -101,11 +102,11 @@ class CompletedCheckpointStorageLocation(Protocol):
 @dataclass(frozen=True, slots=True)
 class FsCompletedCheckpointStorageLocation:
     """
-    A checkpoint in a directory.
+    Completed checkpoint in a directory.
 
-    :param storage: Where it is.
-    :param external_pointer: The directory.
-    :param metadata_handle: The file in it.
+    :param storage: Storage of the directory.
+    :param external_pointer: URI of the directory.
+    :param metadata_handle: Handle of the metadata file in the directory.
     """
 
     storage: CheckpointStorage
@@ -116,34 +117,34 @@ class FsCompletedCheckpointStorageLocation:
         """
         Delete the directory.
 
-        :raises InvalidConfigurationError: for a directory that is none of a checkpoint or savepoint.
-        :raises StorageError: if part of it may still be there.
+        :raises InvalidConfigurationError: if it is not the directory of a checkpoint or savepoint.
+        :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.external_pointer)
 
 
 def resolve_location(storage: CheckpointStorage, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-    """Return the checkpoint of any job to which a pointer leads; raises as :func:`resolve_checkpoint`."""
-    found = resolve_checkpoint(storage, pointer)
-    handle = FileStateHandle(found.metadata_uri, found.storage.size(found.metadata_uri))
-    return FsCompletedCheckpointStorageLocation(found.storage, found.directory_uri, handle)
+    """Resolve a pointer to a completed checkpoint of any job; raises as :func:`resolve_checkpoint`."""
+    resolved = resolve_checkpoint(storage, pointer)
+    handle = FileStateHandle(resolved.metadata_uri, resolved.storage.size(resolved.metadata_uri))
+    return FsCompletedCheckpointStorageLocation(resolved.storage, resolved.directory_uri, handle)
 
 
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 MAX_INLINE_THRESHOLD = 1024 * 1024
 DEFAULT_WRITE_BUFFER = 4096
-_NAMES = 10
+_MAX_NAME_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWriting:
     """
-    How a task writes its state.
+    Settings for writing the state of a task.
 
-    :param epoch: Of the attempt that writes; it is in each file's name.
-    :param inline_threshold: Up to how many bytes state travels in its handle; 0 for never.
-    :param write_buffer_size: How many bytes are kept in memory; at least the threshold are.
-    :raises InvalidConfigurationError: for a value out of range.
+    :param epoch: Epoch of the writing attempt, which each file name contains.
+    :param inline_threshold: Maximum size in bytes of inline state; 0 disables inline state.
+    :param write_buffer_size: Memory buffer in bytes; the inline threshold is its minimum.
+    :raises InvalidConfigurationError: if a value is out of range.
     """
 
     epoch: int
@@ -160,21 +161,21 @@ class StateWriting:
 
     @property
     def effective_buffer_size(self) -> int:
-        """Return the size of a buffer, which has to hold what travels inline."""
+        """Return the buffer size in bytes, which is at least the inline threshold."""
         return max(self.write_buffer_size, self.inline_threshold)
 
 
 class FsCheckpointStateOutputStream:
     """
-    Collects bytes on this machine and publishes them as one new file.
+    Buffers bytes on this machine and publishes them as one new file.
 
-    An object store's file exists only when it is whole, so nothing is on storage before ``close_and_get_handle``.
+    The file is created in ``close_and_get_handle``, because a file on an object store exists only when it is complete.
 
-    :param storage: Where the file goes.
-    :param directory: The directory of the file.
-    :param new_name: Makes a new unique name that carries the epoch.
-    :param buffer_size: How many bytes are kept in memory before a temporary file of this machine takes them.
-    :param inline_threshold: Up to how many bytes no file is made.
+    :param storage: Storage of the file.
+    :param directory: Directory of the file.
+    :param new_name: Returns a new unique file name that contains the epoch.
+    :param buffer_size: Bytes held in memory before they spill to a local temporary file.
+    :param inline_threshold: Maximum size in bytes of inline state.
     :raises InvalidConfigurationError: if the buffer is smaller than the threshold.
     """
 
@@ -201,7 +202,7 @@ class FsCheckpointStateOutputStream:
 
     @classmethod
     def open(cls, storage: CheckpointStorage, directory: str, writing: StateWriting) -> FsCheckpointStateOutputStream:
-        """Open a stream as a task writes; nothing is created on storage yet."""
+        """Open a stream with a task's settings, without creating a file."""
         return cls(
             storage,
             directory,
@@ -212,9 +213,9 @@ class FsCheckpointStateOutputStream:
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Append bytes.
 
-        :raises StorageError: if the stream is closed, or this machine has no space, which closes it.
+        :raises StorageError: if the stream is closed, or the local disk is full, which closes the stream.
         """
         self._require_open()
         with self._closing_on_failure():
@@ -222,12 +223,12 @@ class FsCheckpointStateOutputStream:
         self._position += len(data)
 
     def get_pos(self) -> int:
-        """Return how many bytes were written, the buffered ones too."""
+        """Return the number of bytes written, including buffered bytes."""
         return self._position
 
     def flush_to_file(self) -> None:
         """
-        Let what was written go to a file, however small it is; nothing written still makes no file.
+        Write the state to a file, even if it is small; an empty stream creates no file.
 
         :raises StorageError: if the stream is closed.
         """
@@ -236,9 +237,9 @@ class FsCheckpointStateOutputStream:
 
     def close_and_get_handle(self) -> ByteStreamStateHandle | FileStateHandle | None:
         """
-        Publish the state, or let it travel in its handle; nothing written is no handle and no file.
+        Publish the state as a file or inline handle; return ``None`` for an empty stream.
 
-        :raises StorageError: if the stream is closed, or the storage fails; then no file is left.
+        :raises StorageError: if the stream is closed, or the storage fails; no file is left behind.
         """
         self._require_open()
         with self._closing_on_failure():
@@ -249,7 +250,7 @@ class FsCheckpointStateOutputStream:
         return handle
 
     def close(self) -> None:
-        """Give up what was written, unless its handle was given out."""
+        """Discard the written bytes, unless their handle was returned."""
         self._buffer.close()
 
     def _handle_of(self, data: bytes) -> ByteStreamStateHandle | FileStateHandle:
@@ -259,7 +260,7 @@ class FsCheckpointStateOutputStream:
 
     def _publish(self, data: bytes) -> str:
         taken: StorageError | None = None
-        for _ in range(_NAMES):
+        for _ in range(_MAX_NAME_ATTEMPTS):
             uri = f"{self._directory}/{self._new_name()}"
             try:
                 self._storage.write_bytes(uri, data)
@@ -271,12 +272,12 @@ class FsCheckpointStateOutputStream:
             else:
                 return uri
         raise StorageError(
-            f"Expected a name that is free in {redact(self._directory)}, found {_NAMES} random ones taken.",
+            f"Expected a free file name in {redact(self._directory)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
             uri=redact(self._directory),
         ) from taken
 
     def _delete(self, uri: str) -> None:
-        # Nobody else knows the name, so what is there is the half or whole of this very state.
+        # The name is unique, therefore a file there can only hold this state or a part of it.
         with contextlib.suppress(StateCheckError):
             self._storage.delete_file(uri)
 
@@ -286,34 +287,38 @@ class FsCheckpointStateOutputStream:
             yield
         except OSError as error:
             self.close()
-            raise StorageError(f"State cannot be collected on this machine: {error}") from error
+            raise StorageError(f"Expected to buffer state on the local disk, found: {error}") from error
         except BaseException:
             self.close()
             raise
 
     def _require_open(self) -> None:
         if self._buffer.closed:
-            raise StorageError("Expected an open stream of state, found a closed one; open another stream.")
+            raise StorageError("Expected an open state stream, found a closed stream; open another stream.")
 
 
 class CheckpointMetadataOutputStream(Protocol):
-    """``write`` any number of times, then ``close_and_finalize_checkpoint``; ``close`` before that leaves no metadata."""
+    """
+    Output stream of checkpoint metadata.
+
+    Call ``write`` any number of times, then ``close_and_finalize_checkpoint``. Calling ``close`` first discards the metadata.
+    """
 
     def write(self, data: bytes) -> None:
         """
-        Add bytes.
+        Append bytes.
 
         :raises StorageError: if the stream is closed.
         """
         ...
 
     def get_pos(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         ...
 
     def flush(self) -> None:
         """
-        Do nothing on an open stream: nobody sees metadata before it is whole.
+        Do nothing on an open stream: metadata is published only as a whole.
 
         :raises StorageError: if the stream is closed.
         """
@@ -321,58 +326,58 @@ class CheckpointMetadataOutputStream(Protocol):
 
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
         """
-        Publish the metadata.
+        Publish the metadata and return the completed location.
 
         :raises StorageError: if the stream is closed, or the storage fails.
         """
         ...
 
     def close(self) -> None:
-        """Give up what was written, unless it was published."""
+        """Discard the written bytes, unless they are published."""
         ...
 
 
 class BufferedMetadata:
-    """Bytes that nobody sees before they are whole."""
+    """Metadata stream that buffers all bytes in memory."""
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
 
     def write(self, data: bytes) -> None:
-        """Add bytes."""
+        """Append bytes."""
         self._require_open()
         self._buffer.write(data)
 
     def get_pos(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         self._require_open()
         return self._buffer.tell()
 
     def flush(self) -> None:
-        """Refuse a closed stream."""
+        """Do nothing on an open stream; a closed stream raises :class:`StorageError`."""
         self._require_open()
 
     def close(self) -> None:
-        """Forget the bytes."""
+        """Discard the buffered bytes."""
         self._buffer.close()
 
     def content(self) -> bytes:
-        """Return what was written."""
+        """Return all bytes written."""
         self._require_open()
         return self._buffer.getvalue()
 
     def _require_open(self) -> None:
         if self._buffer.closed:
-            raise StorageError("Expected an open stream of metadata, found a closed one; open another stream.")
+            raise StorageError("Expected an open metadata stream, found a closed stream; open another stream.")
 
 
 class FsCheckpointMetadataOutputStream(BufferedMetadata):
     """
-    Metadata as a file.
+    Metadata stream that publishes a file.
 
-    :param storage: Where it goes.
-    :param directory: The checkpoint's own directory.
-    :raises StorageError: if metadata is there already: two checkpoints must never share a directory.
+    :param storage: Storage of the file.
+    :param directory: The exclusive directory of the checkpoint.
+    :raises StorageError: if metadata already exists, because two checkpoints must not share a directory.
     """
 
     def __init__(self, storage: CheckpointStorage, directory: str) -> None:
@@ -382,17 +387,17 @@ class FsCheckpointMetadataOutputStream(BufferedMetadata):
         self._uri = f"{directory}/{METADATA_FILE}"
         if storage.exists(self._uri):
             raise StorageError(
-                f"Expected no metadata at {redact(self._uri)}, found some; two checkpoints share a directory.",
+                f"Expected no metadata at {redact(self._uri)}, found a file; two checkpoints share a directory.",
                 uri=redact(self._uri),
             )
 
     def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
         """
-        Publish the file; after a failure it may be called again.
+        Publish the file; the call may be repeated after a failure.
 
-        A failure deletes nothing, because what is there by then may be another's.
+        A failure deletes nothing, because the file may be the metadata of another writer.
 
-        :raises StorageError: if the stream is closed, the storage fails, or others wrote metadata meanwhile.
+        :raises StorageError: if the stream is closed, the storage fails, or another writer published other metadata.
         """
         data = self.content()
         self._storage.write_bytes(self._uri, data)
@@ -402,7 +407,7 @@ class FsCheckpointMetadataOutputStream(BufferedMetadata):
 
 
 DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
-_DIGEST = 32
+_DIGEST_LENGTH = 32
 
 
 def spill_above_budget(
@@ -414,40 +419,40 @@ def spill_above_budget(
     budget: int = DEFAULT_INLINE_BUDGET,
 ) -> tuple[OperatorState, ...]:
     """
-    Return the states with as many of their largest inline handles in files as the budget asks for.
+    Move the largest inline states to files until the inline bytes are within the budget.
 
-    The choice and the names follow from the bytes, so that repeating it, in another process too, gives equal states.
+    The selection and the file names depend only on the handles and the epoch. A repeated call returns equal states.
 
-    :param directory: The checkpoint's own directory.
-    :param epoch: Of the coordinator.
-    :param budget: How many bytes may travel in handles.
-    :raises InvalidConfigurationError: for a budget below 0.
-    :raises StorageError: if the storage fails; what was written lies in the directory of the checkpoint.
+    :param directory: The exclusive directory of the checkpoint.
+    :param epoch: Epoch of the coordinator.
+    :param budget: Maximum total size of inline state in bytes, by default 16 MiB.
+    :raises InvalidConfigurationError: if the budget is negative.
+    :raises StorageError: if the storage fails; files may remain in the directory of the checkpoint.
     """
     if budget < 0:
         raise InvalidConfigurationError(f"Expected an inline budget of at least 0 bytes, found {budget}.")
-    files = {h: _write(storage, directory, epoch, h.data) for h in _chosen(states, budget)}
+    files = {h: _write_state_file(storage, directory, epoch, h.data) for h in _select_handles(states, budget)}
 
-    def move(stream: StreamStateHandle) -> StreamStateHandle:
+    def to_file(stream: StreamStateHandle) -> StreamStateHandle:
         return files.get(stream, stream) if isinstance(stream, ByteStreamStateHandle) else stream
 
-    return tuple(with_streams(state, move) for state in states)
+    return tuple(with_streams(state, to_file) for state in states)
 
 
-def _chosen(states: Sequence[OperatorState], budget: int) -> list[ByteStreamStateHandle]:
+def _select_handles(states: Sequence[OperatorState], budget: int) -> list[ByteStreamStateHandle]:
     inline = {s for state in states for s in streams_of(state) if isinstance(s, ByteStreamStateHandle)}
     excess = sum(handle.state_size for handle in inline) - budget
-    chosen: list[ByteStreamStateHandle] = []
+    selected: list[ByteStreamStateHandle] = []
     for handle in sorted(inline, key=lambda h: (-h.state_size, h.name)):
         if excess <= 0:
             break
-        chosen.append(handle)
+        selected.append(handle)
         excess -= handle.state_size
-    return chosen
+    return selected
 
 
-def _write(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
+def _write_state_file(storage: CheckpointStorage, directory: str, epoch: int, data: bytes) -> FileStateHandle:
     digest = hashlib.sha256(data).hexdigest()
-    uri = f"{directory}/{epoch}-{digest[:_DIGEST]}"
+    uri = f"{directory}/{epoch}-{digest[:_DIGEST_LENGTH]}"
     storage.write_bytes(uri, data)
     return FileStateHandle(uri, len(data), digest)

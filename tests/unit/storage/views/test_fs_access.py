@@ -148,7 +148,7 @@ class TestSavepoints:
         taken = f"{storage.base_uri}/savepoint-{ATTEMPT.job_id[:6]}-{'a' * 12}"
         storage.write_bytes(f"{taken}/_metadata", b"other")
         names = iter([taken] * 11)
-        with pytest.raises(StorageError, match="10 random ones taken") as caught:
+        with pytest.raises(StorageError, match="10 random names taken") as caught:
             make_savepoint_directory(storage, storage.base_uri, ATTEMPT.job_id, lambda *_: next(names))
         assert isinstance(caught.value.__cause__, FileExistsError)
         assert len(list(names)) == 1
@@ -211,7 +211,7 @@ class TestWithoutSubdirectory:
     def test_another_job_is_refused(self, storage: CheckpointStorage) -> None:
         make_access(storage, create_subdir=False).initialize_base_locations_for_checkpoint()
         other = AttemptRef(job_id=JobId("f" * 32), operator_id=ATTEMPT.operator_id, epoch=3)
-        with pytest.raises(InvalidConfigurationError, match="that of another"):
+        with pytest.raises(InvalidConfigurationError, match="claimed by another job"):
             FsCheckpointStorageAccess(storage, other, create_subdir=False).initialize_base_locations_for_checkpoint()
 
 

@@ -178,7 +178,7 @@ def test_ten_taken_names_are_an_error_that_says_the_last_cause(storage: Checkpoi
     taken = epoch_name(1)
     storage.write_bytes(f"{directory}/{taken}", b"other")
     names = iter([*[taken] * 10, epoch_name(1)])
-    with pytest.raises(StorageError, match="10 random ones taken") as caught:
+    with pytest.raises(StorageError, match="10 random names taken") as caught:
         save(_named(storage, directory, names), b"mine")
     assert isinstance(caught.value.__cause__, StorageError)
     assert files(storage) == {f"{directory}/{taken}"}
