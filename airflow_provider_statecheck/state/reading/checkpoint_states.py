@@ -27,46 +27,6 @@ from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import open_input_stream, read_state
 
-
-def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
-    """
-    Return the schemas of the states in the handles.
-
-    :raises CheckpointNotFoundError: if a state file is missing.
-    :raises CorruptStateError: if a state file is corrupt.
-    :raises IncompatibleCheckpointError: if a newer version wrote a state file.
-    :raises StorageError: if the storage fails.
-    """
-    key, found = None, dict[str, StateSchema]()
-    for handle in handles:
-        schemas = _schemas_of(storage, handle)
-        key = key or schemas.key
-        found = {state.name: state for state in schemas.keyed} | found
-    return OperatorSchemas(key=key, keyed=tuple(found.values()))
-
-
-def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> OperatorSchemas:
-    if isinstance(handle, KeyGroupsStateHandle):
-        return _of_snapshot(storage, handle)
-    return _of_runs(storage, handle)
-
-
-def _of_snapshot(storage: CheckpointStorage, handle: KeyGroupsStateHandle) -> OperatorSchemas:
-    with open_input_stream(storage, handle.stream) as stream:
-        prefix = stream.read(PREFIX_SIZE)
-        # A corrupt length must not cause a huge allocation.
-        length = min(decode_prefix(prefix), handle.stream.state_size)
-        return decode_header(prefix, stream.read(length)).schemas
-
-
-def _of_runs(storage: CheckpointStorage, handle: IncrementalKeyedStateHandle) -> OperatorSchemas:
-    if handle.meta is None:
-        return OperatorSchemas()
-    files = dict((*handle.shared, *handle.private))
-    meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
-    return OperatorSchemas(key=meta.key, keyed=tuple(files.state for files in meta.states))
-
-
 STAGE = "stage"
 """Key of the stage's values in the values of a checkpoint."""
 
@@ -279,3 +239,42 @@ def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[Keye
         yield replace(part, key_group_range=part.key_group_range.intersection(owned))
     elif part is not None:
         yield part
+
+
+def written_schemas(storage: CheckpointStorage, handles: Iterable[KeyedStateHandle]) -> OperatorSchemas:
+    """
+    Return the schemas of the states in the handles.
+
+    :raises CheckpointNotFoundError: if a state file is missing.
+    :raises CorruptStateError: if a state file is corrupt.
+    :raises IncompatibleCheckpointError: if a newer version wrote a state file.
+    :raises StorageError: if the storage fails.
+    """
+    key, found = None, dict[str, StateSchema]()
+    for handle in handles:
+        schemas = _schemas_of(storage, handle)
+        key = key or schemas.key
+        found = {state.name: state for state in schemas.keyed} | found
+    return OperatorSchemas(key=key, keyed=tuple(found.values()))
+
+
+def _schemas_of(storage: CheckpointStorage, handle: KeyedStateHandle) -> OperatorSchemas:
+    if isinstance(handle, KeyGroupsStateHandle):
+        return _of_snapshot(storage, handle)
+    return _of_runs(storage, handle)
+
+
+def _of_snapshot(storage: CheckpointStorage, handle: KeyGroupsStateHandle) -> OperatorSchemas:
+    with open_input_stream(storage, handle.stream) as stream:
+        prefix = stream.read(PREFIX_SIZE)
+        # A corrupt length must not cause a huge allocation.
+        length = min(decode_prefix(prefix), handle.stream.state_size)
+        return decode_header(prefix, stream.read(length)).schemas
+
+
+def _of_runs(storage: CheckpointStorage, handle: IncrementalKeyedStateHandle) -> OperatorSchemas:
+    if handle.meta is None:
+        return OperatorSchemas()
+    files = dict((*handle.shared, *handle.private))
+    meta = decode_meta(read_state(storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+    return OperatorSchemas(key=meta.key, keyed=tuple(files.state for files in meta.states))

@@ -28,181 +28,11 @@ from airflow_provider_statecheck.state.reading.state_reader import StateReader, 
 from airflow_provider_statecheck.state.serializers.nested_columns import offsets_of_array
 from airflow_provider_statecheck.state.serializers.serializer import describe
 
-
-def differing(a: Any, b: Any) -> Any:
-    """
-    Return a boolean Arrow array without nulls that is true where two arrays differ.
-
-    Null equals null, and NaN equals NaN.
-
-    :param a: An array.
-    :param b: An array of the same type and length.
-    """
-    import pyarrow.compute as pc
-
-    nulls_differ = pc.not_equal(a.is_null(), b.is_null())
-    both = pc.and_(a.is_valid(), b.is_valid())
-    return pc.or_(nulls_differ, pc.and_(both, _values_differ(a, b)))
-
-
-def _values_differ(a: Any, b: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import types
-
-    kind = a.type
-    if types.is_struct(kind):
-        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
-    if types.is_map(kind) or types.is_list(kind):
-        return _lists_differ(a, b)
-    if types.is_null(kind):
-        return pa.repeat(pa.scalar(False), len(a))
-    if types.is_floating(kind):
-        a, b = a.cast(pa.float64()), b.cast(pa.float64())
-        are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
-        return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
-    return pc.fill_null(pc.not_equal(a, b), True)
-
-
-def _any_of(columns: list[Any], length: int) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    found = pa.repeat(pa.scalar(False), length)
-    for column in columns:
-        found = pc.or_(found, column)
-    return found
-
-
-def _lists_differ(a: Any, b: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
-    lengths_of_a, lengths_of_b = (np.diff(offsets_of_array(each).to_numpy()) for each in (a, b))
-    differ = lengths_of_a != lengths_of_b
-    same = np.flatnonzero(~differ)
-    of_a, of_b = (_elements(each.take(pa.array(same))) for each in (a, b))
-    unequal = differing(of_a, of_b).to_numpy(zero_copy_only=False)
-    owners = np.repeat(same, lengths_of_a[same])
-    differ[owners[unequal]] = True
-    return pa.array(differ)
-
-
-def _elements(lists: Any) -> Any:
-    """Return the elements of lists as one array, the entries of maps as structs."""
-    import pyarrow as pa
-
-    from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array
-
-    if not pa.types.is_map(lists.type):
-        return lists.flatten()
-    keys, values = entries_of_array(lists)
-    return pa.StructArray.from_arrays([keys, values], names=["key", "value"])
-
-
+_BYTES_AT_ONCE = 64 << 20
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 _Runs = tuple[Parts, ...]
 _Block = tuple[str, int]
 """Path of the file, and offset of the block in the file."""
-
-
-def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) -> tuple[Any, Any]:
-    """
-    Return the rows of two checkpoints in the columns of the backend, without shared blocks that are equal in both.
-
-    :param owned: Key groups to compare.
-    :raises CorruptStateError: if a state file is corrupt.
-    :raises CheckpointNotFoundError: if a state file is missing.
-    :raises StorageError: if the storage fails.
-    """
-    if not (_can_skip_shared(before) and _can_skip_shared(after)):
-        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
-    files = [reader.rows.files(owned).runs for reader in (before, after)]
-    shared = _blocks_of(files[0]) & _blocks_of(files[1])
-    touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
-    # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
-    equal = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
-    return _joined(before, _differing_rows(before, files[0], equal)), _joined(
-        after, _differing_rows(after, files[1], equal)
-    )
-
-
-def _can_skip_shared(reader: StateReader) -> bool:
-    # A row of a shared block may have expired in one of the two checkpoints only.
-    is_of_runs = all(isinstance(each, IncrementalKeyedStateHandle) for each in reader.content.handles)
-    return is_of_runs and not reader.content.schema.ttl
-
-
-def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:
-    """Return all rows of the blocks that are not shared, including deletion markers."""
-    for parts in _without(runs, shared):
-        yield from reader.rows.written(parts)
-
-
-def _differing_rows(reader: StateReader, runs: _Runs, equal: set[_Block]) -> Iterable[Any]:
-    return reader.rows.merged(_without(runs, equal))
-
-
-def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
-    """Return the blocks that may have a row at one of the touched positions."""
-    found: set[_Block] = set()
-    for parts in runs:
-        for part in parts:
-            found |= {(part.path, int(part.offsets[number])) for number in _block_numbers(reader, part, touched)}
-    return found
-
-
-def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
-    import numpy as np
-    import pyarrow as pa
-
-    firsts = reader.rows.firsts(part)
-    codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
-    places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
-    # A block has rows of one key group. A position after its last row may belong to another key group.
-    fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
-    found: list[int] = np.unique(places[fits]).tolist()
-    return found
-
-
-def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
-    """Return the runs without the given blocks."""
-    kept = (tuple(each for each in (_part_without(part, blocks) for part in parts) if each) for parts in runs)
-    return tuple(parts for parts in kept if parts)
-
-
-def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
-    import numpy as np
-    import pyarrow as pa
-
-    chosen = np.array([i for i, at in enumerate(part.offsets.tolist()) if (part.path, at) not in blocks], np.int64)
-    if len(chosen) == 0:
-        return None
-    return replace(
-        part,
-        firsts=part.firsts.take(pa.array(chosen)),
-        offsets=part.offsets[chosen],
-        lengths=part.lengths[chosen],
-        rows=part.rows[chosen],
-        checksums=part.checksums[chosen],
-    )
-
-
-def _blocks_of(runs: _Runs) -> set[_Block]:
-    return {(part.path, offset) for parts in runs for part in parts for offset in part.offsets.tolist()}
-
-
-def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
-    """Concatenate tables, with a namespace column."""
-    import pyarrow as pa
-
-    layout = reader.columns.layout
-    schema = layout.schema(namespace=True, deleted=False)
-    found = [layout.conform(table, namespace=True, deleted=False) for group in tables for table in group]
-    return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
-
-
-_BYTES_AT_ONCE = 64 << 20
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 
 def diff_states(
@@ -351,3 +181,170 @@ def _require_comparable(before: StateReader, after: StateReader) -> None:
             f"Expected both checkpoints to have {a.max_parallelism} key groups, found {b.max_parallelism}; rescale one of "
             f"them with 'airflow statecheck rescale'."
         )
+
+
+def rows_of_both(before: StateReader, after: StateReader, owned: KeyGroupRange) -> tuple[Any, Any]:
+    """
+    Return the rows of two checkpoints in the columns of the backend, without shared blocks that are equal in both.
+
+    :param owned: Key groups to compare.
+    :raises CorruptStateError: if a state file is corrupt.
+    :raises CheckpointNotFoundError: if a state file is missing.
+    :raises StorageError: if the storage fails.
+    """
+    if not (_can_skip_shared(before) and _can_skip_shared(after)):
+        return _joined(before, before.rows.tables(owned)), _joined(after, after.rows.tables(owned))
+    files = [reader.rows.files(owned).runs for reader in (before, after)]
+    shared = _blocks_of(files[0]) & _blocks_of(files[1])
+    touched = _joined(before, _own_rows(before, files[0], shared), _own_rows(after, files[1], shared))
+    # Both sides must read the same shared blocks. Otherwise a row would appear to be missing on one side.
+    equal = shared - _holding(before, files[0], touched) - _holding(after, files[1], touched)
+    return _joined(before, _differing_rows(before, files[0], equal)), _joined(
+        after, _differing_rows(after, files[1], equal)
+    )
+
+
+def _can_skip_shared(reader: StateReader) -> bool:
+    # A row of a shared block may have expired in one of the two checkpoints only.
+    is_of_runs = all(isinstance(each, IncrementalKeyedStateHandle) for each in reader.content.handles)
+    return is_of_runs and not reader.content.schema.ttl
+
+
+def _own_rows(reader: StateReader, runs: _Runs, shared: set[_Block]) -> Iterable[Any]:
+    """Return all rows of the blocks that are not shared, including deletion markers."""
+    for parts in _without(runs, shared):
+        yield from reader.rows.written(parts)
+
+
+def _differing_rows(reader: StateReader, runs: _Runs, equal: set[_Block]) -> Iterable[Any]:
+    return reader.rows.merged(_without(runs, equal))
+
+
+def _holding(reader: StateReader, runs: _Runs, touched: Any) -> set[_Block]:
+    """Return the blocks that may have a row at one of the touched positions."""
+    found: set[_Block] = set()
+    for parts in runs:
+        for part in parts:
+            found |= {(part.path, int(part.offsets[number])) for number in _block_numbers(reader, part, touched)}
+    return found
+
+
+def _block_numbers(reader: StateReader, part: Part, touched: Any) -> list[int]:
+    import numpy as np
+    import pyarrow as pa
+
+    firsts = reader.rows.firsts(part)
+    codes = order_codes(position_columns(pa.concat_tables([firsts, touched.select(firsts.schema.names)])))
+    places = np.searchsorted(codes[: len(part.offsets)], codes[len(part.offsets) :], "right") - 1
+    # A block has rows of one key group. A position after its last row may belong to another key group.
+    fits = (places >= 0) & (part.key_groups[places] == touched.column(KEY_GROUP).to_numpy())
+    found: list[int] = np.unique(places[fits]).tolist()
+    return found
+
+
+def _without(runs: _Runs, blocks: set[_Block]) -> _Runs:
+    """Return the runs without the given blocks."""
+    kept = (tuple(each for each in (_part_without(part, blocks) for part in parts) if each) for parts in runs)
+    return tuple(parts for parts in kept if parts)
+
+
+def _part_without(part: Part, blocks: set[_Block]) -> Part | None:
+    import numpy as np
+    import pyarrow as pa
+
+    chosen = np.array([i for i, at in enumerate(part.offsets.tolist()) if (part.path, at) not in blocks], np.int64)
+    if len(chosen) == 0:
+        return None
+    return replace(
+        part,
+        firsts=part.firsts.take(pa.array(chosen)),
+        offsets=part.offsets[chosen],
+        lengths=part.lengths[chosen],
+        rows=part.rows[chosen],
+        checksums=part.checksums[chosen],
+    )
+
+
+def _blocks_of(runs: _Runs) -> set[_Block]:
+    return {(part.path, offset) for parts in runs for part in parts for offset in part.offsets.tolist()}
+
+
+def _joined(reader: StateReader, *tables: Iterable[Any]) -> Any:
+    """Concatenate tables, with a namespace column."""
+    import pyarrow as pa
+
+    layout = reader.columns.layout
+    schema = layout.schema(namespace=True, deleted=False)
+    found = [layout.conform(table, namespace=True, deleted=False) for group in tables for table in group]
+    return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
+
+
+def differing(a: Any, b: Any) -> Any:
+    """
+    Return a boolean Arrow array without nulls that is true where two arrays differ.
+
+    Null equals null, and NaN equals NaN.
+
+    :param a: An array.
+    :param b: An array of the same type and length.
+    """
+    import pyarrow.compute as pc
+
+    nulls_differ = pc.not_equal(a.is_null(), b.is_null())
+    both = pc.and_(a.is_valid(), b.is_valid())
+    return pc.or_(nulls_differ, pc.and_(both, _values_differ(a, b)))
+
+
+def _values_differ(a: Any, b: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    kind = a.type
+    if types.is_struct(kind):
+        return _any_of([differing(x, y) for x, y in zip(a.flatten(), b.flatten(), strict=True)], len(a))
+    if types.is_map(kind) or types.is_list(kind):
+        return _lists_differ(a, b)
+    if types.is_null(kind):
+        return pa.repeat(pa.scalar(False), len(a))
+    if types.is_floating(kind):
+        a, b = a.cast(pa.float64()), b.cast(pa.float64())
+        are_nan = pc.and_(pc.is_nan(a), pc.is_nan(b))
+        return pc.fill_null(pc.and_(pc.not_equal(a, b), pc.invert(are_nan)), True)
+    return pc.fill_null(pc.not_equal(a, b), True)
+
+
+def _any_of(columns: list[Any], length: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = pa.repeat(pa.scalar(False), length)
+    for column in columns:
+        found = pc.or_(found, column)
+    return found
+
+
+def _lists_differ(a: Any, b: Any) -> Any:
+    import numpy as np
+    import pyarrow as pa
+
+    lengths_of_a, lengths_of_b = (np.diff(offsets_of_array(each).to_numpy()) for each in (a, b))
+    differ = lengths_of_a != lengths_of_b
+    same = np.flatnonzero(~differ)
+    of_a, of_b = (_elements(each.take(pa.array(same))) for each in (a, b))
+    unequal = differing(of_a, of_b).to_numpy(zero_copy_only=False)
+    owners = np.repeat(same, lengths_of_a[same])
+    differ[owners[unequal]] = True
+    return pa.array(differ)
+
+
+def _elements(lists: Any) -> Any:
+    """Return the elements of lists as one array, the entries of maps as structs."""
+    import pyarrow as pa
+
+    from airflow_provider_statecheck.state.serializers.nested_columns import entries_of_array
+
+    if not pa.types.is_map(lists.type):
+        return lists.flatten()
+    keys, values = entries_of_array(lists)
+    return pa.StructArray.from_arrays([keys, values], names=["key", "value"])

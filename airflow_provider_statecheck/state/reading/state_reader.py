@@ -39,6 +39,111 @@ _BYTES_AT_ONCE = 32 << 20
 """Bytes of a full snapshot per range of key groups, which is read into memory as a whole."""
 _BLOCKS_AT_ONCE = 64
 """Blocks of a state file per table."""
+_NEVER = timedelta(days=365_000)
+_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+
+
+def read_state(
+    pointer: str,
+    name: str,
+    *,
+    uid: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
+    now: datetime | None = None,
+    with_times: bool = False,
+    namespaces: bool = False,
+) -> Any:
+    """
+    Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads lazily.
+
+    The columns are those of the key and ``value``. A map state has one row per entry, with ``map_key`` and ``map_value``
+    instead of ``value``.
+
+    :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
+    :param name: Name of the state.
+    :param uid: Uid of the function, required if several functions have a state with this name.
+    :param storage_options: Options of the filesystem.
+    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
+    :param now: Time by which expiry is decided, by default the time of the checkpoint. Expired rows are left out.
+    :param with_times: Adds a column ``last_access`` to a state that expires.
+    :param namespaces: Includes rows of all namespaces and adds a column ``namespace``.
+    :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
+    :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
+    :raises InvalidConfigurationError: if several functions have a state with this name.
+    :raises UnsupportedStateError: if this release does not support a type; while reading, if a row has a namespace and
+        ``namespaces`` is false.
+    :raises CorruptStateError: if a state file is corrupt, also while reading.
+    :raises StorageError: if the storage fails, also while reading.
+    """
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
+    return as_batches(StateReader(states.storage, states.content(name, uid), view))
+
+
+def as_batches(reader: StateReader) -> Any:
+    """Return the rows of a reader as a ``pyarrow.RecordBatchReader``."""
+    import pyarrow as pa
+
+    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader))
+
+
+def _batches(reader: StateReader) -> Iterator[Any]:
+    for table in reader.tables():
+        yield from table.to_batches()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateView:
+    """Options of a read of a state."""
+
+    now_ms: int | None = None
+    """Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint."""
+    with_times: bool = False
+    """Adds the column ``last_access`` to a state that expires."""
+    namespaces: bool = False
+    """Includes rows of all namespaces and adds the column ``namespace``."""
+
+
+class StateReader:
+    """
+    Reads the unexpired rows of a state in user-facing columns.
+
+    :param storage: Storage of the state files.
+    :param content: Schema and handles of the state.
+    :param view: Options of the read.
+    :raises UnsupportedStateError: if this release does not support a type of the state.
+    """
+
+    def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
+        view = view or StateView()
+        self.content = content
+        self.columns = columns_of(content, view)
+        self.rows = StateRowsReader(storage, content, self.columns)
+        self.now_ms = content.taken_at_ms if view.now_ms is None else view.now_ms
+
+    @property
+    def schema(self) -> Any:
+        """Return the Arrow schema of the rows."""
+        return self.columns.schema
+
+    def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
+        """
+        Return the rows of a range of key groups, by default all, as Arrow tables.
+
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
+        :raises StorageError: if the storage fails.
+        """
+        for table in self.rows.tables(self.all_key_groups if owned is None else owned):
+            shown = self.columns.shown(table, self.now_ms)
+            if shown.num_rows:
+                yield shown
+
+    @property
+    def all_key_groups(self) -> KeyGroupRange:
+        """Return all key groups of the function."""
+        return KeyGroupRange(0, self.content.max_parallelism - 1)
 
 
 class StateRowsReader:
@@ -144,7 +249,43 @@ def _is_incremental(handle: Any) -> bool:
     return isinstance(handle, IncrementalKeyedStateHandle)
 
 
-_DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)")
+def columns_of(content: StateContent, view: StateView) -> StateColumns:
+    """Return the columns of a state."""
+    return StateColumns(restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces)
+
+
+def milliseconds(moment: datetime | None) -> int | None:
+    """
+    Return a datetime in milliseconds since the epoch.
+
+    :raises InvalidConfigurationError: if the datetime has no time zone.
+    """
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise InvalidConfigurationError(
+            f"Expected a datetime with a time zone, found {moment.isoformat()}; set its tzinfo."
+        )
+    return int(moment.timestamp() * 1000)
+
+
+def registered(schema: StateSchema) -> RegisteredState:
+    """
+    Return a state restored from its schema, without the classes of the user.
+
+    :raises UnsupportedStateError: if this release does not support a type of the state.
+    """
+    return RegisteredState(
+        name=schema.name,
+        kind=schema.kind,
+        serializer=restored_serializer(schema.value),
+        key_serializer=None if schema.key is None else restored_serializer(schema.key),
+        ttl=_time_to_live(schema) if schema.ttl else None,
+    )
+
+
+def _time_to_live(schema: StateSchema) -> StateTtlConfig:
+    return StateTtlConfig(_NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
 
 
 def restored_keys(snapshot: SerializerSnapshot) -> KeySerializer:
@@ -186,148 +327,3 @@ def _arrow_type(name: str) -> Any:
             f"Expected a key type that this release supports, found {name!r}; read it with the release that wrote it."
         )
     return known[name]
-
-
-_NEVER = timedelta(days=365_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateView:
-    """Options of a read of a state."""
-
-    now_ms: int | None = None
-    """Time in milliseconds since the epoch by which expiry is decided; by default that of the checkpoint."""
-    with_times: bool = False
-    """Adds the column ``last_access`` to a state that expires."""
-    namespaces: bool = False
-    """Includes rows of all namespaces and adds the column ``namespace``."""
-
-
-class StateReader:
-    """
-    Reads the unexpired rows of a state in user-facing columns.
-
-    :param storage: Storage of the state files.
-    :param content: Schema and handles of the state.
-    :param view: Options of the read.
-    :raises UnsupportedStateError: if this release does not support a type of the state.
-    """
-
-    def __init__(self, storage: CheckpointStorage, content: StateContent, view: StateView | None = None) -> None:
-        view = view or StateView()
-        self.content = content
-        self.columns = columns_of(content, view)
-        self.rows = StateRowsReader(storage, content, self.columns)
-        self.now_ms = content.taken_at_ms if view.now_ms is None else view.now_ms
-
-    @property
-    def schema(self) -> Any:
-        """Return the Arrow schema of the rows."""
-        return self.columns.schema
-
-    def tables(self, owned: KeyGroupRange | None = None) -> Iterator[Any]:
-        """
-        Return the rows of a range of key groups, by default all, as Arrow tables.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
-        for table in self.rows.tables(self.all_key_groups if owned is None else owned):
-            shown = self.columns.shown(table, self.now_ms)
-            if shown.num_rows:
-                yield shown
-
-    @property
-    def all_key_groups(self) -> KeyGroupRange:
-        """Return all key groups of the function."""
-        return KeyGroupRange(0, self.content.max_parallelism - 1)
-
-
-def columns_of(content: StateContent, view: StateView) -> StateColumns:
-    """Return the columns of a state."""
-    return StateColumns(restored_keys(content.key), registered(content.schema), view.with_times, view.namespaces)
-
-
-def milliseconds(moment: datetime | None) -> int | None:
-    """
-    Return a datetime in milliseconds since the epoch.
-
-    :raises InvalidConfigurationError: if the datetime has no time zone.
-    """
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise InvalidConfigurationError(
-            f"Expected a datetime with a time zone, found {moment.isoformat()}; set its tzinfo."
-        )
-    return int(moment.timestamp() * 1000)
-
-
-def registered(schema: StateSchema) -> RegisteredState:
-    """
-    Return a state restored from its schema, without the classes of the user.
-
-    :raises UnsupportedStateError: if this release does not support a type of the state.
-    """
-    return RegisteredState(
-        name=schema.name,
-        kind=schema.kind,
-        serializer=restored_serializer(schema.value),
-        key_serializer=None if schema.key is None else restored_serializer(schema.key),
-        ttl=_time_to_live(schema) if schema.ttl else None,
-    )
-
-
-def _time_to_live(schema: StateSchema) -> StateTtlConfig:
-    return StateTtlConfig(_NEVER if schema.ttl_ms is None else timedelta(milliseconds=schema.ttl_ms))
-
-
-def read_state(
-    pointer: str,
-    name: str,
-    *,
-    uid: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    allowed_locations: Sequence[str] = (),
-    now: datetime | None = None,
-    with_times: bool = False,
-    namespaces: bool = False,
-) -> Any:
-    """
-    Return a keyed state of a checkpoint as a ``pyarrow.RecordBatchReader``, which reads lazily.
-
-    The columns are those of the key and ``value``. A map state has one row per entry, with ``map_key`` and ``map_value``
-    instead of ``value``.
-
-    :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
-    :param name: Name of the state.
-    :param uid: Uid of the function, required if several functions have a state with this name.
-    :param storage_options: Options of the filesystem.
-    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
-    :param now: Time by which expiry is decided, by default the time of the checkpoint. Expired rows are left out.
-    :param with_times: Adds a column ``last_access`` to a state that expires.
-    :param namespaces: Includes rows of all namespaces and adds a column ``namespace``.
-    :raises CheckpointNotFoundError: if the pointer refers to a missing checkpoint.
-    :raises UnknownStateError: if the checkpoint has no such state; the message lists its states.
-    :raises InvalidConfigurationError: if several functions have a state with this name.
-    :raises UnsupportedStateError: if this release does not support a type; while reading, if a row has a namespace and
-        ``namespaces`` is false.
-    :raises CorruptStateError: if a state file is corrupt, also while reading.
-    :raises StorageError: if the storage fails, also while reading.
-    """
-    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
-    view = StateView(now_ms=milliseconds(now), with_times=with_times, namespaces=namespaces)
-    return as_batches(StateReader(states.storage, states.content(name, uid), view))
-
-
-def as_batches(reader: StateReader) -> Any:
-    """Return the rows of a reader as a ``pyarrow.RecordBatchReader``."""
-    import pyarrow as pa
-
-    return pa.RecordBatchReader.from_batches(reader.schema, _batches(reader))
-
-
-def _batches(reader: StateReader) -> Iterator[Any]:
-    for table in reader.tables():
-        yield from table.to_batches()

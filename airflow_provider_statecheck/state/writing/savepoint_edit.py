@@ -45,164 +45,6 @@ from airflow_provider_statecheck.storage.savepoints import StateCopies
 from airflow_provider_statecheck.storage.views.state_files import discard_state, open_input_stream, read_state
 from airflow_provider_statecheck.storage.views.state_streams import FsCheckpointStateOutputStream, StateWriting
 
-
-@dataclass(frozen=True, slots=True)
-class NewHandles:
-    """
-    Writer of keyed state files in the directory of a savepoint.
-
-    :param storage: Storage of the savepoint.
-    :param directory: Directory of the savepoint.
-    :param epoch: Fencing epoch in the names of files.
-    :param is_full: Writes full snapshots, the format of the in-memory backends, instead of files of the Arrow backend.
-    """
-
-    storage: CheckpointStorage
-    directory: str
-    epoch: int
-    is_full: bool
-
-    def write(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
-        """
-        Write the rows of one subtask and return their handle, ``None`` without rows.
-
-        :param new: Description of the state.
-        :param rows: Rows as returned by :meth:`NewRows.of`.
-        :param owned: Key groups of the subtask.
-        :raises StorageError: if the storage fails.
-        """
-        if rows.num_rows == 0:
-            return None
-        return self._full(new, rows, owned) if self.is_full else self._runs(new, rows, owned)
-
-    def open_stream(self) -> FsCheckpointStateOutputStream:
-        """Open a new state file of the savepoint."""
-        return FsCheckpointStateOutputStream.open(self.storage, self.directory, StateWriting(epoch=self.epoch))
-
-    def write_full(
-        self, keys: Any, max_parallelism: int, owned: KeyGroupRange, states: list[StateRows]
-    ) -> KeyedStateHandle | None:
-        """
-        Write states as one full snapshot and return its handle, ``None`` if the states are empty.
-
-        :param keys: Snapshot of the key serializer.
-        :param max_parallelism: Number of key groups.
-        :param owned: Key groups of the subtask.
-        :param states: Rows of each state.
-        :raises StorageError: if the storage fails.
-        """
-        snapshot = FullSnapshot(
-            key=keys,
-            number_of_key_groups=max_parallelism,
-            key_group_range=owned,
-            states=[RestoredRows(state) for state in states],
-            open_stream=self.open_stream,
-            discard=lambda handle: discard_state(self.storage, handle),
-        )
-        return snapshot.run().handle
-
-    def _full(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
-        import pyarrow as pa
-
-        names = rows.schema.names
-        columns = [single(rows.column(name)) for name in new.layout.key_names]
-        no_namespace = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
-        columns.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else no_namespace)
-        columns += [single(rows.column(USER_KEY))] if USER_KEY in names else []
-        schema = arrow_schema_of(new.state, new.keys)
-        batch = pa.RecordBatch.from_arrays([*columns, single(rows.column(VALUE))], schema=schema)
-        blocks = tuple(blocks_of(single(rows.column(KEY_GROUP)), batch))
-        return self.write_full(
-            new.keys.snapshot(), new.max_parallelism, owned, [StateRows(new.state.schema(), schema, blocks)]
-        )
-
-    def _runs(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle:
-        schema = new.state.schema()
-        parts = PartWriter(rows.schema, schema, self.open_stream, ArrowStateSettings()).write_all([rows])
-        meta = SnapshotMeta(new.keys.snapshot(), new.max_parallelism, (StateFiles(schema, (parts,)),))
-        return IncrementalKeyedStateHandle(
-            backend_id=BACKEND_ID,
-            key_group_range=owned,
-            checkpoint_id=1,
-            shared=tuple((part.path, part.handle) for part in parts),
-            meta=self._written(encode_meta(meta)),
-        )
-
-    def _written(self, data: bytes) -> Any:
-        with closing(self.open_stream()) as stream:
-            stream.write(data)
-            return stream.close_and_get_handle()
-
-
-@dataclass(frozen=True, slots=True)
-class StateDropping:
-    """
-    Copy of an operator in a savepoint, without one of its keyed states.
-
-    :param new: Writer of the files that must be rewritten.
-    :param copies: Copier of the files that do not change.
-    :param name: Name of the state to drop.
-    """
-
-    new: NewHandles
-    copies: StateCopies
-    name: str
-
-    def copied(self, operator: OperatorState) -> OperatorState:
-        """
-        Copy the files of an operator and return the operator with the new handles.
-
-        :raises CorruptStateError: if a state file is corrupt.
-        :raises CheckpointNotFoundError: if a state file is missing.
-        :raises StorageError: if the storage fails.
-        """
-        subtasks = {index: self._with_runs(each) for index, each in operator.subtask_states.items()}
-        kept = with_streams(replace(operator, subtask_states=subtasks), self.copies.of_stream)
-        for index, subtask in operator.subtask_states.items():
-            own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
-            written = self._snapshots(subtask, operator.max_parallelism, own)
-            found = kept.subtask_states[index]
-            kept = kept.put_state(index, replace(found, managed_keyed=(*found.managed_keyed, *written)))
-        return kept
-
-    def _with_runs(self, subtask: OperatorSubtaskState) -> OperatorSubtaskState:
-        runs = [each for each in subtask.managed_keyed if isinstance(each, IncrementalKeyedStateHandle)]
-        kept = (self._without(each) for each in runs)
-        return replace(subtask, managed_keyed=tuple(each for each in kept if each is not None))
-
-    def _without(self, handle: IncrementalKeyedStateHandle) -> IncrementalKeyedStateHandle | None:
-        if handle.meta is None:
-            raise CorruptStateError(
-                f"Expected metadata of the state files in checkpoint {handle.checkpoint_id}, found none; use another checkpoint."
-            )
-        files = dict((*handle.shared, *handle.private))
-        meta = decode_meta(read_state(self.new.storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
-        states = tuple(state for state in meta.states if state.state.name != self.name)
-        if len(states) == len(meta.states):
-            return handle
-        paths = {part.path for state in states for parts in state.runs for part in parts}
-        data = encode_meta(SnapshotMeta(meta.key, meta.number_of_key_groups, states))
-        kept = replace(
-            handle,
-            shared=tuple(each for each in handle.shared if each[0] in paths),
-            private=tuple(each for each in handle.private if each[0] in paths),
-            meta=ByteStreamStateHandle(uuid.uuid4().hex, data),
-        )
-        return kept if states else None
-
-    def _snapshots(
-        self, subtask: OperatorSubtaskState, max_parallelism: int, own: KeyGroupRange
-    ) -> tuple[KeyedStateHandle, ...]:
-        reader = FullSnapshotReader(lambda stream: open_input_stream(self.new.storage, stream), max_parallelism, own)
-        written = []
-        for handle in subtask.managed_keyed:
-            found = reader.read(handle) if isinstance(handle, KeyGroupsStateHandle) else None
-            if found is not None:
-                states = [state for state in found[1] if state.schema.name != self.name]
-                written.append(self.new.write_full(found[0].schemas.key, max_parallelism, own, states))
-        return tuple(each for each in written if each is not None)
-
-
 EDITS = "edits"
 """Key of the audit entries in the values of the stage."""
 _FIRST = 1
@@ -362,3 +204,160 @@ def _bootstrap(stage: str, now: str) -> CheckpointDocument:
         state=InlineStateHandle(value={}),
         created_at=now,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class NewHandles:
+    """
+    Writer of keyed state files in the directory of a savepoint.
+
+    :param storage: Storage of the savepoint.
+    :param directory: Directory of the savepoint.
+    :param epoch: Fencing epoch in the names of files.
+    :param is_full: Writes full snapshots, the format of the in-memory backends, instead of files of the Arrow backend.
+    """
+
+    storage: CheckpointStorage
+    directory: str
+    epoch: int
+    is_full: bool
+
+    def write(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
+        """
+        Write the rows of one subtask and return their handle, ``None`` without rows.
+
+        :param new: Description of the state.
+        :param rows: Rows as returned by :meth:`NewRows.of`.
+        :param owned: Key groups of the subtask.
+        :raises StorageError: if the storage fails.
+        """
+        if rows.num_rows == 0:
+            return None
+        return self._full(new, rows, owned) if self.is_full else self._runs(new, rows, owned)
+
+    def open_stream(self) -> FsCheckpointStateOutputStream:
+        """Open a new state file of the savepoint."""
+        return FsCheckpointStateOutputStream.open(self.storage, self.directory, StateWriting(epoch=self.epoch))
+
+    def write_full(
+        self, keys: Any, max_parallelism: int, owned: KeyGroupRange, states: list[StateRows]
+    ) -> KeyedStateHandle | None:
+        """
+        Write states as one full snapshot and return its handle, ``None`` if the states are empty.
+
+        :param keys: Snapshot of the key serializer.
+        :param max_parallelism: Number of key groups.
+        :param owned: Key groups of the subtask.
+        :param states: Rows of each state.
+        :raises StorageError: if the storage fails.
+        """
+        snapshot = FullSnapshot(
+            key=keys,
+            number_of_key_groups=max_parallelism,
+            key_group_range=owned,
+            states=[RestoredRows(state) for state in states],
+            open_stream=self.open_stream,
+            discard=lambda handle: discard_state(self.storage, handle),
+        )
+        return snapshot.run().handle
+
+    def _full(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle | None:
+        import pyarrow as pa
+
+        names = rows.schema.names
+        columns = [single(rows.column(name)) for name in new.layout.key_names]
+        no_namespace = pa.repeat(pa.scalar("", pa.string()), rows.num_rows)
+        columns.append(single(rows.column(NAMESPACE)) if NAMESPACE in names else no_namespace)
+        columns += [single(rows.column(USER_KEY))] if USER_KEY in names else []
+        schema = arrow_schema_of(new.state, new.keys)
+        batch = pa.RecordBatch.from_arrays([*columns, single(rows.column(VALUE))], schema=schema)
+        blocks = tuple(blocks_of(single(rows.column(KEY_GROUP)), batch))
+        return self.write_full(
+            new.keys.snapshot(), new.max_parallelism, owned, [StateRows(new.state.schema(), schema, blocks)]
+        )
+
+    def _runs(self, new: NewRows, rows: Any, owned: KeyGroupRange) -> KeyedStateHandle:
+        schema = new.state.schema()
+        parts = PartWriter(rows.schema, schema, self.open_stream, ArrowStateSettings()).write_all([rows])
+        meta = SnapshotMeta(new.keys.snapshot(), new.max_parallelism, (StateFiles(schema, (parts,)),))
+        return IncrementalKeyedStateHandle(
+            backend_id=BACKEND_ID,
+            key_group_range=owned,
+            checkpoint_id=1,
+            shared=tuple((part.path, part.handle) for part in parts),
+            meta=self._written(encode_meta(meta)),
+        )
+
+    def _written(self, data: bytes) -> Any:
+        with closing(self.open_stream()) as stream:
+            stream.write(data)
+            return stream.close_and_get_handle()
+
+
+@dataclass(frozen=True, slots=True)
+class StateDropping:
+    """
+    Copy of an operator in a savepoint, without one of its keyed states.
+
+    :param new: Writer of the files that must be rewritten.
+    :param copies: Copier of the files that do not change.
+    :param name: Name of the state to drop.
+    """
+
+    new: NewHandles
+    copies: StateCopies
+    name: str
+
+    def copied(self, operator: OperatorState) -> OperatorState:
+        """
+        Copy the files of an operator and return the operator with the new handles.
+
+        :raises CorruptStateError: if a state file is corrupt.
+        :raises CheckpointNotFoundError: if a state file is missing.
+        :raises StorageError: if the storage fails.
+        """
+        subtasks = {index: self._with_runs(each) for index, each in operator.subtask_states.items()}
+        kept = with_streams(replace(operator, subtask_states=subtasks), self.copies.of_stream)
+        for index, subtask in operator.subtask_states.items():
+            own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
+            written = self._snapshots(subtask, operator.max_parallelism, own)
+            found = kept.subtask_states[index]
+            kept = kept.put_state(index, replace(found, managed_keyed=(*found.managed_keyed, *written)))
+        return kept
+
+    def _with_runs(self, subtask: OperatorSubtaskState) -> OperatorSubtaskState:
+        runs = [each for each in subtask.managed_keyed if isinstance(each, IncrementalKeyedStateHandle)]
+        kept = (self._without(each) for each in runs)
+        return replace(subtask, managed_keyed=tuple(each for each in kept if each is not None))
+
+    def _without(self, handle: IncrementalKeyedStateHandle) -> IncrementalKeyedStateHandle | None:
+        if handle.meta is None:
+            raise CorruptStateError(
+                f"Expected metadata of the state files in checkpoint {handle.checkpoint_id}, found none; use another checkpoint."
+            )
+        files = dict((*handle.shared, *handle.private))
+        meta = decode_meta(read_state(self.new.storage, handle.meta), files, f"checkpoint {handle.checkpoint_id}")
+        states = tuple(state for state in meta.states if state.state.name != self.name)
+        if len(states) == len(meta.states):
+            return handle
+        paths = {part.path for state in states for parts in state.runs for part in parts}
+        data = encode_meta(SnapshotMeta(meta.key, meta.number_of_key_groups, states))
+        kept = replace(
+            handle,
+            shared=tuple(each for each in handle.shared if each[0] in paths),
+            private=tuple(each for each in handle.private if each[0] in paths),
+            meta=ByteStreamStateHandle(uuid.uuid4().hex, data),
+        )
+        return kept if states else None
+
+    def _snapshots(
+        self, subtask: OperatorSubtaskState, max_parallelism: int, own: KeyGroupRange
+    ) -> tuple[KeyedStateHandle, ...]:
+        reader = FullSnapshotReader(lambda stream: open_input_stream(self.new.storage, stream), max_parallelism, own)
+        written = []
+        for handle in subtask.managed_keyed:
+            found = reader.read(handle) if isinstance(handle, KeyGroupsStateHandle) else None
+            if found is not None:
+                states = [state for state in found[1] if state.schema.name != self.name]
+                written.append(self.new.write_full(found[0].schemas.key, max_parallelism, own, states))
+        return tuple(each for each in written if each is not None)

@@ -33,6 +33,73 @@ _FULL_SNAPSHOT_BACKENDS = ("memory", "jobmanager", "hashmap", "filesystem", "fs"
 """Names of the backends that write full snapshots."""
 
 
+def write_savepoint(
+    data: Any,
+    state: StateDescriptor[Any] | str,
+    *,
+    stage: str,
+    function: str,
+    target: str,
+    key: Sequence[str] | None = None,
+    max_parallelism: int | None = None,
+    base: str | None = None,
+    state_backend: str = "arrow",
+    by: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
+    clock: Clock | None = None,
+) -> str:
+    """
+    Write a savepoint with the given keyed state and return its pointer, for ``from_savepoint`` of a stage.
+
+    With a base, the savepoint includes all other state of the base and the positions of its source. Without a base, the
+    stage reads its source from the beginning. The base itself does not change.
+
+    :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
+        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires.
+    :param state: Descriptor of the state, or its name if the base has the state.
+    :param stage: Uid of the stage.
+    :param function: Uid of the function within the stage.
+    :param target: Parent directory of the savepoint; the savepoint gets a new directory in it.
+    :param key: Names of the key columns in order, optional if the base has keyed state of the function.
+    :param max_parallelism: Number of key groups of the stage, optional with a base.
+    :param base: Pointer to the checkpoint or savepoint that provides all other state.
+    :param state_backend: State backend of the stage, ignored if the base has keyed state of the function.
+    :param by: Author of the savepoint in its metadata, by default the user of this process.
+    :param storage_options: Options of the filesystem.
+    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
+    :param clock: Clock for the times in the metadata, by default that of the system.
+    :raises InvalidConfigurationError: if an argument or column is missing or invalid, or if a key is duplicate.
+    :raises UnsupportedStateError: if a value does not fit its type.
+    :raises UnknownStateError: if the state is given by name and is missing in the base.
+    :raises IncompatibleCheckpointError: if the base belongs to another stage.
+    :raises StateMigrationError: if the key differs from that of the base.
+    :raises CheckpointNotFoundError: if the base or one of its files is missing.
+    :raises StorageError: if the storage fails; the written files are deleted.
+    """
+    import pyarrow as pa
+
+    table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
+    given = GivenState(
+        state=state,
+        stage=stage,
+        function=function,
+        key=key,
+        max_parallelism=max_parallelism,
+        parallelism=1,
+        state_backend=state_backend,
+    )
+    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
+    place = target_of(given, table.schema, source)
+    rows = place.rows.of(table)
+    now = (clock or SystemClock()).now().isoformat()
+    edit = open_edit(place, source, target, storage_options, now)
+    with edit.deleting_on_failure():
+        parts = zip(split_by_ranges(rows, place.ranges), place.ranges, strict=True)
+        written = [edit.handles.write(place.rows, part, owned) for part, owned in parts]
+        return edit.finish(written, audit_of(place, base, rows.num_rows, by, now))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenState:
     """User-supplied description of the state of a savepoint."""
@@ -153,73 +220,6 @@ def _is_full(state_backend: str, function: FunctionState | None) -> bool:
             f"Expected state_backend to be one of {names}, found {state_backend!r}; use the backend of the stage."
         )
     return state_backend != "arrow"
-
-
-def write_savepoint(
-    data: Any,
-    state: StateDescriptor[Any] | str,
-    *,
-    stage: str,
-    function: str,
-    target: str,
-    key: Sequence[str] | None = None,
-    max_parallelism: int | None = None,
-    base: str | None = None,
-    state_backend: str = "arrow",
-    by: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    allowed_locations: Sequence[str] = (),
-    clock: Clock | None = None,
-) -> str:
-    """
-    Write a savepoint with the given keyed state and return its pointer, for ``from_savepoint`` of a stage.
-
-    With a base, the savepoint includes all other state of the base and the positions of its source. Without a base, the
-    stage reads its source from the beginning. The base itself does not change.
-
-    :param data: Arrow table or record batch reader with the columns that ``read_state`` returns: those of the key, and
-        ``value``, or ``map_key`` and ``map_value``; and ``last_access`` if the state expires.
-    :param state: Descriptor of the state, or its name if the base has the state.
-    :param stage: Uid of the stage.
-    :param function: Uid of the function within the stage.
-    :param target: Parent directory of the savepoint; the savepoint gets a new directory in it.
-    :param key: Names of the key columns in order, optional if the base has keyed state of the function.
-    :param max_parallelism: Number of key groups of the stage, optional with a base.
-    :param base: Pointer to the checkpoint or savepoint that provides all other state.
-    :param state_backend: State backend of the stage, ignored if the base has keyed state of the function.
-    :param by: Author of the savepoint in its metadata, by default the user of this process.
-    :param storage_options: Options of the filesystem.
-    :param allowed_locations: URIs of further locations that checkpoints may reference, such as ``s3://archive``.
-    :param clock: Clock for the times in the metadata, by default that of the system.
-    :raises InvalidConfigurationError: if an argument or column is missing or invalid, or if a key is duplicate.
-    :raises UnsupportedStateError: if a value does not fit its type.
-    :raises UnknownStateError: if the state is given by name and is missing in the base.
-    :raises IncompatibleCheckpointError: if the base belongs to another stage.
-    :raises StateMigrationError: if the key differs from that of the base.
-    :raises CheckpointNotFoundError: if the base or one of its files is missing.
-    :raises StorageError: if the storage fails; the written files are deleted.
-    """
-    import pyarrow as pa
-
-    table = data.read_all() if isinstance(data, pa.RecordBatchReader) else data
-    given = GivenState(
-        state=state,
-        stage=stage,
-        function=function,
-        key=key,
-        max_parallelism=max_parallelism,
-        parallelism=1,
-        state_backend=state_backend,
-    )
-    source = None if base is None else CheckpointStates.load(base, storage_options, allowed_locations)
-    place = target_of(given, table.schema, source)
-    rows = place.rows.of(table)
-    now = (clock or SystemClock()).now().isoformat()
-    edit = open_edit(place, source, target, storage_options, now)
-    with edit.deleting_on_failure():
-        parts = zip(split_by_ranges(rows, place.ranges), place.ranges, strict=True)
-        written = [edit.handles.write(place.rows, part, owned) for part, owned in parts]
-        return edit.finish(written, audit_of(place, base, rows.num_rows, by, now))
 
 
 def open_edit(
