@@ -1,4 +1,9 @@
-"""Operator state backend of one subtask."""
+"""
+Operator state backend of one subtask.
+
+The backend keeps lists and maps in memory, restores them from the streams of a checkpoint, and writes all of them into one
+stream per checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,145 +45,23 @@ from airflow_provider_statecheck.storage.views.state_files import read_state
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 RestoredHandle = tuple[OperatorStateHandle, Callable[[], bytes]]
-"""A handle, and what reads all bytes of its stream."""
-
-
-def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]:
-    """
-    Return the restored states by their stored names, with the elements that the handles name.
-
-    A state of a stream of which no element is named is there too, and empty.
-
-    :raises StorageError: if the storage fails.
-    :raises CorruptStateError: if the bytes are others than those that were written.
-    :raises IncompatibleCheckpointError: if a newer version wrote them, or the streams contradict each other.
-    """
-    states: dict[str, WrittenState] = {}
-    for handle, read in restored:
-        for state in _of_handle(handle, decode(read())):
-            known = states.get(state.stored_name)
-            states[state.stored_name] = state if known is None else _both(known, state)
-    return {name: WrittenState(state.name, state.mode, joined(state.pieces)) for name, state in states.items()}
-
-
-def _of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState]) -> list[WrittenState]:
-    metas = dict(handle.states)
-    missing = metas.keys() - {state.stored_name for state in states}
-    if missing:
-        raise CorruptStateError(f"Expected the operator states {sorted(missing)} in their stream, found others.")
-    offsets = {name: meta.offsets for name, meta in metas.items()}
-    return [_selected(state, offsets.get(state.stored_name)) for state in states]
-
-
-def _selected(state: WrittenState, offsets: tuple[int, ...] | None) -> WrittenState:
-    if state.mode is DistributionMode.BROADCAST and offsets is not None:
-        return state
-    return WrittenState(state.name, state.mode, tuple(_take(state, offsets or ())))
-
-
-def _take(state: WrittenState, offsets: tuple[int, ...]) -> list[WrittenElements]:
-    taken: list[WrittenElements] = []
-    begin = 0
-    for piece in state.pieces:
-        end = begin + len(piece)
-        rows = [offset - begin for offset in offsets if begin <= offset < end]
-        taken.append(piece.take(rows))
-        begin = end
-    if sum(map(len, taken)) != len(offsets):
-        raise CorruptStateError(f"Expected {len(offsets)} elements of {state.name!r}, found only {begin} of them.")
-    return taken
-
-
-def _both(known: WrittenState, more: WrittenState) -> WrittenState:
-    if known.mode is not more.mode:
-        raise IncompatibleCheckpointError(
-            f"Expected all subtasks to distribute operator state {known.name!r} by {known.mode.value}, found "
-            f"{more.mode.value} too; restore from another checkpoint."
-        )
-    return WrittenState(known.name, known.mode, (*known.pieces, *more.pieces))
-
-
-class OperatorStateSnapshot:
-    """
-    Writes states that nobody changes any more.
-
-    :param states: All of the subtask; none at all give an empty result.
-    :param streams: Where they go.
-    """
-
-    def __init__(self, states: Sequence[WrittenState], streams: CheckpointStreamFactory) -> None:
-        self._states = states
-        self._streams = streams
-        self._is_cancelled = Event()
-
-    def run(self) -> SnapshotResult[OperatorStateHandle]:
-        """
-        Write the states into one stream.
-
-        :raises StorageError: if the storage fails; then no file is left.
-        :raises SnapshotCancelledError: if it was cancelled before the stream was whole.
-        """
-        self._require_going_on()
-        if not self._states:
-            return SnapshotResult.empty()
-        stream = self._streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
-        try:
-            return self._write(stream)
-        finally:
-            stream.close()
-
-    def cancel(self) -> None:
-        """End the writing, so that it leaves no file; without effect once the stream is whole."""
-        self._is_cancelled.set()
-
-    def _write(self, stream: CheckpointStateOutputStream) -> SnapshotResult[OperatorStateHandle]:
-        for data in encode(self._states):
-            self._require_going_on()
-            stream.write(data)
-        self._require_going_on()
-        size = stream.get_pos()
-        handle = stream.close_and_get_handle()
-        if handle is None:
-            return SnapshotResult.empty()
-        states = tuple((state.stored_name, state.meta) for state in self._states)
-        return SnapshotResult(OperatorStateHandle(states=states, stream=handle), size)
-
-    def _require_going_on(self) -> None:
-        if self._is_cancelled.is_set():
-            raise SnapshotCancelledError("Expected the snapshot of operator state to go on, found it cancelled.")
-
-
+"""A handle, and a function that returns all bytes of its stream."""
 T = TypeVar("T")
 AnyState = PartitionableListState[Any] | BroadcastState[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Registered:
-    """A state that a descriptor asked for."""
-
-    mode: DistributionMode
-    asked: ElementSerializers
-    """As the descriptor has them."""
-    used: ElementSerializers
-    """As they were reconfigured for restored state."""
-    state: AnyState
-
-    def capture(self) -> WrittenState:
-        return WrittenState(self.asked.state, self.mode, (self.used.write(tuple(self.state)),))
-
-
 class DefaultOperatorStateBackend:
     """
-    Keeps lists and maps in memory; an :class:`OperatorStateStore`.
+    Operator state store that keeps lists and maps in memory.
 
-    It is used by one thread; only what ``snapshot`` returns may run in another. Restored states that nobody asked for are
-    in the next snapshot as they were.
+    The backend belongs to one thread; only the snapshots that it returns may run in another thread. Snapshots include
+    restored states without a descriptor unchanged.
 
-    :param restored: The handles that the subtask was given, each with what reads all bytes of its stream.
-    :param operator_name: What users call the operator, for errors.
+    :param restored: The handles of the subtask, each with a function that returns all bytes of its stream.
+    :param operator_name: The name of the operator, for errors.
     :raises StorageError: if the storage fails.
-    :raises CorruptStateError: if the bytes are others than those that were written.
-    :raises IncompatibleCheckpointError: if a newer version wrote them, or the streams contradict each other.
+    :raises CorruptStateError: if a stream is damaged.
+    :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
     """
 
     def __init__(self, restored: Iterable[RestoredHandle] = (), operator_name: str = "") -> None:
@@ -193,10 +76,12 @@ class DefaultOperatorStateBackend:
         cls, storage: CheckpointStorage, handles: Sequence[OperatorStateHandle], operator_name: str = ""
     ) -> DefaultOperatorStateBackend:
         """
-        Return a backend with the state that handles lead to; raises as the class does.
+        Return a backend with the state of handles.
 
-        :param storage: From which it is read.
-        :param operator_name: What users call the operator, for errors.
+        The errors are those of the constructor.
+
+        :param storage: The storage of the checkpoint.
+        :param operator_name: The name of the operator, for errors.
         """
 
         def reader(handle: OperatorStateHandle) -> Callable[[], bytes]:
@@ -242,8 +127,8 @@ class DefaultOperatorStateBackend:
         return frozenset(name for name, mode in self._names() if mode is DistributionMode.BROADCAST)
 
     def schemas(self) -> tuple[StateSchema, ...]:
-        """Return what the metadata says about each state, those included that were restored and not asked for."""
-        registered = [_schema(r.asked.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
+        """Return the schemas of the registered states, and of the restored states without a descriptor."""
+        registered = [_schema(r.declared.state, r.mode, *r.used.snapshots()) for r in self._registered.values()]
         unclaimed: list[StateSchema] = []
         for state in self._unclaimed.values():
             found = [_schema(state.name, state.mode, piece.key, piece.value) for piece in state.pieces]
@@ -252,12 +137,12 @@ class DefaultOperatorStateBackend:
 
     def snapshot(self, checkpoint_id: int, timestamp: int, streams: CheckpointStreamFactory) -> OperatorStateSnapshot:
         """
-        Capture the state as it is now; what is returned writes it, and later changes are not in it.
+        Capture the current state, and return the snapshot that writes it.
 
-        :param checkpoint_id: Of the checkpoint.
-        :param timestamp: When it was triggered, in milliseconds since 1970.
-        :param streams: Where it is written.
-        :raises UnsupportedStateError: for an element of another type than its state has.
+        :param checkpoint_id: The id of the checkpoint.
+        :param timestamp: The time of its trigger, in milliseconds since the epoch.
+        :param streams: The streams of the checkpoint.
+        :raises UnsupportedStateError: if an element does not fit the type of its state.
         :raises CoordinatorError: after ``dispose``.
         """
         self._require_usable()
@@ -267,7 +152,7 @@ class DefaultOperatorStateBackend:
         return taken
 
     def dispose(self) -> None:
-        """Give up the state and end the snapshots that still run; without effect the second time."""
+        """Drop the state and cancel running snapshots. Further calls have no effect."""
         self._is_disposed = True
         for running in tuple(self._snapshots):
             running.cancel()
@@ -275,12 +160,12 @@ class DefaultOperatorStateBackend:
         self._unclaimed.clear()
 
     def _names(self) -> list[tuple[str, DistributionMode]]:
-        registered = [(state.asked.state, state.mode) for state in self._registered.values()]
+        registered = [(state.declared.state, state.mode) for state in self._registered.values()]
         return registered + [(state.name, state.mode) for state in self._unclaimed.values()]
 
     def _get(self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode) -> AnyState:
         self._require_usable()
-        _require_fitting(descriptor, mode)
+        _require_operator_descriptor(descriptor, mode)
         name = stored_name(descriptor.name, mode)
         known = self._registered.get(name)
         if known is None:
@@ -288,23 +173,23 @@ class DefaultOperatorStateBackend:
             self._unclaimed.pop(name, None)
             return self._registered[name].state
         _require_mode(descriptor.name, known.mode, mode)
-        _require_same(known.asked, ElementSerializers.of(descriptor))
+        _require_same_types(known.declared, ElementSerializers.of(descriptor))
         return known.state
 
     def _register(
         self, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
     ) -> _Registered:
-        asked = ElementSerializers.of(descriptor)
+        declared = ElementSerializers.of(descriptor)
         restored = self._unclaimed.get(stored_name(descriptor.name, mode))
         if restored is None:
-            return _Registered(mode, asked, asked, self._new_state(mode, asked, ()))
+            return _Registered(mode, declared, declared, self._new_state(mode, declared, ()))
         _require_mode(descriptor.name, restored.mode, mode)
-        used = asked.reconfigured(restored.pieces)
+        used = declared.reconfigured(restored.pieces)
         elements = [element for piece in restored.pieces for element in used.read(piece)]
-        return _Registered(mode, asked, used, self._new_state(mode, used, elements))
+        return _Registered(mode, declared, used, self._new_state(mode, used, elements))
 
     def _new_state(self, mode: DistributionMode, used: ElementSerializers, elements: Iterable[Any]) -> AnyState:
-        def refusing(own: Callable[..., Any]) -> Callable[..., Any]:
+        def naming_operator(own: Callable[..., Any]) -> Callable[..., Any]:
             def owned(*given: Any) -> Any:
                 try:
                     return own(*given)
@@ -314,12 +199,30 @@ class DefaultOperatorStateBackend:
             return owned
 
         if mode is DistributionMode.BROADCAST:
-            return BroadcastState(elements, refusing(used.own_entry), used.copy)
-        return PartitionableListState(elements, refusing(used.own), used.copy)
+            return BroadcastState(elements, naming_operator(used.own_entry), used.copy)
+        return PartitionableListState(elements, naming_operator(used.own), used.copy)
 
     def _require_usable(self) -> None:
         if self._is_disposed:
-            raise CoordinatorError("Expected operator state to be used while its subtask runs, found it disposed.")
+            raise CoordinatorError(
+                "Expected operator state to be used while its subtask runs, found it disposed; "
+                "access it before the function is closed."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """Operator state with a descriptor."""
+
+    mode: DistributionMode
+    declared: ElementSerializers
+    """Serializers of the descriptor."""
+    used: ElementSerializers
+    """The serializers after reconfiguration for restored state."""
+    state: AnyState
+
+    def capture(self) -> WrittenState:
+        return WrittenState(self.declared.state, self.mode, (self.used.write(tuple(self.state)),))
 
 
 def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSchema:
@@ -327,27 +230,144 @@ def _schema(name: str, mode: DistributionMode, key: Any, value: Any) -> StateSch
     return StateSchema(name=name, kind=kind, key=key, value=value)
 
 
-def _require_fitting(descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode) -> None:
-    wanted = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
-    if descriptor.kind is not wanted:
-        raise InvalidConfigurationError(f"Expected the descriptor of a {wanted.value} state, found {descriptor!r}.")
+def _require_operator_descriptor(
+    descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any], mode: DistributionMode
+) -> None:
+    expected_kind = StateKind.MAP if mode is DistributionMode.BROADCAST else StateKind.LIST
+    if descriptor.kind is not expected_kind:
+        raise InvalidConfigurationError(
+            f"Expected the descriptor of a {expected_kind.value} state, found {descriptor!r}."
+        )
     if descriptor.ttl is not None:
         raise InvalidConfigurationError(
-            f"Expected operator state {descriptor.name!r} without a time to live, found one; only keyed state expires."
+            f"Expected operator state {descriptor.name!r} without a time to live, found one; remove it, because only keyed "
+            f"state expires."
         )
 
 
 def _require_mode(name: str, expected: DistributionMode, found: DistributionMode) -> None:
     if expected is not found:
         raise CoordinatorError(
-            f"Expected operator state {name!r} to be distributed by {expected.value}, as it was before, found "
-            f"{found.value}; take another name for the other state."
+            f"Expected operator state {name!r} to be distributed by {expected.value} as before, found "
+            f"{found.value}; choose another name for the new state."
         )
 
 
-def _require_same(expected: ElementSerializers, found: ElementSerializers) -> None:
+def _require_same_types(expected: ElementSerializers, found: ElementSerializers) -> None:
     if expected.snapshots() != found.snapshots():
         raise InvalidConfigurationError(
-            f"Expected operator state {found.state!r} to keep its types, found other ones; take another name for the other "
-            f"state."
+            f"Expected operator state {found.state!r} to keep its types, found different ones; choose another name for the "
+            f"new state."
         )
+
+
+class OperatorStateSnapshot:
+    """
+    Snapshot of the operator state of a subtask, which another thread may write.
+
+    :param states: The captured, immutable states; without states the result is empty.
+    :param streams: The streams of the checkpoint.
+    """
+
+    def __init__(self, states: Sequence[WrittenState], streams: CheckpointStreamFactory) -> None:
+        self._states = states
+        self._streams = streams
+        self._is_cancelled = Event()
+
+    def run(self) -> SnapshotResult[OperatorStateHandle]:
+        """
+        Write the states into one stream. After an error no file remains.
+
+        :raises StorageError: if the storage fails.
+        :raises SnapshotCancelledError: if the snapshot is cancelled before the stream is complete.
+        """
+        self._require_not_cancelled()
+        if not self._states:
+            return SnapshotResult.empty()
+        stream = self._streams.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+        try:
+            return self._write(stream)
+        finally:
+            stream.close()
+
+    def cancel(self) -> None:
+        """Cancel the write, which then leaves no file. Without effect after the stream is complete."""
+        self._is_cancelled.set()
+
+    def _write(self, stream: CheckpointStateOutputStream) -> SnapshotResult[OperatorStateHandle]:
+        for data in encode(self._states):
+            self._require_not_cancelled()
+            stream.write(data)
+        self._require_not_cancelled()
+        size = stream.get_pos()
+        handle = stream.close_and_get_handle()
+        if handle is None:
+            return SnapshotResult.empty()
+        states = tuple((state.stored_name, state.meta) for state in self._states)
+        return SnapshotResult(OperatorStateHandle(states=states, stream=handle), size)
+
+    def _require_not_cancelled(self) -> None:
+        if self._is_cancelled.is_set():
+            raise SnapshotCancelledError(
+                "Expected a running snapshot of operator state, found it cancelled; its checkpoint was aborted or its subtask ended."
+            )
+
+
+def read_restored(restored: Iterable[RestoredHandle]) -> dict[str, WrittenState]:
+    """
+    Return the restored states by stored name, with the elements at the offsets of the handles.
+
+    A state of a stream is included without elements if its handle has no offsets of it.
+
+    :raises StorageError: if the storage fails.
+    :raises CorruptStateError: if a stream is damaged.
+    :raises IncompatibleCheckpointError: if a newer version wrote a stream, or streams disagree about a state.
+    """
+    states: dict[str, WrittenState] = {}
+    for handle, read in restored:
+        for state in _states_of_handle(handle, decode(read())):
+            known = states.get(state.stored_name)
+            states[state.stored_name] = state if known is None else _merged(known, state)
+    return {name: WrittenState(state.name, state.mode, joined(state.pieces)) for name, state in states.items()}
+
+
+def _states_of_handle(handle: OperatorStateHandle, states: Sequence[WrittenState]) -> list[WrittenState]:
+    metas = dict(handle.states)
+    missing = metas.keys() - {state.stored_name for state in states}
+    if missing:
+        raise CorruptStateError(
+            f"Expected the operator states {sorted(missing)} in the stream of their handle, found none of them; restore from another checkpoint."
+        )
+    offsets = {name: meta.offsets for name, meta in metas.items()}
+    return [_selected(state, offsets.get(state.stored_name)) for state in states]
+
+
+def _selected(state: WrittenState, offsets: tuple[int, ...] | None) -> WrittenState:
+    if state.mode is DistributionMode.BROADCAST and offsets is not None:
+        return state
+    return WrittenState(state.name, state.mode, tuple(_elements_at(state, offsets or ())))
+
+
+def _elements_at(state: WrittenState, offsets: tuple[int, ...]) -> list[WrittenElements]:
+    taken: list[WrittenElements] = []
+    begin = 0
+    for piece in state.pieces:
+        end = begin + len(piece)
+        rows = [offset - begin for offset in offsets if begin <= offset < end]
+        taken.append(piece.take(rows))
+        begin = end
+    if (found := sum(map(len, taken))) != len(offsets):
+        raise CorruptStateError(
+            f"Expected {len(offsets)} elements of {state.name!r} in a stream of {begin} elements, found {found}; restore "
+            f"from another checkpoint."
+        )
+    return taken
+
+
+def _merged(known: WrittenState, more: WrittenState) -> WrittenState:
+    if known.mode is not more.mode:
+        raise IncompatibleCheckpointError(
+            f"Expected all subtasks to distribute operator state {known.name!r} by {known.mode.value}, found "
+            f"{more.mode.value} too; restore from another checkpoint."
+        )
+    return WrittenState(known.name, known.mode, (*known.pieces, *more.pieces))

@@ -1,9 +1,13 @@
 """
 Format of operator state on storage.
 
-A line with the magic word, the version and the length of what follows; JSON that names the states, what their serializers
-were and where their columns are; and the columns, each table as an Arrow IPC stream. The offset of an element is its row
-among all rows of its state, so that an element costs what its value costs; a broadcast map has one offset, of the whole.
+A stream has three parts:
+
+- a line with the magic word, the version, and the length of the JSON;
+- JSON with the name, the distribution mode and the pieces of each state, and the serializer snapshots of each piece;
+- the pieces, each as an Arrow IPC stream.
+
+The offset of an element is its row number in the pieces of its state. A broadcast map has the single offset 0.
 """
 
 from __future__ import annotations
@@ -29,30 +33,35 @@ from airflow_provider_statecheck.state.serializers.serializer import (
     serializer_from_now_on,
 )
 
-_BROADCAST = "broadcast/"
-_LIST = "list/"
+MAGIC = b"statecheck-operator-state"
+VERSION = 1
+KEY = "key"
+VALUE = "value"
+_BROADCAST_PREFIX = "broadcast/"
+_LIST_PREFIX = "list/"
 
 
 def stored_name(name: str, mode: DistributionMode) -> str:
-    """Return a name that no other state of the operator has; that of a list is its own unless it looks like a made one."""
+    """
+    Return the unique name of a state in the stream and the handle.
+
+    A broadcast map and a list may have the same name, which differs in the stream by a prefix. A list has a prefix only if
+    its name starts with one.
+    """
     if mode is DistributionMode.BROADCAST:
-        return _BROADCAST + name
-    return _LIST + name if name.startswith((_BROADCAST, _LIST)) else name
-
-
-KEY = "key"
-VALUE = "value"
+        return _BROADCAST_PREFIX + name
+    return _LIST_PREFIX + name if name.startswith((_BROADCAST_PREFIX, _LIST_PREFIX)) else name
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenElements:
-    """Elements that were written with the same serializers; nobody changes them any more."""
+    """Elements with common serializer snapshots, as an immutable Arrow table."""
 
     key: SerializerSnapshot | None
-    """Of the keys of a broadcast map."""
+    """Snapshot of the key serializer; ``None`` for a list."""
     value: SerializerSnapshot
     table: Any
-    """An Arrow table with a column ``value``, and one ``key`` for a map."""
+    """Arrow table with a column ``value``, and a column ``key`` for a map."""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -62,7 +71,7 @@ class WrittenElements:
         return self.table.column(name).combine_chunks()
 
     def take(self, rows: Sequence[int]) -> WrittenElements:
-        """Return some of the elements, in the order of their rows."""
+        """Return the elements at row numbers, in their order."""
         import pyarrow as pa
 
         if len(rows) == len(self) and list(rows) == list(range(len(self))):
@@ -70,19 +79,23 @@ class WrittenElements:
         return WrittenElements(self.key, self.value, self.table.take(pa.array(rows, pa.int64())))
 
     def can_join(self, other: WrittenElements) -> bool:
-        """Tell whether both can be one."""
+        """Return whether serializer snapshots and Arrow types are equal."""
         mine = self.key, self.value, self.table.schema
         return mine == (other.key, other.value, other.table.schema)
 
     def join(self, other: WrittenElements) -> WrittenElements:
-        """Return these elements and then others."""
+        """Return these elements followed by others."""
         import pyarrow as pa
 
         return WrittenElements(self.key, self.value, pa.concat_tables([self.table, other.table]))
 
 
 def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
-    """Return the same elements in as few pieces as possible; one at least stays, for it says what the state is."""
+    """
+    Return the elements in as few pieces as possible.
+
+    Without elements, one empty piece remains because it contains the serializer snapshots.
+    """
     found = list(pieces)
     result: list[WrittenElements] = []
     for piece in [piece for piece in found if len(piece)] or found[:1]:
@@ -93,36 +106,32 @@ def joined(pieces: Iterable[WrittenElements]) -> tuple[WrittenElements, ...]:
     return tuple(result)
 
 
-MAGIC = b"statecheck-operator-state"
-VERSION = 1
-
-
 @dataclass(frozen=True, slots=True)
 class WrittenState:
-    """One operator state at one moment."""
+    """Captured or restored operator state."""
 
     name: str
     mode: DistributionMode
     pieces: tuple[WrittenElements, ...]
-    """At least one; more where elements were written with several versions of a serializer."""
+    """One or more pieces; elements with different serializer snapshots are in different pieces."""
 
     @property
     def stored_name(self) -> str:
-        """Return its name among all states of the operator."""
+        """Return the unique name of the state in the stream and the handle."""
         return stored_name(self.name, self.mode)
 
     @property
     def meta(self) -> OperatorStateMeta:
-        """Return the offsets of its elements."""
+        """Return the offsets of the elements."""
         if self.mode is DistributionMode.BROADCAST:
             return OperatorStateMeta(offsets=(0,), mode=self.mode)
         return OperatorStateMeta(offsets=tuple(range(sum(map(len, self.pieces)))), mode=self.mode)
 
 
 def encode(states: Sequence[WrittenState]) -> Iterator[bytes]:
-    """Return the bytes of states, piece by piece."""
-    blocks = [[_block(piece) for piece in state.pieces] for state in states]
-    header = {"states": [_described(*pair) for pair in zip(states, blocks, strict=True)]}
+    """Yield the bytes of a stream with the states."""
+    blocks = [[_ipc_stream(piece) for piece in state.pieces] for state in states]
+    header = {"states": [_state_header(*pair) for pair in zip(states, blocks, strict=True)]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     yield b"%s %d %d\n" % (MAGIC, VERSION, len(text))
     yield text
@@ -134,15 +143,15 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
     """
     Return the states of a stream.
 
-    :raises IncompatibleCheckpointError: if a newer version wrote them.
-    :raises CorruptStateError: for other bytes.
+    :raises IncompatibleCheckpointError: if a newer version wrote the stream.
+    :raises CorruptStateError: if the stream is damaged.
     """
     line, found, _ = data[:128].partition(b"\n")
     words = line.split(b" ")
     if not found or words[0] != MAGIC or len(words) != 3:
         raise CorruptStateError(
-            f"Expected operator state that begins with {MAGIC.decode()!r}, found {data[:32]!r}; it was changed after it was "
-            f"written."
+            f"Expected operator state that begins with {MAGIC.decode()!r}, found {data[:32]!r}; restore from another "
+            f"checkpoint."
         )
     _require_version(words[1])
     begin = len(line) + 1
@@ -150,10 +159,12 @@ def decode(data: bytes) -> tuple[WrittenState, ...]:
         end = begin + int(words[2])
         return _decode_states(json.loads(data[begin:end]), memoryview(data)[end:])
     except (LookupError, TypeError, ValueError, OSError) as error:
-        raise CorruptStateError(f"Expected the columns of operator state, found other bytes: {error}.") from error
+        raise CorruptStateError(
+            f"Expected the columns of operator state, found damaged data: {error}; restore from another checkpoint."
+        ) from error
 
 
-def _block(piece: WrittenElements) -> bytes:
+def _ipc_stream(piece: WrittenElements) -> bytes:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
@@ -163,7 +174,7 @@ def _block(piece: WrittenElements) -> bytes:
     return data
 
 
-def _described(state: WrittenState, blocks: Sequence[bytes]) -> dict[str, Any]:
+def _state_header(state: WrittenState, blocks: Sequence[bytes]) -> dict[str, Any]:
     pieces = [
         {
             "key": None if piece.key is None else encode_snapshot(piece.key),
@@ -204,27 +215,28 @@ def _require_version(version: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ElementSerializers:
-    """The serializers of a list, which has no keys, or of a broadcast map."""
+    """Serializers of the elements of a list, or of the entries of a broadcast map."""
 
     state: str
-    """Its name, for errors."""
+    """Name of the state, for errors."""
     key: TypeSerializer[Any] | None
+    """Serializer of the keys; ``None`` for a list."""
     value: TypeSerializer[Any]
 
     @classmethod
     def of(cls, descriptor: ListStateDescriptor[Any] | MapStateDescriptor[Any]) -> ElementSerializers:
-        """Return those that a descriptor names."""
+        """Return the serializers of a descriptor."""
         return cls(descriptor.name, descriptor.key_serializer, descriptor.serializer)
 
     def snapshots(self) -> tuple[SerializerSnapshot | None, SerializerSnapshot]:
-        """Return what keys and values are written with."""
+        """Return the snapshots of the key serializer and the value serializer."""
         return None if self.key is None else self.key.snapshot(), self.value.snapshot()
 
     def write(self, elements: Sequence[Any]) -> WrittenElements:
         """
-        Return elements as columns; entries of a map are pairs.
+        Return elements as an Arrow table; the entries of a map are pairs.
 
-        :raises UnsupportedStateError: for an element of another type.
+        :raises UnsupportedStateError: if an element has another type.
         """
         import pyarrow as pa
 
@@ -237,42 +249,42 @@ class ElementSerializers:
 
     def own(self, value: Any) -> Any:
         """
-        Return what the state keeps of an element, or of a value of a map.
+        Return the object to store for an element or a map value.
 
-        :raises UnsupportedStateError: for one of another type.
+        :raises UnsupportedStateError: if it has another type.
         """
         return None if value is None else own_of(self.value)(value)
 
     def own_entry(self, key: Any, value: Any) -> tuple[Any, Any]:
         """
-        Return what the state keeps of an entry of a map.
+        Return the objects to store for an entry of a map.
 
-        :raises UnsupportedStateError: for a key or a value of another type.
+        :raises UnsupportedStateError: if the key or the value has another type.
         """
         return key if self.key is None else own_of(self.key)(key), self.own(value)
 
     def copy(self, value: Any) -> Any:
-        """Return an element, or a value of a map, for a reader, who may change it."""
+        """Return a copy of an element or a map value; immutable objects are returned unchanged."""
         return value if value is None or is_immutable(self.value) else self.value.copy(value)
 
     def read(self, written: WrittenElements) -> list[Any]:
         """
-        Return elements from their columns, migrated if need be.
+        Return the elements of a piece, after a migration if necessary.
 
-        :raises StateMigrationError: if they cannot go on with these serializers.
+        :raises StateMigrationError: if the piece is incompatible with these serializers.
         """
         verdict = compatibility_of(self.state, self.value, written.value)
-        values = _elements(verdict, self.value, written.column(VALUE))
+        values = _read_column(verdict, self.value, written.column(VALUE))
         if self.key is None or written.key is None:
             return values
         keys = compatibility_of_keys(self.state, self.key, written.key)
-        return list(zip(_elements(keys, self.key, written.column(KEY)), values, strict=True))
+        return list(zip(_read_column(keys, self.key, written.column(KEY)), values, strict=True))
 
     def reconfigured(self, pieces: Iterable[WrittenElements]) -> ElementSerializers:
         """
-        Return the serializers to use from now on, after a look at all that was written.
+        Return the serializers after reconfiguration for restored pieces.
 
-        :raises StateMigrationError: if any of it cannot go on with these serializers.
+        :raises StateMigrationError: if a piece is incompatible with these serializers.
         """
         found = self
         for piece in pieces:
@@ -284,7 +296,7 @@ class ElementSerializers:
         return found
 
 
-def _elements(verdict: Compatibility, serializer: TypeSerializer[Any], array: Any) -> list[Any]:
+def _read_column(verdict: Compatibility, serializer: TypeSerializer[Any], array: Any) -> list[Any]:
     if verdict.outcome is Outcome.COMPATIBLE_AFTER_MIGRATION and verdict.migrate is not None:
         array = verdict.migrate(array)
     return serializer_from_now_on(verdict, serializer).from_arrow(array)
