@@ -1,10 +1,11 @@
 """
 Orphan files: detection, quarantine and deletion.
 
-By epoch, never by age: a write that takes six hours is older than any age guard, but its attempt is still open.
+A file is an orphan if no retained checkpoint names it and its epoch is closed. Its age does not matter, because a write of an
+open attempt may take hours.
 
-No bytes are moved, for object stores cannot rename. The notes are one small file for each job in a checkpoint directory. They
-only ever hold something back: lost or damaged ones begin the wait anew.
+The quarantine of a job is a small file in the checkpoint directory. It records when each orphan was first found; no file is
+moved, because object stores cannot rename. A lost or damaged record only delays deletions: all waits start again.
 """
 
 from __future__ import annotations
@@ -51,18 +52,21 @@ from airflow_provider_statecheck.storage.metadata_file import (
 log = logging.getLogger(__name__)
 
 SHORTEST_STAY = timedelta(days=1)
-"""How long an orphan stays at least."""
+"""Minimum quarantine of an orphan."""
+
+_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
+_OPERATOR_ID = re.compile(r"[0-9a-f]{32}/")
 
 
 class Quarantine:
     """
-    The orphans of a job below the storage's base.
+    Waiting orphans of a job in a checkpoint directory.
 
-    :param storage: Where the bytes are.
-    :param job_id: The job.
-    :param stay: How long an orphan stays, a day or more.
-    :param dry_run: Write nothing.
-    :raises InvalidConfigurationError: for less than a day.
+    :param storage: Storage of the checkpoint directory.
+    :param job_id: Id of the job.
+    :param stay: Time from the first sight of an orphan to its deletion, at least a day.
+    :param dry_run: Do not write the record.
+    :raises InvalidConfigurationError: if ``stay`` is less than a day.
     """
 
     def __init__(
@@ -77,23 +81,26 @@ class Quarantine:
 
     def admit(self, orphans: AbstractSet[str], now: datetime) -> frozenset[str]:
         """
-        Note what was found and return what has stayed long enough.
+        Record orphans and return those whose quarantine has ended.
 
-        What was noted before and is no orphan any more is forgotten.
+        Recorded files that are no longer orphans are removed from the record.
+
+        :param orphans: URIs of all current orphans.
+        :param now: Time of the sweep.
 
         :raises StorageError: if the storage fails.
         """
-        before = self._read()
-        # Not later than now: a clock that was ahead would hold them back for as long.
-        notes = {uri: min(before.get(uri, now), now) for uri in sorted(orphans)}
-        # Before anything is deleted: killed in between, the next call finds the same and deletes it.
-        if notes != before and not self._dry_run:
-            self._write(notes)
-        return frozenset(uri for uri, since in notes.items() if now - since >= self._stay)
+        recorded = self._read()
+        # A time in the future, from a fast clock, would delay the deletion.
+        found_at = {uri: min(recorded.get(uri, now), now) for uri in sorted(orphans)}
+        # Written before the deletion: after a crash, the next sweep finds the same orphans and deletes them.
+        if found_at != recorded and not self._dry_run:
+            self._write(found_at)
+        return frozenset(uri for uri, since in found_at.items() if now - since >= self._stay)
 
     def forget(self) -> None:
         """
-        Drop all notes.
+        Delete the record.
 
         :raises StorageError: if the storage fails.
         """
@@ -102,27 +109,29 @@ class Quarantine:
 
     def _read(self) -> dict[str, datetime]:
         try:
-            notes = json.loads(self._storage.read_bytes(self._uri))
-            return {f"{self._root}/{path}": _time(since) for path, since in notes.items()}
+            record = json.loads(self._storage.read_bytes(self._uri))
+            return {f"{self._root}/{path}": _time(since) for path, since in record.items()}
         except CheckpointNotFoundError:
             return {}
         except (ValueError, TypeError, AttributeError) as error:
-            log.warning("The notes in %s cannot be understood, every orphan waits anew: %s", self._uri, error)
+            log.warning(
+                "Quarantine record %s cannot be decoded; the wait of all orphans restarts: %s", self._uri, error
+            )
             return {}
 
-    def _write(self, notes: dict[str, datetime]) -> None:
-        if not notes:
+    def _write(self, found_at: dict[str, datetime]) -> None:
+        if not found_at:
             self._storage.delete_file(self._uri)
             return
-        told = {uri.removeprefix(f"{self._root}/"): since.isoformat() for uri, since in notes.items()}
-        self._storage.write_bytes(self._uri, json.dumps(told, indent=1).encode(), overwrite=True)
+        record = {uri.removeprefix(f"{self._root}/"): since.isoformat() for uri, since in found_at.items()}
+        self._storage.write_bytes(self._uri, json.dumps(record, indent=1).encode(), overwrite=True)
 
 
 def require_stay(stay: timedelta | None) -> None:
     """
-    Refuse a stay that is too short.
+    Reject a quarantine of less than a day.
 
-    :raises InvalidConfigurationError: for less than a day.
+    :raises InvalidConfigurationError: if the quarantine is too short.
     """
     require("quarantine", stay, lambda found: found is None or found >= SHORTEST_STAY, "a day or more")
 
@@ -134,57 +143,51 @@ def _time(text: str) -> datetime:
     return time
 
 
-_IN_PROGRESS = (CheckpointStatus.PENDING, CheckpointStatus.FINALIZING)
-
-
 def aligned_in_progress(view: JobView) -> tuple[int, ...]:
-    """Return the aligned checkpoints that the next leader goes on with; only their parts tell what they name."""
+    """Return the ids of unfinished aligned checkpoints; only their manifests list the files that they name."""
     rows = view.of_operator(ALIGNED_OPERATOR_ID)
     return tuple(c.checkpoint_id for c in rows if c.status in _IN_PROGRESS)
 
 
 def retained_aligned(view: JobView) -> tuple[CheckpointRecord, ...]:
-    """Return the aligned checkpoints that may name state in the directories of others."""
+    """Return the completed aligned checkpoints, which may name files in directories of other operators."""
     return tuple(c for c in view.of_operator(ALIGNED_OPERATOR_ID) if c.status is CheckpointStatus.COMPLETED)
 
 
-def is_left_on_purpose(checkpoint: CheckpointRecord) -> bool:
-    """Tell whether the bytes of an ended aligned checkpoint stay: it may be complete, or they are its user's."""
+def retains_files(checkpoint: CheckpointRecord) -> bool:
+    """Return true if the files of an ended aligned checkpoint are retained: it may be complete, or the user owns them."""
     if checkpoint.operator_id != ALIGNED_OPERATOR_ID:
         return False
     if checkpoint.status is CheckpointStatus.SUBSUMED:
         return not checkpoint.properties.discard_on_subsumed
-    # An abort whose outcome is in doubt is taken from garbage collection by the very transition that aborts it.
-    is_kept = checkpoint.discarded_at is not None and checkpoint.discarded_at == checkpoint.ended_at
-    return is_kept and checkpoint.status is CheckpointStatus.ABORTED
-
-
-_OPERATOR_ID = re.compile(r"[0-9a-f]{32}/")
+    # The transition of an abort with unknown outcome excludes the checkpoint from garbage collection.
+    is_excluded = checkpoint.discarded_at is not None and checkpoint.discarded_at == checkpoint.ended_at
+    return is_excluded and checkpoint.status is CheckpointStatus.ABORTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphans:
-    """What was found of a job below one checkpoint directory."""
+    """Deletable files and directories of a job in one checkpoint directory."""
 
     ended: tuple[str, ...] = ()
-    """Directories of checkpoints whose rows say that they have ended."""
+    """Directories of aborted and subsumed checkpoints."""
     directories: tuple[str, ...] = ()
-    """Snapshots that nothing names, and unfinished checkpoints without a row."""
+    """Directories of unreferenced snapshots, and of unfinished checkpoints without a row."""
     files: tuple[str, ...] = ()
-    """Files of state that nothing names."""
+    """Unreferenced state files."""
     skipped: tuple[str, ...] = ()
-    """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
+    """Uids of operators that were skipped because one of their retained checkpoints cannot be read."""
 
 
 class OrphanSearch:
     """
-    Looks for the orphans of a job below the storage's base.
+    Search for the orphans of a job in a checkpoint directory.
 
-    :param storage: Where the bytes are.
-    :param view: The job's rows, read before anything is listed: what came later has a higher epoch and is not touched.
-    :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
-    :param of: The operators whose bytes are looked at; by default all.
-    :param read_again: Reads the job's rows once more. Without it, files that no operator's name is on are left alone.
+    :param storage: Storage of the checkpoint directory.
+    :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
+    :param documents: Cache of the metadata of the job's checkpoints, in all locations.
+    :param of: Operators whose files are searched; by default all.
+    :param read_again: Reads the job's rows again. Without it, task-owned files are not searched.
     """
 
     def __init__(
@@ -205,7 +208,7 @@ class OrphanSearch:
 
     def find(self) -> Orphans:
         """
-        Return what was found; nothing is deleted.
+        Return the orphans without deleting them.
 
         :raises StorageError: if the storage fails.
         """
@@ -224,15 +227,15 @@ class OrphanSearch:
         )
 
     @cached_property
-    def _found(self) -> tuple[int, ...]:
+    def _directory_ids(self) -> tuple[int, ...]:
         return checkpoint_ids(self._storage, self._job_id)
 
     @cached_property
-    def _of_others(self) -> dict[int, CheckpointDocument]:
-        """Complete checkpoints that the rows do not know: rows came from a backup, or another coordinator writes here."""
+    def _documents_without_row(self) -> dict[int, CheckpointDocument]:
+        """Completed checkpoints without a row: of rows that a backup lost, or of another coordinator."""
         known = {c.request_key for c in self._view.checkpoints}
         retained = {c.checkpoint_id for c in self._view.checkpoints if c.is_restorable}
-        read = ((i, self._read(self._uri(i))) for i in self._found if i not in retained)
+        read = ((i, self._read(self._uri(i))) for i in self._directory_ids if i not in retained)
         return {i: document for i, document in read if document is not None and document.request_key not in known}
 
     def _read(self, directory: str) -> CheckpointDocument | None:
@@ -246,29 +249,31 @@ class OrphanSearch:
         return checkpoint_uri(self._base, self._job_id, checkpoint_id)
 
     def _ended(self) -> Iterator[str]:
-        mine = {o.operator_id for o in self._operators}
-        rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in mine}
-        # One checkpoint may have two rows: that of its operator, and that of an attempt which began from it.
-        used = {checkpoint_id_of(_name(c.location)) for c in self._view_retained} | set(self._of_others)
+        operator_ids = {o.operator_id for o in self._operators}
+        rows = {c.checkpoint_id: c for c in self._view.checkpoints if c.operator_id in operator_ids}
+        # A checkpoint may have two rows: one of its operator, and one of an attempt that restored it.
+        used = {checkpoint_id_of(_file_name(c.location)) for c in self._retained_of_all} | set(
+            self._documents_without_row
+        )
         used |= {i for o in self._view.operators for i in _needed_though_ended(self._view, o)}
-        ended = [i for i in self._found if i in rows and i not in used and _has_ended(rows[i])]
+        ended = [i for i in self._directory_ids if i in rows and i not in used and _has_ended(rows[i])]
         yield from (self._uri(i) for i in ended if not self._is_needed(rows[i]))
 
     def _is_needed(self, ended: CheckpointRecord) -> bool:
         operator = next(o for o in self._operators if o.operator_id == ended.operator_id)
         named, aligned = self._named_by(operator), self._named_by_aligned
-        if is_left_on_purpose(ended) or named is None or aligned is None:
+        if retains_files(ended) or named is None or aligned is None:
             return True
         return any(uri.rpartition("/")[0].endswith(f"/chk-{ended.checkpoint_id}") for uri in named | aligned)
 
     def _unfinished(self) -> Iterator[str]:
         rows = {c.checkpoint_id for c in self._view.checkpoints}
-        # An id that the rows have not drawn is another coordinator's, which may be writing.
-        lost = [i for i in self._found if i not in rows and i < self._view.job.next_checkpoint_id]
+        # An id that this job has not issued belongs to another coordinator, which may be writing.
+        lost = [i for i in self._directory_ids if i not in rows and i < self._view.job.next_checkpoint_id]
         yield from (self._uri(i) for i in lost if self._is_abandoned(self._uri(i)) and not self._is_used(i))
 
     def _is_abandoned(self, directory: str) -> bool:
-        # A directory with metadata is complete, and without a row nothing says that it is over.
+        # A directory with metadata is complete; without a row, its checkpoint may still be in use.
         names = self._storage.list_files(directory)
         return self._has_no_open_attempt and all(epoch_of(name) is not None for name in names)
 
@@ -277,17 +282,19 @@ class OrphanSearch:
         return named is None or any(uri.rpartition("/")[0].endswith(f"/chk-{checkpoint_id}") for uri in named)
 
     def _unnamed_state(self, operator: OperatorRecord) -> Iterator[str]:
-        named = _names(self._named_by(operator))
+        named = _file_names(self._named_by(operator))
         for checkpoint in retained(self._view, operator):
-            if checkpoint.checkpoint_id in self._found and checkpoint.location == self._uri(checkpoint.checkpoint_id):
+            if checkpoint.checkpoint_id in self._directory_ids and checkpoint.location == self._uri(
+                checkpoint.checkpoint_id
+            ):
                 names = [n for n in self._storage.list_files(checkpoint.location) if n not in named]
                 yield from (f"{checkpoint.location}/{n}" for n in names if self._is_closed(operator, n))
 
     def _snapshots(self, operator: OperatorRecord) -> Iterator[str]:
-        named = _names(self._named_by(operator))
+        named = _file_names(self._named_by(operator))
         root = shared_uri(self._base, self._job_id, operator.operator_id)
         for slug in self._storage.list_directories(root):
-            if _holds_files(slug):
+            if _is_file_directory(slug):
                 continue
             for name in self._storage.list_directories(f"{root}/{slug}"):
                 if self._is_closed(operator, name) and name not in named:
@@ -295,28 +302,28 @@ class OrphanSearch:
 
     def _shared_state(self, operator: OperatorRecord) -> Iterator[str]:
         root = shared_uri(self._base, self._job_id, operator.operator_id)
-        for directory in filter(_holds_files, self._storage.list_directories(root)):
+        for directory in filter(_is_file_directory, self._storage.list_directories(root)):
             for name in self._storage.list_files(f"{root}/{directory}"):
-                if self._is_closed(operator, name) and self._is_named_by_none(name):
+                if self._is_closed(operator, name) and self._is_unreferenced(name):
                     yield f"{root}/{directory}/{name}"
 
     def _taskowned(self) -> tuple[str, ...]:
         if self._read_again is None or not self._has_no_open_attempt:
             return ()
         root = taskowned_uri(self._base, self._job_id)
-        files = (path for path in self._storage.list_files(root) if epoch_of(_name(path)) is not None)
-        # What is in a task's own directory belongs to the task, which alone knows what it still needs.
+        files = (path for path in self._storage.list_files(root) if epoch_of(_file_name(path)) is not None)
+        # Files in the directory of a task belong to the task; only the task knows which it still needs.
         found = [path for path in files if not _OPERATOR_ID.match(path)]
-        # No operator's name is on them, so an epoch says nothing; but all were written by attempts that had ended, if by
-        # the time that they are listed none has begun.
+        # Without an operator, the epoch of a file cannot be compared. If no attempt has started since the rows were read,
+        # all listed files were written by ended attempts.
         if not found or self._read_again().operators != self._view.operators:
             return ()
-        return tuple(f"{root}/{path}" for path in found if self._is_named_by_none(_name(path)))
+        return tuple(f"{root}/{path}" for path in found if self._is_unreferenced(_file_name(path)))
 
     def _handles(self, operator: OperatorRecord) -> Iterator[str]:
         if self._view.handle_uris is None:
             return
-        named = _names(self._view.handle_uris)
+        named = _file_names(self._view.handle_uris)
         root = handles_uri(self._base, self._job_id, operator.operator_id)
         names = [name for name in self._storage.list_files(root) if name not in named]
         yield from (f"{root}/{name}" for name in names if self._is_closed(operator, name))
@@ -330,35 +337,35 @@ class OrphanSearch:
 
     def _named_by(self, operator: OperatorRecord) -> frozenset[str] | None:
         named = self._documents.named_uris(retained(self._view, operator))
-        return None if named is None else named | self._named_by_others
+        return None if named is None else named | self._named_without_row
 
-    def _is_named_by_none(self, name: str) -> bool:
-        # A checkpoint of several operators names files of all of them.
+    def _is_unreferenced(self, name: str) -> bool:
+        # An aligned checkpoint names files of several operators.
         named = self._named_by_any
-        return named is not None and name not in _names(named)
+        return named is not None and name not in _file_names(named)
 
     @property
     def _has_no_open_attempt(self) -> bool:
         return not any(self._view.has_open_attempt(o) for o in self._view.operators)
 
     @cached_property
-    def _view_retained(self) -> tuple[CheckpointRecord, ...]:
+    def _retained_of_all(self) -> tuple[CheckpointRecord, ...]:
         return tuple(c for o in self._view.operators for c in retained(self._view, o))
 
     @cached_property
     def _named_by_any(self) -> frozenset[str] | None:
         if aligned_in_progress(self._view):
             return None
-        named = self._documents.named_uris(self._view_retained)
-        return None if named is None else named | self._named_by_others
+        named = self._documents.named_uris(self._retained_of_all)
+        return None if named is None else named | self._named_without_row
 
     @cached_property
-    def _named_by_others(self) -> frozenset[str]:
-        return frozenset(uri for document in self._of_others.values() for uri in document_uris(document))
+    def _named_without_row(self) -> frozenset[str]:
+        return frozenset(uri for document in self._documents_without_row.values() for uri in document_uris(document))
 
     @cached_property
     def _named_by_aligned(self) -> frozenset[str] | None:
-        """What aligned checkpoints name, wherever it lies; ``None`` where nobody knows."""
+        """URIs that aligned checkpoints name, in all locations; ``None`` if they are unknown."""
         if aligned_in_progress(self._view):
             return None
         return self._documents.named_uris(retained_aligned(self._view))
@@ -366,7 +373,7 @@ class OrphanSearch:
 
 def checkpoint_ids(storage: CheckpointStorage, job_id: JobId) -> tuple[int, ...]:
     """
-    Return the ids of the checkpoints that a job has a directory of, complete or not; no other number counts as an id.
+    Return the checkpoint ids of a job's directories, complete or not.
 
     :raises StorageError: if the storage fails.
     """
@@ -376,7 +383,7 @@ def checkpoint_ids(storage: CheckpointStorage, job_id: JobId) -> tuple[int, ...]
 
 def newest_checkpoint_id(storage: CheckpointStorage, job_id: JobId) -> int:
     """
-    Return the highest of these ids, 0 where there are none.
+    Return the highest checkpoint id of a job's directories, or 0 without any.
 
     :raises StorageError: if the storage fails.
     """
@@ -384,7 +391,7 @@ def newest_checkpoint_id(storage: CheckpointStorage, job_id: JobId) -> int:
 
 
 def retained(view: JobView, operator: OperatorRecord) -> tuple[CheckpointRecord, ...]:
-    """Return the checkpoints of an operator whose bytes must stay."""
+    """Return the checkpoints of an operator whose files must be retained."""
     needed = _needed_though_ended(view, operator)
     rows = view.of_operator(operator.operator_id)
     return tuple(c for c in rows if c.is_restorable or (c.checkpoint_id in needed and c.metadata_uri is not None))
@@ -399,29 +406,29 @@ def _has_ended(checkpoint: CheckpointRecord) -> bool:
     return checkpoint.status in (CheckpointStatus.ABORTED, CheckpointStatus.SUBSUMED)
 
 
-def _names(uris: frozenset[str] | tuple[str, ...] | None) -> frozenset[str]:
-    # Each name is unique, and the directory around it may be spelled in several ways.
-    return frozenset(map(_name, uris or ()))
+def _file_names(uris: frozenset[str] | tuple[str, ...] | None) -> frozenset[str]:
+    # File names are unique, but the URI of a directory may have several spellings.
+    return frozenset(map(_file_name, uris or ()))
 
 
-def _name(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _holds_files(directory: str) -> bool:
+def _is_file_directory(directory: str) -> bool:
     return is_merged_directory(directory) or is_keyed_directory(directory) or directory == STATE_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepReport:
-    """What a sweep found."""
+    """Result of a sweep."""
 
     deleted: tuple[str, ...] = ()
-    """Directories and files that were orphans."""
+    """URIs of the deleted directories and files."""
     skipped: tuple[str, ...] = ()
-    """Uids of operators that were left alone, because a retained checkpoint of theirs cannot be read."""
+    """Uids of operators that were skipped because one of their retained checkpoints cannot be read."""
     quarantined: tuple[str, ...] = ()
-    """Orphans that stay for now."""
+    """URIs of the orphans in quarantine."""
 
 
 def sweep(
@@ -435,15 +442,15 @@ def sweep(
     quarantine: Quarantine | None = None,
 ) -> SweepReport:
     """
-    Delete the orphans of a job below the storage's base.
+    Delete the orphans of a job in a checkpoint directory.
 
-    :param storage: Where the bytes are.
-    :param view: The job's rows, read before anything is listed: what came later has a higher epoch and is not touched.
-    :param documents: Reads the metadata of the job's checkpoints, wherever they lie.
-    :param of: The operators whose bytes are looked at; by default all.
-    :param read_again: Reads the job's rows once more. Without it, files that no operator's name is on are left alone.
-    :param row_of: Reads the row of one checkpoint; needed for jobs with more checkpoints than the view holds.
-    :param quarantine: Where orphans stay for a while first; bytes of which a row says that they may go stay nowhere.
+    :param storage: Storage of the checkpoint directory.
+    :param view: Rows of the job, read before the first listing. Later attempts have higher epochs and are not touched.
+    :param documents: Cache of the metadata of the job's checkpoints, in all locations.
+    :param of: Operators whose files are searched; by default all.
+    :param read_again: Reads the job's rows again. Without it, task-owned files are not searched.
+    :param row_of: Reads the row of a checkpoint; required for jobs with more checkpoints than the view contains.
+    :param quarantine: Quarantine of orphans before their deletion. Ended checkpoints are deleted at once.
     :raises StorageError: if the storage fails.
     """
     view = _with_rows_of_directories(storage, view, row_of)
@@ -453,8 +460,8 @@ def sweep(
         due = quarantine.admit(due, view.read_at)
     deleted = _delete(StorageDiscarder(storage, view.job.job_id), found, due)
     log.info("Sweep of job %s: %s orphans, %s operators skipped", view.job.name, len(deleted), len(found.skipped))
-    waiting = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
-    return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=waiting)
+    quarantined = tuple(uri for uri in (*found.directories, *found.files) if uri not in due)
+    return SweepReport(deleted=deleted, skipped=found.skipped, quarantined=quarantined)
 
 
 def _with_rows_of_directories(
@@ -464,7 +471,7 @@ def _with_rows_of_directories(
         return view
     known = {c.checkpoint_id for c in view.checkpoints}
     rows = [row_of(i) for i in checkpoint_ids(storage, view.job.job_id) if i not in known]
-    # Any other row is newer than the view, and what it means for the others is not in it.
+    # Other rows are newer than the view, which lacks their effects on older checkpoints.
     older = tuple(row for row in rows if row is not None and row.discarded_at is not None)
     return replace(view, checkpoints=(*older, *view.checkpoints)) if older else view
 

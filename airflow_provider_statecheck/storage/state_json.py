@@ -38,6 +38,72 @@ UriForm = Callable[[str], str]
 """Converts a URI to its stored form, or a stored form to a URI."""
 
 
+def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
+    """
+    Return the JSON form of an operator's state.
+
+    :param shorten: Converts a URI to its stored form.
+    :raises InvalidConfigurationError: if the state contains a placeholder.
+    """
+    coordinator = state.coordinator_state
+    return {
+        "operator_id": state.operator_id,
+        "uid": state.uid,
+        "name": state.name,
+        "parallelism": state.parallelism,
+        "max_parallelism": state.max_parallelism,
+        "subtask_states": [
+            [index, _encode_subtask(subtask, shorten)] for index, subtask in sorted(state.subtask_states.items())
+        ],
+        "coordinator_state": None if coordinator is None else encode_stream(coordinator, shorten),
+        "is_fully_finished": state.is_fully_finished,
+    }
+
+
+def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
+    """
+    Return an operator's state from its JSON form.
+
+    :param lengthen: Converts a stored form to a URI.
+    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of an operator's state.
+    """
+    coordinator = values.get("coordinator_state")
+    return OperatorState(
+        operator_id=OperatorId(text(values["operator_id"])),
+        uid=text(values["uid"]),
+        name=text(values.get("name", "")),
+        parallelism=number(values["parallelism"]),
+        max_parallelism=number(values["max_parallelism"]),
+        subtask_states={
+            number(index): _decode_subtask(subtask, lengthen) for index, subtask in values["subtask_states"]
+        },
+        coordinator_state=None if coordinator is None else decode_stream(coordinator, lengthen),
+        is_fully_finished=boolean(values.get("is_fully_finished", False)),
+    )
+
+
+def encode_master_state(state: MasterState) -> Json:
+    """Return the JSON form of a master hook's state."""
+    return {"name": state.name, "version": state.version, "data": encode_bytes(state.data)}
+
+
+def decode_master_state(values: Json) -> MasterState:
+    """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
+    data = decode_bytes(values["data"])
+    return MasterState(name=text(values["name"]), version=number(values["version"]), data=data)
+
+
+def encode_properties(properties: CheckpointProperties) -> Json:
+    """Return the JSON form of a snapshot's properties."""
+    return {field.name: getattr(properties, field.name) for field in fields(properties)}
+
+
+def decode_properties(values: Json) -> CheckpointProperties:
+    """Return a snapshot's properties from their JSON form; raises as :func:`decode_operator_state`."""
+    names = {field.name for field in fields(CheckpointProperties)}
+    return CheckpointProperties(**{name: _decode_property(name, values[name]) for name in names & values.keys()})
+
+
 def encode_stream(handle: StreamStateHandle, shorten: UriForm) -> Json:
     """
     Return the JSON form of a stream handle.
@@ -191,72 +257,6 @@ def _decode_meta(values: Json) -> OperatorStateMeta:
 
 def _unknown_kind(kind: Any) -> ValueError:
     return ValueError(f"it holds a state handle of the unknown kind {kind!r}; a later release may have written it")
-
-
-def encode_operator_state(state: OperatorState, shorten: UriForm) -> Json:
-    """
-    Return the JSON form of an operator's state.
-
-    :param shorten: Converts a URI to its stored form.
-    :raises InvalidConfigurationError: if the state contains a placeholder.
-    """
-    coordinator = state.coordinator_state
-    return {
-        "operator_id": state.operator_id,
-        "uid": state.uid,
-        "name": state.name,
-        "parallelism": state.parallelism,
-        "max_parallelism": state.max_parallelism,
-        "subtask_states": [
-            [index, _encode_subtask(subtask, shorten)] for index, subtask in sorted(state.subtask_states.items())
-        ],
-        "coordinator_state": None if coordinator is None else encode_stream(coordinator, shorten),
-        "is_fully_finished": state.is_fully_finished,
-    }
-
-
-def decode_operator_state(values: Json, lengthen: UriForm) -> OperatorState:
-    """
-    Return an operator's state from its JSON form.
-
-    :param lengthen: Converts a stored form to a URI.
-    :raises ValueError: or ``LookupError`` or ``TypeError``, if the values are not those of an operator's state.
-    """
-    coordinator = values.get("coordinator_state")
-    return OperatorState(
-        operator_id=OperatorId(text(values["operator_id"])),
-        uid=text(values["uid"]),
-        name=text(values.get("name", "")),
-        parallelism=number(values["parallelism"]),
-        max_parallelism=number(values["max_parallelism"]),
-        subtask_states={
-            number(index): _decode_subtask(subtask, lengthen) for index, subtask in values["subtask_states"]
-        },
-        coordinator_state=None if coordinator is None else decode_stream(coordinator, lengthen),
-        is_fully_finished=boolean(values.get("is_fully_finished", False)),
-    )
-
-
-def encode_master_state(state: MasterState) -> Json:
-    """Return the JSON form of a master hook's state."""
-    return {"name": state.name, "version": state.version, "data": encode_bytes(state.data)}
-
-
-def decode_master_state(values: Json) -> MasterState:
-    """Return a master hook's state from its JSON form; raises as :func:`decode_operator_state`."""
-    data = decode_bytes(values["data"])
-    return MasterState(name=text(values["name"]), version=number(values["version"]), data=data)
-
-
-def encode_properties(properties: CheckpointProperties) -> Json:
-    """Return the JSON form of a snapshot's properties."""
-    return {field.name: getattr(properties, field.name) for field in fields(properties)}
-
-
-def decode_properties(values: Json) -> CheckpointProperties:
-    """Return a snapshot's properties from their JSON form; raises as :func:`decode_operator_state`."""
-    names = {field.name for field in fields(CheckpointProperties)}
-    return CheckpointProperties(**{name: _decode_property(name, values[name]) for name in names & values.keys()})
 
 
 def _decode_property(name: str, value: Any) -> Any:
