@@ -51,7 +51,7 @@ def encode_type(arrow_type: Any) -> str:
     :raises UnsupportedStateError: if state cannot have a column of the type.
     """
     name = str(arrow_type)
-    if _decoded(name) != arrow_type:
+    if _type_of_name(name) != arrow_type:
         raise UnsupportedStateError(
             f"Expected an Arrow type of numbers, strings, bytes, decimals, dates or times in microseconds or coarser, or a "
             f"list, struct or map of these, as a type of state; found {name}."
@@ -65,13 +65,13 @@ def decode_type(name: str) -> Any:
 
     :raises CorruptStateError: if the name is unknown.
     """
-    found = _decoded(name)
+    found = _type_of_name(name)
     if found is None:
         raise CorruptStateError(f"Expected the name of an Arrow type, found {name!r}.")
     return found
 
 
-def _decoded(name: str) -> Any:
+def _type_of_name(name: str) -> Any:
     import pyarrow as pa
 
     plain = {str(getattr(pa, factory)()): factory for factory in _PLAIN}
@@ -188,7 +188,7 @@ class ArrowSerializer(AbstractSerializer[Any]):
         try:
             array = pa.array(values, self._arrow_type)
         except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as error:
-            self._refuse_first_of(values, error)
+            self._reject_first_of(values, error)
         self._require_exact(values, array)
         return array
 
@@ -216,7 +216,7 @@ class ArrowSerializer(AbstractSerializer[Any]):
         if old == self._arrow_type:
             return AS_IS
         if not is_widening(old, self._arrow_type):
-            return incompatible(f"was {config['type']}, is now {name}, which does not hold all values of the former")
+            return incompatible(f"was {config['type']}, is now {name}, which cannot represent all of its values")
         return after_migration(f"{config['type']} becomes {name}", lambda array: array.cast(self._arrow_type))
 
     @cached_property
@@ -251,7 +251,7 @@ class ArrowSerializer(AbstractSerializer[Any]):
         plain = [value.item() if type(value).__module__ == "numpy" else value for value in values]
         for value in plain:
             if type(value) not in self._python_types:
-                self._refuse(value)
+                self._reject(value)
         return plain
 
     def _require_zones(self, values: Sequence[Any]) -> None:
@@ -259,30 +259,30 @@ class ArrowSerializer(AbstractSerializer[Any]):
             return
         for value in values:
             if value is not None and (value.tzinfo is not None) != bool(self._has_zone):
-                self._refuse(value)
+                self._reject(value)
 
     def _require_exact(self, values: Sequence[Any], array: Any) -> None:
         if array.null_count and array.null_count != sum(value is None for value in values):
-            self._refuse(
+            self._reject(
                 next(v for v, stored in zip(values, array, strict=True) if v is not None and not stored.is_valid)
             )
         if self._may_round:
             for value, stored in zip(values, array.to_pylist(), strict=True):
                 # NaN differs from itself and is not an inexact value.
                 if value != stored and value == value:
-                    self._refuse(value)
+                    self._reject(value)
 
-    def _refuse_first_of(self, values: Sequence[Any], error: Exception) -> NoReturn:
+    def _reject_first_of(self, values: Sequence[Any], error: Exception) -> NoReturn:
         import pyarrow as pa
 
         for value in values:
             try:
                 pa.array([value], self._arrow_type)
             except (pa.ArrowException, OverflowError, UnicodeError, ValueError, TypeError) as cause:
-                self._refuse(value, cause)
+                self._reject(value, cause)
         raise UnsupportedStateError(f"Expected values of {self._expected}, found others: {error}") from error
 
-    def _refuse(self, value: Any, cause: Exception | None = None) -> NoReturn:
+    def _reject(self, value: Any, cause: Exception | None = None) -> NoReturn:
         detail = f" ({cause})" if cause else ""
         kind = type(value)
         raise UnsupportedStateError(
@@ -324,15 +324,15 @@ def serializer_of_arrow_type(arrow_type: Any) -> TypeSerializer[Any]:
     import pyarrow.types as pat
 
     if pat.is_struct(arrow_type):
-        fields = [RecordField(name=field.name, serializer=_part(field)) for field in arrow_type]
+        fields = [RecordField(name=field.name, serializer=_field_serializer(field)) for field in arrow_type]
         return RecordSerializer(DictShape([field.name for field in arrow_type]), fields)
     if pat.is_map(arrow_type):
-        return DictSerializer(serializer_of_arrow_type(arrow_type.key_type), _part(arrow_type.item_field))
+        return DictSerializer(serializer_of_arrow_type(arrow_type.key_type), _field_serializer(arrow_type.item_field))
     if pat.is_list(arrow_type):
-        return CollectionSerializer(list, _part(arrow_type.value_field))
+        return CollectionSerializer(list, _field_serializer(arrow_type.value_field))
     return ArrowSerializer(arrow_type)
 
 
-def _part(field: Any) -> TypeSerializer[Any]:
+def _field_serializer(field: Any) -> TypeSerializer[Any]:
     serializer = serializer_of_arrow_type(field.type)
     return OptionalSerializer(serializer) if field.nullable else serializer

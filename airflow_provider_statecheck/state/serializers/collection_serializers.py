@@ -110,9 +110,9 @@ class CollectionSerializer(AbstractSerializer[Any]):
         """
         plain = plain_of(self.element)
         if plain is None:
-            return self._owned
+            return self._validated
         kind: Any = self.collection
-        own, all_fit, is_shared = self._owned, plain.all_fit, self.is_immutable
+        own, all_fit, is_shared = self._validated, plain.all_fit, self.is_immutable
 
         def owned(value: Any) -> Any:
             if type(value) is not kind or not all_fit(value):
@@ -143,7 +143,7 @@ class CollectionSerializer(AbstractSerializer[Any]):
             lambda array: with_elements(array, migrated(element, array.flatten())),
         )
 
-    def _owned(self, value: Any) -> Any:
+    def _validated(self, value: Any) -> Any:
         kind: Any = self.collection
         if type(value) is kind:
             try:
@@ -193,7 +193,7 @@ class DictSerializer(AbstractSerializer[dict[Any, Any]]):
         keys = self.key.to_arrow(list(chain.from_iterable(present)))
         items = self.value.to_arrow(list(chain.from_iterable(value.values() for value in present)))
         if keys.null_count:
-            raise UnsupportedStateError("Expected each key of a dict to have a value, found None.")
+            raise UnsupportedStateError("Expected no key of a dict to be None, found None; leave the entry out.")
         require_no_none(self.value, items, 0, "each value of a dict")
         return map_array(offsets_of(values), keys, items, nulls_of(values))
 

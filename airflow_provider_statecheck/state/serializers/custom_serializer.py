@@ -83,12 +83,12 @@ class OpaqueSerializer(AbstractSerializer[bytes]):
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         """Compare class ids; a change of version or config is accepted, since only the user's code can judge it."""
-        mine = self._snapshot
-        if old.class_id != mine.class_id:
+        current = self._snapshot
+        if old.class_id != current.class_id:
             return self._resolve_other(old)
-        if (old.version, old.config) == (mine.version, mine.config):
+        if (old.version, old.config) == (current.version, current.config):
             return AS_IS
-        reason = f"{name_of(mine)} of version {old.version} becomes {mine.version}, on which its own code decides"
+        reason = f"{name_of(current)} changes from version {old.version} to {current.version}; its own code decides"
         return Compatibility(outcome=AS_IS.outcome, reason=reason)
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:
@@ -162,17 +162,17 @@ class SerializerAdapter(AbstractSerializer[Any]):
 
     def resolve_compatibility(self, old: SerializerSnapshot) -> Compatibility:
         """Return the verdict of the user-defined serializer; by default, a change of version or config is incompatible."""
-        mine = self.snapshot()
-        if old.class_id != mine.class_id:
+        current = self.snapshot()
+        if old.class_id != current.class_id:
             return self._resolve_other(old)
         decide = getattr(self.custom, "resolve_compatibility", None)
         if decide is not None:
             return _adapted(decide(_without_prefix(old)))
-        if (old.version, old.config) == (mine.version, mine.config):
+        if (old.version, old.config) == (current.version, current.config):
             return AS_IS
         return incompatible(
-            f"{name_of(mine)} was of version {old.version} and config {dict(old.config)}, is now of version "
-            f"{mine.version} and config {dict(mine.config)}; give it a resolve_compatibility"
+            f"{name_of(current)} was of version {old.version} and config {dict(old.config)}, is now of version "
+            f"{current.version} and config {dict(current.config)}; define its resolve_compatibility"
         )
 
     def _resolve(self, config: Mapping[str, Any]) -> Compatibility:

@@ -74,7 +74,7 @@ class RecordSerializer(AbstractSerializer[Any]):
 
     def __init__(self, shape: RecordShape, fields: Sequence[RecordField]) -> None:
         if not fields:
-            raise UnsupportedStateError(f"Expected {shape.name} to have fields, found none; there is nothing to save.")
+            raise UnsupportedStateError(f"Expected {shape.name} to have fields, found none; declare at least one.")
         self.shape = shape
         self.fields = tuple(fields)
 
@@ -129,8 +129,8 @@ class RecordSerializer(AbstractSerializer[Any]):
         The function raises ``UnsupportedStateError`` for another class of records or a field of another type.
         """
         if not self.is_immutable:
-            return self._owned
-        plain_row, own = self._plain_row, self._owned
+            return self._validated
+        plain_row, own = self._plain_row, self._validated
         return lambda value: own(value) if plain_row(value) is None else value
 
     def freezing(self) -> Freezing:
@@ -154,15 +154,15 @@ class RecordSerializer(AbstractSerializer[Any]):
     def _records(self, array: Any) -> list[Any]:
         return self.shape.build(dict(zip(self.names, self._values(array), strict=True)))
 
-    def _owned(self, value: Any) -> Any:
-        row = self._own_row(value)
+    def _validated(self, value: Any) -> Any:
+        row = self._validated_row(value)
         if row is None:
             return own_through_arrow(self, value)
         if not self.shape.can_be_changed and all(map(is_, row, self._take(value))):
             return value
         return self.shape.with_values(value, dict(zip(self.names, row, strict=True)))
 
-    def _own_row(self, value: Any) -> tuple[Any, ...] | None:
+    def _validated_row(self, value: Any) -> tuple[Any, ...] | None:
         """Return the validated field values of a record, or ``None`` if the slow path has to decide."""
         try:
             row = self._take(value) if type(value) is self.shape.type else ()
@@ -171,11 +171,11 @@ class RecordSerializer(AbstractSerializer[Any]):
             return None
 
     def _frozen_row(self, value: Any) -> tuple[Any, ...]:
-        row = self._plain_row(value) or self._own_row(value)
+        row = self._plain_row(value) or self._validated_row(value)
         if row is not None:
             return row
-        made: tuple[Any, ...] = self._rows(self.to_arrow([value]))[0]
-        return made
+        restored: tuple[Any, ...] = self._rows(self.to_arrow([value]))[0]
+        return restored
 
     def _from_rows(self, rows: Sequence[Any]) -> Any:
         import pyarrow as pa

@@ -228,7 +228,9 @@ class DictShape:
         :raises UnsupportedStateError: if a key is not a field name.
         """
         for key in set().union(*records) - {*self.names}:
-            raise UnsupportedStateError(f"Expected a dict with the keys {', '.join(self.names)}, found {key!r} too.")
+            raise UnsupportedStateError(
+                f"Expected a dict with the keys {', '.join(self.names)}, found the key {key!r}."
+            )
         return [[record.get(name) for record in records] for name in names]
 
     def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:

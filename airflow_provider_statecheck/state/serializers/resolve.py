@@ -77,31 +77,31 @@ def serializer_of(type_or_serializer: Any) -> TypeSerializer[Any]:
     return _resolved(type_or_serializer, ())
 
 
-def _resolved(wanted: Any, outer: _Outer) -> TypeSerializer[Any]:
-    scalar = _scalar(wanted)
+def _resolved(declared: Any, outer: _Outer) -> TypeSerializer[Any]:
+    scalar = _scalar(declared)
     if scalar is not None:
         return scalar
-    if isinstance(wanted, type) and wanted in outer:
-        raise _unsupported(f"{wanted.__qualname__} within itself", "A column cannot hold a recursive type.")
-    generic = _generic(wanted, outer)
+    if isinstance(declared, type) and declared in outer:
+        raise _unsupported(f"{declared.__qualname__} within itself", "A column cannot hold a recursive type.")
+    generic = _generic(declared, outer)
     if generic is not None:
         return generic
-    return _record(wanted, outer) if isinstance(wanted, type) else _given(wanted)
+    return _record(declared, outer) if isinstance(declared, type) else _serializer_object(declared)
 
 
-def _scalar(wanted: Any) -> TypeSerializer[Any] | None:
+def _scalar(declared: Any) -> TypeSerializer[Any] | None:
     import pyarrow as pa
 
-    if isinstance(wanted, pa.DataType):
-        return serializer_of_arrow_type(wanted)
-    make = _PLAIN.get(wanted) if isinstance(wanted, type) else None
+    if isinstance(declared, pa.DataType):
+        return serializer_of_arrow_type(declared)
+    make = _PLAIN.get(declared) if isinstance(declared, type) else None
     if make is not None:
         return serializer_of_arrow_type(make())
-    if wanted is datetime:
+    if declared is datetime:
         return DatetimeSerializer()
-    if wanted is UUID:
+    if declared is UUID:
         return UuidSerializer()
-    return EnumSerializer(wanted) if isinstance(wanted, type) and issubclass(wanted, Enum) else None
+    return EnumSerializer(declared) if isinstance(declared, type) and issubclass(declared, Enum) else None
 
 
 def _arrow(factory: str, *args: Any) -> Callable[[], Any]:
@@ -126,12 +126,12 @@ _PLAIN: dict[type, Callable[[], Any]] = {
 }
 
 
-def _generic(wanted: Any, outer: _Outer) -> TypeSerializer[Any] | None:
-    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+def _generic(declared: Any, outer: _Outer) -> TypeSerializer[Any] | None:
+    origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:
         return _resolved(arguments[0], outer)
     if origin in (typing.Union, types.UnionType):
-        return _optional(wanted, arguments, outer)
+        return _optional(declared, arguments, outer)
     if origin is dict and len(arguments) == 2:
         return DictSerializer(_resolved(arguments[0], outer), _resolved(arguments[1], outer))
     if origin is tuple and arguments[-1:] != (...,):
@@ -141,11 +141,11 @@ def _generic(wanted: Any, outer: _Outer) -> TypeSerializer[Any] | None:
     return None
 
 
-def _optional(wanted: Any, arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
+def _optional(declared: Any, arguments: tuple[Any, ...], outer: _Outer) -> TypeSerializer[Any]:
     others = [argument for argument in arguments if argument is not NoneType]
     if len(others) != 1 or len(others) == len(arguments):
         raise _unsupported(
-            str(wanted), "A column holds values of one type; use a record with an optional field for each."
+            str(declared), "A column holds values of one type; use a record with an optional field for each."
         )
     return OptionalSerializer(_resolved(others[0], outer))
 
@@ -176,19 +176,19 @@ def _field(shape: RecordShape, field: DeclaredField, outer: _Outer) -> RecordFie
     return RecordField(name=field.name, serializer=serializer, aliases=field.aliases, default=field.default)
 
 
-def _given(wanted: Any) -> TypeSerializer[Any]:
-    if hasattr(wanted, "to_arrow") and hasattr(wanted, "resolve_compatibility"):
-        found: TypeSerializer[Any] = wanted
+def _serializer_object(declared: Any) -> TypeSerializer[Any]:
+    if hasattr(declared, "to_arrow") and hasattr(declared, "resolve_compatibility"):
+        found: TypeSerializer[Any] = declared
         return found
-    if isinstance(wanted, CustomSerializer):
-        return SerializerAdapter(wanted)
-    raise _unsupported(repr(wanted), "Give an object with serialize, deserialize, class_id and version for it.")
+    if isinstance(declared, CustomSerializer):
+        return SerializerAdapter(declared)
+    raise _unsupported(repr(declared), "Pass an object with serialize, deserialize, class_id and version.")
 
 
 def _advice(cls: type) -> str:
     if cls in (list, tuple, set, frozenset, dict):
-        return f"Say what it holds, as in {cls.__name__}[{'str, int' if cls is dict else 'str'}]."
-    return "Use a dataclass, or give an object with serialize, deserialize, class_id and version for it."
+        return f"Declare the type of its elements, as in {cls.__name__}[{'str, int' if cls is dict else 'str'}]."
+    return "Use a dataclass, or pass an object with serialize, deserialize, class_id and version."
 
 
 def _unsupported(found: str, advice: str) -> UnsupportedStateError:
@@ -229,7 +229,7 @@ def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
 
 
 def _collection(config: _Config) -> TypeSerializer[Any]:
-    return CollectionSerializer(COLLECTIONS[config["collection"]], _part(config["element"]))
+    return CollectionSerializer(COLLECTIONS[config["collection"]], _restored_part(config["element"]))
 
 
 def _restored_record(config: _Config) -> TypeSerializer[Any]:
@@ -240,13 +240,13 @@ def _restored_record(config: _Config) -> TypeSerializer[Any]:
 def _restored_field(config: _Config) -> RecordField:
     return RecordField(
         name=config["name"],
-        serializer=_part(config["type"]),
+        serializer=_restored_part(config["type"]),
         aliases=tuple(config.get("aliases", ())),
         default=_unknown_default if config.get("default") else None,
     )
 
 
-def _part(encoded: _Config) -> TypeSerializer[Any]:
+def _restored_part(encoded: _Config) -> TypeSerializer[Any]:
     return restored_serializer(decode_snapshot(encoded))
 
 
@@ -260,10 +260,10 @@ _CLASSES: dict[str, Callable[[_Config], TypeSerializer[Any]]] = {
     "arrow": lambda config: ArrowSerializer(decode_type(config["type"])),
     "collection": _collection,
     "datetime": lambda _: DatetimeSerializer(),
-    "dict": lambda config: DictSerializer(_part(config["key"]), _part(config["value"])),
+    "dict": lambda config: DictSerializer(_restored_part(config["key"]), _restored_part(config["value"])),
     "enum": lambda config: EnumNames(config["names"]),
-    "optional": lambda config: OptionalSerializer(_part(config["value"])),
+    "optional": lambda config: OptionalSerializer(_restored_part(config["value"])),
     "record": _restored_record,
-    "ttl": lambda config: TtlSerializer(_part(config["value"])),
+    "ttl": lambda config: TtlSerializer(_restored_part(config["value"])),
     "uuid": lambda _: UuidSerializer(),
 }

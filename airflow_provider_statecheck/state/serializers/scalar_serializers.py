@@ -45,7 +45,7 @@ class DatetimeSerializer(AbstractSerializer[datetime]):
         import pyarrow as pa
 
         for kind in {*map(type, values)} - {datetime, NoneType}:
-            _refuse_type(kind)
+            _reject_type(kind)
         clock = [v if v is None or v.tzinfo is None else v.replace(tzinfo=None) for v in values]
         local = pa.array(clock, pa.timestamp("us"))
         zone = pa.array([None if v is None or v.tzinfo is None else _name_of(v.tzinfo) for v in values], pa.string())
@@ -103,7 +103,7 @@ def _zone_of(name: str | None) -> tzinfo | None:
     return datetime.strptime(name, "%z").tzinfo
 
 
-def _refuse_type(kind: type) -> None:
+def _reject_type(kind: type) -> None:
     raise UnsupportedStateError(
         f"Expected datetime.datetime, found {kind.__module__}.{kind.__qualname__}; convert it, or declare another type."
     )
@@ -137,7 +137,7 @@ class EnumNames(AbstractSerializer[Any]):
         import pyarrow as pa
 
         for value in {*values} - {*self._names, None}:
-            self._refuse(value)
+            self._reject(value)
         return pa.array(values, self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:
@@ -157,7 +157,7 @@ class EnumNames(AbstractSerializer[Any]):
             f"has no {' and no '.join(missing)} any more; names may only be added, keep it as another name"
         )
 
-    def _refuse(self, value: Any) -> None:
+    def _reject(self, value: Any) -> None:
         raise UnsupportedStateError(
             f"Expected one of {', '.join(self._names)}, found {type(value).__qualname__} {value!r:.100}."
         )
@@ -189,7 +189,7 @@ class EnumSerializer(EnumNames):
         import pyarrow as pa
 
         for kind in {*map(type, values)} - {self._enum, NoneType}:
-            self._refuse(next(value for value in values if type(value) is kind))
+            self._reject(next(value for value in values if type(value) is kind))
         return pa.array([None if value is None else value._name_ for value in values], self.arrow_type)
 
     def from_arrow(self, array: Any) -> list[Any]:

@@ -171,7 +171,7 @@ def test_numbers_of_numpy_and_whole_numbers_for_floats_are_taken(wanted: Any, va
         (list[object], "Use a dataclass"),
         (pa.timestamp("ns"), "microseconds or coarser"),
         (pa.dictionary(pa.int32(), pa.string()), "microseconds or coarser"),
-        ("int", "Give an object with serialize"),
+        ("int", "Pass an object with serialize"),
     ],
     ids=repr,
 )
