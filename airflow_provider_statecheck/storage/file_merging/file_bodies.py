@@ -187,7 +187,7 @@ class CollectedBody(FileBody):
     def _publish(self) -> None:
         if self._spool.closed:
             raise StorageError(
-                f"Expected buffered bytes of {redact(self._uri)}, found them given up; write the state again.",
+                f"Expected buffered bytes of {redact(self._uri)}, found them discarded; write the state again.",
                 uri=redact(self._uri),
             )
         self._spool.seek(0)

@@ -113,7 +113,7 @@ class FileMergingSnapshotManager:
         self._changed = threading.Condition()
         self._registry = SegmentRegistry()
         self._pools: dict[PoolKey, NonBlockingPool] = {}
-        self._lenders: dict[PhysicalFile, NonBlockingPool] = {}
+        self._pool_by_file: dict[PhysicalFile, NonBlockingPool] = {}
         self._shared: dict[SubtaskKey, ManagedDirectory] = {}
         self._registered: set[SubtaskKey] = set()
         self._released: dict[int, set[SubtaskKey]] = {}
@@ -302,7 +302,7 @@ class FileMergingSnapshotManager:
             directory = self._directory(subtask, scope)
             pool = self._pool(subtask, checkpoint_id, scope)
             file = pool.acquire()
-            self._lenders[file] = pool
+            self._pool_by_file[file] = pool
             self._registry.files[file.uri] = file
             directory.refer(checkpoint_id)
             self._released.setdefault(checkpoint_id, set())
@@ -330,7 +330,7 @@ class FileMergingSnapshotManager:
 
     def _return_to_pool(self, file: PhysicalFile) -> None:
         # The pool that created the file: if its checkpoint has ended, another pool may have the same key.
-        self._lenders.pop(file).release(file, self._options.max_file_size)
+        self._pool_by_file.pop(file).release(file, self._options.max_file_size)
         if file.is_closed or self._is_closed:
             self._registry.close(file)
         self._changed.notify_all()

@@ -323,7 +323,7 @@ class NonBlockingPool:
     def __init__(self, create: Callable[[], PhysicalFile]) -> None:
         self._create = create
         self._idle: list[PhysicalFile] = []
-        self._lent: set[PhysicalFile] = set()
+        self._acquired: set[PhysicalFile] = set()
         self.is_closed = False
 
     def acquire(self) -> PhysicalFile:
@@ -331,12 +331,12 @@ class NonBlockingPool:
         while self._idle:
             file = self._idle.pop()
             if _is_writable(file):
-                return self._lend(file)
-        return self._lend(self._create())
+                return self._acquire(file)
+        return self._acquire(self._create())
 
     def release(self, file: PhysicalFile, max_file_size: int) -> None:
         """Return a file to the pool; a full, sealed or closed file is not reused."""
-        self._lent.discard(file)
+        self._acquired.discard(file)
         file.is_in_use = False
         if self.is_closed or file.body.size >= max_file_size or not _is_writable(file):
             file.is_closed = True
@@ -351,9 +351,9 @@ class NonBlockingPool:
             file.is_closed = True
         return idle
 
-    def _lend(self, file: PhysicalFile) -> PhysicalFile:
+    def _acquire(self, file: PhysicalFile) -> PhysicalFile:
         file.is_in_use = True
-        self._lent.add(file)
+        self._acquired.add(file)
         return file
 
 
@@ -376,7 +376,7 @@ class BlockingPool(NonBlockingPool):
 
     def acquire(self) -> PhysicalFile:
         """Wait for a file and return it for exclusive use by one stream."""
-        self._changed.wait_for(lambda: self.is_closed or bool(self._idle) or len(self._lent) < self._capacity())
+        self._changed.wait_for(lambda: self.is_closed or bool(self._idle) or len(self._acquired) < self._capacity())
         if self.is_closed:
             raise CoordinatorError(
                 "Expected an open pool of merged files, found one whose checkpoint or manager ended."

@@ -12,7 +12,7 @@ from airflow_provider_statecheck.storage.file_merging.physical_files import Phys
 
 
 class SegmentOwner(Protocol):
-    """Lends physical files to a stream and registers the segments it writes."""
+    """Owner of physical files, which a stream acquires to write its segment."""
 
     def acquire(self) -> PhysicalFile:
         """Return a physical file for exclusive use by the stream."""

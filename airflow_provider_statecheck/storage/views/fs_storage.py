@@ -27,191 +27,8 @@ from airflow_provider_statecheck.storage.views.state_streams import (
     resolve_location,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FsCheckpointStreamFactory:
-    """
-    Opens state streams in the directories of a checkpoint.
-
-    :param storage: Storage of the directories.
-    :param exclusive: Directory of state that only this checkpoint references.
-    :param shared: Directory of state that several checkpoints may reference.
-    :param writing: Settings for writing state.
-    """
-
-    storage: CheckpointStorage
-    exclusive: str
-    shared: str
-    writing: StateWriting
-
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
-        """Open a stream without creating a file."""
-        directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
-        return FsCheckpointStateOutputStream.open(self.storage, directory, self.writing)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
-    """
-    Location of a checkpoint for the coordinator.
-
-    :param taskowned: Directory of task-owned state.
-    :param location_reference: Reference that tasks resolve to this location.
-    """
-
-    taskowned: str
-    location_reference: CheckpointStorageLocationReference
-
-    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
-        """
-        Open the metadata stream.
-
-        :raises StorageError: if metadata already exists, or the storage fails.
-        """
-        return FsCheckpointMetadataOutputStream(self.storage, self.exclusive)
-
-    def dispose_on_failure(self) -> None:
-        """
-        Delete the exclusive directory of the checkpoint.
-
-        :raises StorageError: if a part may still exist.
-        """
-        self.storage.delete_directory(self.exclusive)
-
-
 _OWNER_FILE = "_job"
 _MAX_NAME_ATTEMPTS = 10
-
-
-def make_directory(storage: CheckpointStorage, uri: str) -> None:
-    """
-    Create a directory and its parents durably, unless it exists.
-
-    :raises StorageError: if the storage fails, or a file has this name.
-    """
-    with suppress(FileExistsError):
-        _create_directory(storage, uri)
-    if _is_local(uri) and not storage.is_directory(uri):
-        raise StorageError(
-            f"Expected a directory at {redact(uri)}, found a file; choose another directory.", uri=redact(uri)
-        )
-
-
-def make_savepoint_directory(
-    storage: CheckpointStorage,
-    target: str,
-    job_id: JobId,
-    new_uri: Callable[[str, JobId], str] = new_savepoint_uri,
-) -> str:
-    """
-    Create a new directory for a savepoint and return its URI.
-
-    :param new_uri: Returns a URI with a random name.
-    :raises StorageError: if the storage fails, or ten random names are taken.
-    """
-    taken: FileExistsError | None = None
-    for _ in range(_MAX_NAME_ATTEMPTS):
-        uri = new_uri(target, job_id)
-        try:
-            _create_directory(storage, uri)
-        except FileExistsError as error:
-            taken = error
-        else:
-            return uri
-    raise StorageError(
-        f"Expected a free savepoint name in {redact(target)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
-        uri=redact(target),
-    ) from taken
-
-
-def claim_directory(storage: CheckpointStorage, directory: str, job_id: JobId) -> None:
-    """
-    Claim a directory without job subdirectories for a job; a repeated call has no effect.
-
-    :raises InvalidConfigurationError: if the directory contains other files, or another job claimed it.
-    """
-    uri = f"{directory}/{_OWNER_FILE}"
-    is_claimed = storage.exists(uri)
-    if not is_claimed and storage.list_files(directory):
-        raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to be empty, as jobs have no subdirectories, found files; "
-            f"choose another directory, or set execution.checkpointing.create-subdir."
-        )
-    if not is_claimed:
-        storage.write_bytes(uri, job_id.encode())
-    if storage.read_bytes(uri) != job_id.encode():
-        raise InvalidConfigurationError(
-            f"Expected {redact(directory)} to belong to job {job_id}, found it claimed by another job; choose another directory."
-        )
-
-
-def _create_directory(storage: CheckpointStorage, uri: str) -> None:
-    if not _is_local(uri):
-        if storage.exists(uri):
-            raise FileExistsError(uri)
-        return
-    try:
-        file_operations.make_new_directory(Path(uri.partition("://")[2]))
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"Expected to create the directory {redact(uri)}, found: {error}", uri=redact(uri)
-        ) from error
-
-
-def _is_local(uri: str) -> bool:
-    return scheme_of(uri) in LOCAL_SCHEMES
-
-
-@dataclass(frozen=True, slots=True)
-class JobDirectories:
-    """
-    URIs of the directories of a job and an operator; no directory is created.
-
-    :param base: URI of the checkpoint directory.
-    :param attempt: The writing attempt.
-    :param create_subdir: Whether the job has a subdirectory of the checkpoint directory, by default ``True``.
-    """
-
-    base: str
-    attempt: AttemptRef
-    create_subdir: bool = True
-
-    @property
-    def job(self) -> str:
-        """Return the directory of the job."""
-        return job_uri(self.base, self.attempt.job_id) if self.create_subdir else self.base
-
-    @property
-    def shared(self) -> str:
-        """Return the directory of state that several checkpoints may reference."""
-        return f"{self.job}/shared"
-
-    @property
-    def shared_state(self) -> str:
-        """Return the operator's directory of shared state; an operator sweeps only its own directory."""
-        return f"{self.shared}/{self.attempt.operator_id}/{STATE_DIRECTORY}"
-
-    @property
-    def taskowned(self) -> str:
-        """Return the directory of task-owned state."""
-        return f"{self.job}/taskowned"
-
-    @property
-    def taskowned_state(self) -> str:
-        """Return the operator's directory of task-owned state."""
-        return f"{self.taskowned}/{self.attempt.operator_id}"
-
-    def checkpoint(self, checkpoint_id: int) -> str:
-        """
-        Return the directory of one checkpoint.
-
-        :raises InvalidConfigurationError: if the id is negative.
-        """
-        if checkpoint_id < 0:
-            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
-        return f"{self.job}/chk-{checkpoint_id}"
 
 
 class FsCheckpointStorageAccess:
@@ -357,6 +174,188 @@ class FsCheckpointStorageAccess:
             write_buffer_size=self._writing.effective_buffer_size,
         )
         return FsMergingCheckpointStorageAccess(self, manager, environment.subtask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsCheckpointStreamFactory:
+    """
+    Opens state streams in the directories of a checkpoint.
+
+    :param storage: Storage of the directories.
+    :param exclusive: Directory of state that only this checkpoint references.
+    :param shared: Directory of state that several checkpoints may reference.
+    :param writing: Settings for writing state.
+    """
+
+    storage: CheckpointStorage
+    exclusive: str
+    shared: str
+    writing: StateWriting
+
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> FsCheckpointStateOutputStream:
+        """Open a stream without creating a file."""
+        directory = self.shared if scope is CheckpointedStateScope.SHARED else self.exclusive
+        return FsCheckpointStateOutputStream.open(self.storage, directory, self.writing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsCheckpointStorageLocation(FsCheckpointStreamFactory):
+    """
+    Location of a checkpoint for the coordinator.
+
+    :param taskowned: Directory of task-owned state.
+    :param location_reference: Reference that tasks resolve to this location.
+    """
+
+    taskowned: str
+    location_reference: CheckpointStorageLocationReference
+
+    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
+        """
+        Open the metadata stream.
+
+        :raises StorageError: if metadata already exists, or the storage fails.
+        """
+        return FsCheckpointMetadataOutputStream(self.storage, self.exclusive)
+
+    def dispose_on_failure(self) -> None:
+        """
+        Delete the exclusive directory of the checkpoint.
+
+        :raises StorageError: if a part may still exist.
+        """
+        self.storage.delete_directory(self.exclusive)
+
+
+def make_directory(storage: CheckpointStorage, uri: str) -> None:
+    """
+    Create a directory and its parents durably, unless it exists.
+
+    :raises StorageError: if the storage fails, or a file has this name.
+    """
+    with suppress(FileExistsError):
+        _create_directory(storage, uri)
+    if _is_local(uri) and not storage.is_directory(uri):
+        raise StorageError(
+            f"Expected a directory at {redact(uri)}, found a file; choose another directory.", uri=redact(uri)
+        )
+
+
+def make_savepoint_directory(
+    storage: CheckpointStorage,
+    target: str,
+    job_id: JobId,
+    new_uri: Callable[[str, JobId], str] = new_savepoint_uri,
+) -> str:
+    """
+    Create a new directory for a savepoint and return its URI.
+
+    :param new_uri: Returns a URI with a random name.
+    :raises StorageError: if the storage fails, or ten random names are taken.
+    """
+    taken: FileExistsError | None = None
+    for _ in range(_MAX_NAME_ATTEMPTS):
+        uri = new_uri(target, job_id)
+        try:
+            _create_directory(storage, uri)
+        except FileExistsError as error:
+            taken = error
+        else:
+            return uri
+    raise StorageError(
+        f"Expected a free savepoint name in {redact(target)}, found {_MAX_NAME_ATTEMPTS} random names taken.",
+        uri=redact(target),
+    ) from taken
+
+
+def claim_directory(storage: CheckpointStorage, directory: str, job_id: JobId) -> None:
+    """
+    Claim a directory without job subdirectories for a job; a repeated call has no effect.
+
+    :raises InvalidConfigurationError: if the directory contains other files, or another job claimed it.
+    """
+    uri = f"{directory}/{_OWNER_FILE}"
+    is_claimed = storage.exists(uri)
+    if not is_claimed and storage.list_files(directory):
+        raise InvalidConfigurationError(
+            f"Expected {redact(directory)} to be empty, as jobs have no subdirectories, found files; "
+            f"choose another directory, or set execution.checkpointing.create-subdir."
+        )
+    if not is_claimed:
+        storage.write_bytes(uri, job_id.encode())
+    if storage.read_bytes(uri) != job_id.encode():
+        raise InvalidConfigurationError(
+            f"Expected {redact(directory)} to belong to job {job_id}, found it claimed by another job; choose another directory."
+        )
+
+
+def _create_directory(storage: CheckpointStorage, uri: str) -> None:
+    if not _is_local(uri):
+        if storage.exists(uri):
+            raise FileExistsError(uri)
+        return
+    try:
+        file_operations.make_new_directory(Path(uri.partition("://")[2]))
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"Expected to create the directory {redact(uri)}, found: {error}", uri=redact(uri)
+        ) from error
+
+
+def _is_local(uri: str) -> bool:
+    return scheme_of(uri) in LOCAL_SCHEMES
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectories:
+    """
+    URIs of the directories of a job and an operator; no directory is created.
+
+    :param base: URI of the checkpoint directory.
+    :param attempt: The writing attempt.
+    :param create_subdir: Whether the job has a subdirectory of the checkpoint directory, by default ``True``.
+    """
+
+    base: str
+    attempt: AttemptRef
+    create_subdir: bool = True
+
+    @property
+    def job(self) -> str:
+        """Return the directory of the job."""
+        return job_uri(self.base, self.attempt.job_id) if self.create_subdir else self.base
+
+    @property
+    def shared(self) -> str:
+        """Return the directory of state that several checkpoints may reference."""
+        return f"{self.job}/shared"
+
+    @property
+    def shared_state(self) -> str:
+        """Return the operator's directory of shared state; an operator sweeps only its own directory."""
+        return f"{self.shared}/{self.attempt.operator_id}/{STATE_DIRECTORY}"
+
+    @property
+    def taskowned(self) -> str:
+        """Return the directory of task-owned state."""
+        return f"{self.job}/taskowned"
+
+    @property
+    def taskowned_state(self) -> str:
+        """Return the operator's directory of task-owned state."""
+        return f"{self.taskowned}/{self.attempt.operator_id}"
+
+    def checkpoint(self, checkpoint_id: int) -> str:
+        """
+        Return the directory of one checkpoint.
+
+        :raises InvalidConfigurationError: if the id is negative.
+        """
+        if checkpoint_id < 0:
+            raise InvalidConfigurationError(f"Expected a checkpoint id of at least 0, found {checkpoint_id}.")
+        return f"{self.job}/chk-{checkpoint_id}"
 
 
 def require_savepoint_target(external: str | None, default: str | None) -> str:

@@ -36,6 +36,110 @@ from airflow_provider_statecheck.storage.views.state_streams import (
     resolve_location,
 )
 
+DEFAULT_MAX_STATE_SIZE = 5 * 1024 * 1024
+_NO_DIRECTORY = "memory://statecheck-without-directory"
+
+
+class MemoryBackendCheckpointStorageAccess:
+    """
+    Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
+
+    :param attempt: The writing attempt.
+    :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
+    :param savepoint_dir: Default parent directory of savepoints.
+    :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
+    :raises InvalidConfigurationError: if the maximum size is not above 0.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptRef,
+        storage: CheckpointStorage | None = None,
+        *,
+        savepoint_dir: str | None = None,
+        max_state_size: int = DEFAULT_MAX_STATE_SIZE,
+    ) -> None:
+        if max_state_size <= 0:
+            raise InvalidConfigurationError(f"Expected a maximum state size above 0 bytes, found {max_state_size}.")
+        self._attempt = attempt
+        self._storage = storage
+        # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
+        self._files = storage or CheckpointStorage.open(_NO_DIRECTORY)
+        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
+        self._max_state_size = max_state_size
+
+    @property
+    def supports_highly_available_storage(self) -> bool:
+        """Return whether metadata outlives this process."""
+        return self._storage is not None
+
+    @property
+    def has_default_savepoint_location(self) -> bool:
+        """Return whether savepoints without a target have a default directory."""
+        return self._savepoint_dir is not None
+
+    def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
+        """Resolve an external pointer to a completed checkpoint of any job."""
+        return resolve_location(self._files, pointer)
+
+    def initialize_base_locations_for_checkpoint(self) -> None:
+        """Do nothing, because each checkpoint creates its own directory."""
+
+    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
+        """
+        Create the location of a checkpoint.
+
+        :raises InvalidConfigurationError: if the id is negative.
+        :raises StorageError: if the storage fails.
+        """
+        base = self._storage.base_uri if self._storage else ""
+        directory = JobDirectories(base, self._attempt).checkpoint(checkpoint_id)
+        if self._storage is None:
+            return NonPersistentMetadataCheckpointStorageLocation(max_state_size=self._max_state_size)
+        make_directory(self._storage, directory)
+        return PersistentMetadataCheckpointStorageLocation(
+            max_state_size=self._max_state_size, storage=self._storage, directory=directory
+        )
+
+    def initialize_location_for_savepoint(
+        self, checkpoint_id: int, external: str | None = None
+    ) -> PersistentMetadataCheckpointStorageLocation:
+        """
+        Create the directory of a savepoint's metadata.
+
+        :raises InvalidConfigurationError: if neither a target nor a default is set.
+        :raises StorageError: if the storage fails.
+        """
+        target = require_savepoint_target(external, self._savepoint_dir)
+        storage = self._files.allowing(target)
+        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
+        return PersistentMetadataCheckpointStorageLocation(
+            max_state_size=self._max_state_size,
+            storage=storage,
+            directory=directory,
+            location_reference=CheckpointStorageLocationReference.of_path(directory),
+        )
+
+    def resolve_checkpoint_storage_location(
+        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
+    ) -> MemoryCheckpointStreamFactory:
+        """Return the in-memory stream factory, regardless of the metadata location."""
+        return MemoryCheckpointStreamFactory(max_state_size=self._max_state_size)
+
+    def create_task_owned_state_stream(self) -> MemoryCheckpointOutputStream:
+        """Open an in-memory stream of task-owned state."""
+        return MemoryCheckpointOutputStream(self._max_state_size)
+
+    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
+        """Return a toolset without copies, because there are no files."""
+        return NotDuplicatingCheckpointStateToolset()
+
+    def to_file_merging_storage(
+        self, manager: FileMergingSnapshotManager | None, environment: Environment
+    ) -> StreamingWorkerView:
+        """Return this view, because there are no files to merge."""
+        return self
+
 
 class MemoryCheckpointOutputStream:
     """
@@ -181,108 +285,3 @@ class PersistentMetadataCheckpointStorageLocation(MemoryCheckpointStreamFactory)
         :raises StorageError: if a part may still exist.
         """
         self.storage.delete_directory(self.directory)
-
-
-DEFAULT_MAX_STATE_SIZE = 5 * 1024 * 1024
-_NO_DIRECTORY = "memory://statecheck-without-directory"
-
-
-class MemoryBackendCheckpointStorageAccess:
-    """
-    Checkpoint storage with inline state; metadata is a file if a checkpoint directory is set, else in memory.
-
-    :param attempt: The writing attempt.
-    :param storage: Storage of the checkpoint directory, or ``None`` for checkpoints in the memory of this process.
-    :param savepoint_dir: Default parent directory of savepoints.
-    :param max_state_size: Maximum size of the state of each stream in bytes, by default 5 MiB.
-    :raises InvalidConfigurationError: if the maximum size is not above 0.
-    """
-
-    def __init__(
-        self,
-        attempt: AttemptRef,
-        storage: CheckpointStorage | None = None,
-        *,
-        savepoint_dir: str | None = None,
-        max_state_size: int = DEFAULT_MAX_STATE_SIZE,
-    ) -> None:
-        if max_state_size <= 0:
-            raise InvalidConfigurationError(f"Expected a maximum state size above 0 bytes, found {max_state_size}.")
-        self._attempt = attempt
-        self._storage = storage
-        # Savepoints and pointers may refer to any filesystem, also without a checkpoint directory.
-        self._files = storage or CheckpointStorage.open(_NO_DIRECTORY)
-        self._savepoint_dir = None if savepoint_dir is None else normalise_base(savepoint_dir)
-        self._max_state_size = max_state_size
-
-    @property
-    def supports_highly_available_storage(self) -> bool:
-        """Return whether metadata outlives this process."""
-        return self._storage is not None
-
-    @property
-    def has_default_savepoint_location(self) -> bool:
-        """Return whether savepoints without a target have a default directory."""
-        return self._savepoint_dir is not None
-
-    def resolve_checkpoint(self, pointer: str | None) -> FsCompletedCheckpointStorageLocation:
-        """Resolve an external pointer to a completed checkpoint of any job."""
-        return resolve_location(self._files, pointer)
-
-    def initialize_base_locations_for_checkpoint(self) -> None:
-        """Do nothing, because each checkpoint creates its own directory."""
-
-    def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
-        """
-        Create the location of a checkpoint.
-
-        :raises InvalidConfigurationError: if the id is negative.
-        :raises StorageError: if the storage fails.
-        """
-        base = self._storage.base_uri if self._storage else ""
-        directory = JobDirectories(base, self._attempt).checkpoint(checkpoint_id)
-        if self._storage is None:
-            return NonPersistentMetadataCheckpointStorageLocation(max_state_size=self._max_state_size)
-        make_directory(self._storage, directory)
-        return PersistentMetadataCheckpointStorageLocation(
-            max_state_size=self._max_state_size, storage=self._storage, directory=directory
-        )
-
-    def initialize_location_for_savepoint(
-        self, checkpoint_id: int, external: str | None = None
-    ) -> PersistentMetadataCheckpointStorageLocation:
-        """
-        Create the directory of a savepoint's metadata.
-
-        :raises InvalidConfigurationError: if neither a target nor a default is set.
-        :raises StorageError: if the storage fails.
-        """
-        target = require_savepoint_target(external, self._savepoint_dir)
-        storage = self._files.allowing(target)
-        directory = make_savepoint_directory(storage, target, self._attempt.job_id)
-        return PersistentMetadataCheckpointStorageLocation(
-            max_state_size=self._max_state_size,
-            storage=storage,
-            directory=directory,
-            location_reference=CheckpointStorageLocationReference.of_path(directory),
-        )
-
-    def resolve_checkpoint_storage_location(
-        self, checkpoint_id: int, reference: CheckpointStorageLocationReference
-    ) -> MemoryCheckpointStreamFactory:
-        """Return the in-memory stream factory, regardless of the metadata location."""
-        return MemoryCheckpointStreamFactory(max_state_size=self._max_state_size)
-
-    def create_task_owned_state_stream(self) -> MemoryCheckpointOutputStream:
-        """Open an in-memory stream of task-owned state."""
-        return MemoryCheckpointOutputStream(self._max_state_size)
-
-    def create_task_owned_checkpoint_state_toolset(self) -> CheckpointStateToolset:
-        """Return a toolset without copies, because there are no files."""
-        return NotDuplicatingCheckpointStateToolset()
-
-    def to_file_merging_storage(
-        self, manager: FileMergingSnapshotManager | None, environment: Environment
-    ) -> StreamingWorkerView:
-        """Return this view, because there are no files to merge."""
-        return self

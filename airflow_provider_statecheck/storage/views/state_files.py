@@ -23,6 +23,8 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 _BUFFER = 256 * 1024
+_SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
+_BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
 
 
 def read_state(storage: CheckpointStorage, handle: StreamStateHandle) -> bytes:
@@ -140,10 +142,6 @@ def _corrupt(uri: str, expected: str, found: str) -> CorruptStateError:
         f"Expected {expected} in {redact(uri)}, found {found}; the file was changed after it was written.",
         uri=redact(uri),
     )
-
-
-_SAME_SERVER = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "memory": "memory"}
-_BY_ACCOUNT = frozenset({"abfs", "abfss", "az"})
 
 
 class CheckpointStateToolset(Protocol):

@@ -27,6 +27,13 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
 from airflow_provider_statecheck.storage.uris import redact
 
+DEFAULT_INLINE_THRESHOLD = 20 * 1024
+MAX_INLINE_THRESHOLD = 1024 * 1024
+DEFAULT_WRITE_BUFFER = 4096
+_MAX_NAME_ATTEMPTS = 10
+DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
+_DIGEST_LENGTH = 32
+
 
 class CheckpointStateOutputStream(Protocol):
     """
@@ -128,12 +135,6 @@ def resolve_location(storage: CheckpointStorage, pointer: str | None) -> FsCompl
     resolved = resolve_checkpoint(storage, pointer)
     handle = FileStateHandle(resolved.metadata_uri, resolved.storage.size(resolved.metadata_uri))
     return FsCompletedCheckpointStorageLocation(resolved.storage, resolved.directory_uri, handle)
-
-
-DEFAULT_INLINE_THRESHOLD = 20 * 1024
-MAX_INLINE_THRESHOLD = 1024 * 1024
-DEFAULT_WRITE_BUFFER = 4096
-_MAX_NAME_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,10 +405,6 @@ class FsCheckpointMetadataOutputStream(BufferedMetadata):
         self.close()
         handle = FileStateHandle(self._uri, len(data), hashlib.sha256(data).hexdigest())
         return FsCompletedCheckpointStorageLocation(self._storage, self._directory, handle)
-
-
-DEFAULT_INLINE_BUDGET = 16 * 1024 * 1024
-_DIGEST_LENGTH = 32
 
 
 def spill_above_budget(

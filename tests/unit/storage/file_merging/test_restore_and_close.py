@@ -173,7 +173,7 @@ def test_closing_gives_up_what_was_never_made_durable(make_collected: Make) -> N
     driver.manager.close()
     driver.manager.notify_checkpoint_complete(subtask(), 1)
     assert driver.files() == set()
-    with pytest.raises(StorageError, match="given up"):
+    with pytest.raises(StorageError, match="discarded"):
         driver.durable()
 
 
