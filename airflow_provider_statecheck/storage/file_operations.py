@@ -1,5 +1,5 @@
 """
-Listing, copying and atomic publishing of files on local disks, object stores and other fsspec filesystems.
+Listing, copying and atomic publishing of files on local disks, object stores and HDFS.
 
 - Local files are written to a hidden sibling, which is then linked or renamed.
 - Object stores receive the whole object in one call. If they support a precondition, it requires that the name is free.

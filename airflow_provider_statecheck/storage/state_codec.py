@@ -168,8 +168,8 @@ def _encode_text(value: str) -> Any:
 def _require_collection(kind: type, path: str, depth: int) -> None:
     if kind not in _COLLECTIONS:
         raise UnsupportedStateError(
-            f"Expected {path} to be one of {_SUPPORTED}; found {kind.__module__}.{kind.__qualname__}. Save what it is "
-            f"made of."
+            f"Expected {path} to be one of {_SUPPORTED}; found {kind.__module__}.{kind.__qualname__}. Save its "
+            f"contents as these types."
         )
     if depth >= MAX_DEPTH:
         raise UnsupportedStateError(
