@@ -216,7 +216,9 @@ class ArrowSerializer(AbstractSerializer[Any]):
         if old == self._arrow_type:
             return AS_IS
         if not is_widening(old, self._arrow_type):
-            return incompatible(f"was {config['type']}, is now {name}, which cannot represent all of its values")
+            return incompatible(
+                f"was {config['type']}, is now {name}, which cannot represent every {config['type']} value"
+            )
         return after_migration(f"{config['type']} becomes {name}", lambda array: array.cast(self._arrow_type))
 
     @cached_property

@@ -195,7 +195,7 @@ def test_the_report_is_lines_of_a_log_with_what_needs_a_look_first() -> None:
     )
     assert report(verdicts(old, new)).splitlines() == [
         (
-            "keyed state 'bad': incompatible: was int64, is now double, which cannot represent all of its values "
+            "keyed state 'bad': incompatible: was int64, is now double, which cannot represent every int64 value "
             "[value of int64 -> value of double]"
         ),
         (

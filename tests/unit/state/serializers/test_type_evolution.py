@@ -300,8 +300,8 @@ def test_what_differs_is_incompatible_and_the_reason_says_it(old: Any, new: Any)
 def test_the_reason_names_the_place_of_the_difference() -> None:
     reason = resolve(dict[str, list[OtherType]], dict[str, list[Old]]).reason
     assert reason == (
-        "value of the dict: element of the list: field count: was int64, is now string, which cannot represent all "
-        "of its values"
+        "value of the dict: element of the list: field count: was int64, is now string, which cannot represent every "
+        "int64 value"
     )
 
 
