@@ -42,12 +42,13 @@ test: $(READY) ## Run the tests
 soak: $(READY) ## Run the long tests
 	@$(BIN)/python -m pytest -m 'soak or live' $(ARGS)
 
-check: $(READY) ## Check lint, format, types, layers, spelling and docker/
+check: $(READY) ## Lint, format, types, layers, spelling, wording, docker/
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/codespell
+	@$(BIN)/python -m scripts.wording
 	@$(BIN)/hadolint docker/Dockerfile
 	@$(BIN)/shellcheck docker/make_secrets scripts/preflight scripts/run_tests
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml

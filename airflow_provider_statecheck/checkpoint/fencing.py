@@ -1,4 +1,4 @@
-"""Fencing of attempts by epoch, liveness of their tasks, and leadership of aligned checkpoints."""
+"""Fencing by epoch: calls of replaced attempts are refused. Liveness of tasks, leadership."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Layout of the files of a job below the checkpoint directory.
+Paths of the files of a job below the checkpoint directory; no I/O.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Order of the runs of a job, and the checkpoints that precede a run."""
+"""Order of the runs that share a job, and the state before a run."""
 
 from __future__ import annotations
 

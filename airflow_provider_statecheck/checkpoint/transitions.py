@@ -1,4 +1,4 @@
-"""Status transitions of checkpoint rows, and the open effects that result from them."""
+"""Status transitions of checkpoint rows, and the effects that callers must still carry out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Gateways to the coordinator for Airflow processes.
+Choice of the gateway in an Airflow process, direct or HTTP, and credentials of tasks.
 
 A process with access to Airflow's database calls the coordinator in process. A task calls it over HTTP and authenticates
 with a challenge (:class:`TaskCredentials`) or with a login (:class:`LoginCredentials`).

@@ -1,4 +1,4 @@
-"""Row cache of a transition, and the view of a whole job."""
+"""Cache of the rows that one transaction uses, and the view of a whole job."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Job store in a database.
+Job store in a database: transactions on the rows of a job.
 
 SQLite and PostgreSQL are supported; the statements are also valid for MySQL.
 """

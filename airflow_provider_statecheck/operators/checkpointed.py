@@ -1,5 +1,5 @@
 """
-Base class of the checkpointed operators.
+Base class of the checkpointed operators: arguments, job name, uid and registration.
 
 :class:`CheckpointedOperator` holds the arguments. :func:`prepare_stage` resolves them for a try: the settings, the storage,
 the job and uid of the stage, and the owner of the attempt.

@@ -1,4 +1,4 @@
-"""Steps of a stage: restored from their snapshots, or computed and written."""
+"""Steps of a stage: restored if their fingerprint is unchanged, otherwise computed and written."""
 
 from __future__ import annotations
 

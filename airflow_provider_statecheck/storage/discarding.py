@@ -1,5 +1,5 @@
 """
-Deletion of discarded checkpoints, through one gate.
+Deletion of discarded checkpoints, the only place that deletes their files.
 
 Rows and metadata name the files to delete, and tasks can write both. A job may therefore delete only files in a directory
 with its own id and in savepoints that it owns according to its rows. Writers that remove an unfinished file of theirs do

@@ -1,5 +1,5 @@
 """
-Normalisation, deletion rules and redaction of URIs.
+Rules of URIs: valid checkpoint directories, deletable paths, and display to users.
 
 URIs are never percent-encoded or decoded, because neither Spark nor fsspec does it.
 """

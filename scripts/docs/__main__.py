@@ -1,13 +1,8 @@
 """
 Generated parts of the documentation.
 
-<<<<<<< HEAD
-``python -m scripts.docs`` writes the tables of options, arguments and commands into the pages.
-With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
-=======
 ``python -m scripts.docs`` writes the tables of options, arguments and commands, and the tree of the package, into the pages.
-With ``--check`` it changes nothing, names the pages that are out of date, and ends with exit status 1 if there is one.
->>>>>>> 6881417 (Show the architecture: tree, main path, protocol and import rules)
+With ``--check`` it lists the pages that are out of date without changing them, and exits with status 1 if there are any.
 """
 
 from __future__ import annotations
