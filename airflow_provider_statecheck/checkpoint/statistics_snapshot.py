@@ -73,7 +73,7 @@ def snapshots_of(view: JobView, *, history_size: int = HISTORY_SIZE) -> tuple[Ch
     """
     Return the statistics of each operator of a job.
 
-    :param history_size: Maximum length of the history, at most :data:`HISTORY_SIZE`.
+    :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
     """
     return tuple(snapshot_of(view, operator, history_size=history_size) for operator in view.operators)
 
@@ -84,7 +84,7 @@ def snapshot_of(
     """
     Return the statistics of one operator.
 
-    :param history_size: Maximum length of the history, at most :data:`HISTORY_SIZE`.
+    :param history_size: Maximum length of the history, at most ``HISTORY_SIZE``.
     """
     record = next((s for s in view.statistics if s.operator_id == operator.operator_id), None)
     known, rows = OperatorStatistics.of(record), view.of_operator(operator.operator_id)
@@ -228,7 +228,7 @@ class CheckpointStatsTracker:
     :param store: Job store.
     :param job_id: Id of the job.
     :param operator_id: Id of the operator.
-    :param history_size: Maximum length of the history, from 0 to :data:`HISTORY_SIZE`.
+    :param history_size: Maximum length of the history, from 0 to ``HISTORY_SIZE``.
     :raises InvalidConfigurationError: for a history size out of range.
     """
 
