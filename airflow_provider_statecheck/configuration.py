@@ -255,7 +255,7 @@ def _flink_value(name: str, section: Mapping[str, str]) -> Any:
     key = counterpart.option.key_in(section) if counterpart else None
     if counterpart is None or key is None:
         return None
-    log.warning("Read %s from Flink's key %s; rename the key to %s.", name, key, name)
+    log.warning("Read %s from Flink's key %s; set %s instead; its unit may differ.", name, key, name)
     config = CheckpointConfig()
     counterpart.option.read(config, section)
     return counterpart.convert(getattr(config, counterpart.option.name))

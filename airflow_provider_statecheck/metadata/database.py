@@ -72,7 +72,7 @@ def _mapped(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:
         )
     if isinstance(error, OperationalError) or error.connection_invalidated:
         return CoordinatorUnavailableError(
-            f"Expected the metadata database to execute a statement, found it unavailable ({error.orig}); nothing was "
+            f"Expected the metadata database to execute a statement, found that it did not ({error.orig}); nothing was "
             f"changed, try again."
         )
     return CoordinatorError(

@@ -131,7 +131,7 @@ def _resumption(registration: RegisterAttempt) -> str:
     if registration.owner.is_script:
         return f"The next try{' without on_clear=restart' if is_restart else ''} resumes from it"
     if is_restart:
-        return "The next try resumes from it; a cleared task starts from the beginning"
+        return "The next try resumes from it; a cleared task restarts its run"
     return "The next try resumes from it, also if the task is cleared"
 
 

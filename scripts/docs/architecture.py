@@ -30,7 +30,7 @@ def layers_list() -> str:
 
 
 def import_rules_table() -> str:
-    """Return the table of the imports that are forbidden beside those against the layers."""
+    """Return the table of the imports that are forbidden in addition to those against the layers."""
     rules = (contract for contract in _contracts() if contract["type"] == "forbidden")
     return table(("Rule", "Folders", "Must not import"), (_rule(contract) for contract in rules))
 

@@ -3,8 +3,8 @@ What every sink must bear: the end of its driver between any two steps, zombies,
 
 A test module subclasses :class:`SinkKills` for its sink::
 
-    class TestParquetSinkKills(SinkKills):
-        factory = "tests.crash.parquet_factory:make"
+    class TestDeltaSinkKills(SinkKills):
+        factory = "tests.crash.delta_factory:make"
 
         @staticmethod
         def read(work: Path) -> pa.Table: ...

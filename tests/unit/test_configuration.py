@@ -222,7 +222,7 @@ def test_a_key_of_flink_is_read_with_a_warning_that_says_our_name(
     in_file({key: text})
 
     assert getattr(StatecheckSettings.from_airflow(), name) == value
-    assert f"Read {name} from Flink's key {key}; rename the key to {name}." in caplog.messages
+    assert f"Read {name} from Flink's key {key}; set {name} instead; its unit may differ." in caplog.messages
 
 
 @pytest.mark.parametrize("where", ["file", "environment", "argument"])
