@@ -75,8 +75,7 @@ class HttpGateway:
         """
         if attempt not in self._tokens:
             raise StaleAttemptError(
-                f"Expected an attempt registered by this client, found attempt {attempt.epoch} of job {attempt.job_id}; "
-                f"register it first.",
+                f"Attempt {attempt.epoch} of job {attempt.job_id} is not registered by this client; register it first.",
                 epoch=attempt.epoch,
             )
         return self._tokens[attempt]
