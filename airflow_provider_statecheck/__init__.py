@@ -15,6 +15,11 @@ if TYPE_CHECKING:
         CheckpointedStageSubmitOperator as CheckpointedStageSubmitOperator,
     )
     from airflow_provider_statecheck.operators.stage import CheckpointedStageOperator as CheckpointedStageOperator
+    from airflow_provider_statecheck.queryable.client import (
+        AsyncQueryableStateClient as AsyncQueryableStateClient,
+        QueryableStateClient as QueryableStateClient,
+    )
+    from airflow_provider_statecheck.queryable.local_client import LocalStateClient as LocalStateClient
     from airflow_provider_statecheck.sensors.checkpoint import CheckpointSensor as CheckpointSensor
     from airflow_provider_statecheck.spark.context import StageContext as StageContext
     from airflow_provider_statecheck.spark.sinks.delta_sink import DeltaSink as DeltaSink
@@ -70,6 +75,8 @@ _MODULES = {
     "operators.pyspark": ("CheckpointedPySparkOperator",),
     "operators.spark_submit": ("CheckpointedSparkSubmitOperator", "CheckpointedStageSubmitOperator"),
     "operators.stage": ("CheckpointedStageOperator",),
+    "queryable.client": ("AsyncQueryableStateClient", "QueryableStateClient"),
+    "queryable.local_client": ("LocalStateClient",),
     "sensors.checkpoint": ("CheckpointSensor",),
     "spark.context": ("StageContext",),
     "spark.sinks.delta_sink": ("DeltaSink",),
@@ -113,6 +120,7 @@ _PUBLIC = {name: f"{__name__}.{module}" for module, names in _MODULES.items() fo
 __all__ = [
     "AggregateFunction",
     "AggregatingStateDescriptor",
+    "AsyncQueryableStateClient",
     "CheckpointSensor",
     "CheckpointedFunction",
     "CheckpointedPySparkOperator",
@@ -131,12 +139,14 @@ __all__ = [
     "JsonSource",
     "KeyedProcessFunction",
     "ListStateDescriptor",
+    "LocalStateClient",
     "MapFunction",
     "MapStateDescriptor",
     "Max",
     "Min",
     "ParquetSink",
     "ParquetSource",
+    "QueryableStateClient",
     "ReducingStateDescriptor",
     "RichFlatMapFunction",
     "RichMapFunction",

@@ -35,6 +35,7 @@ SECTION = "statecheck"
 _BACKEND = "state.backend"
 # float() accepts infinity, but a database cannot add it to a time.
 _MAX_TIMEOUT_SECONDS = 366 * 24 * 3600.0
+_MAX_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,28 @@ def configured_locations() -> AllowedLocations:
     base = normalise_base(checkpoint_dir) if checkpoint_dir else None
     locations = _value("allowed_locations", None, parse_locations, section)
     return AllowedLocations().around(base, configured_savepoint_dir()).below(*locations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateServingSettings:
+    """Settings of a server of queryable state."""
+
+    serve_state: bool = True
+    """Whether the api-server serves state."""
+    state_requests_per_second: float = 0.0
+    """Maximum rate of the requests of a caller; 0 for any rate."""
+
+    @classmethod
+    def read(cls) -> Self:
+        """
+        Read the settings from the section.
+
+        :raises InvalidConfigurationError: if an option has another type or is out of range.
+        """
+        section = _flink_section()
+        rate = _value("state_requests_per_second", None, _number, section)
+        require("state_requests_per_second", rate, lambda r: 0 <= r <= _MAX_RATE, "0 for any rate, or more")
+        return cls(serve_state=_value("serve_state", None, parse_boolean, section), state_requests_per_second=rate)
 
 
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
@@ -177,6 +200,18 @@ def _number(value: Any) -> float:
     return float(str(value))
 
 
+def parse_boolean(value: Any) -> bool:
+    """
+    Parse a boolean of Airflow's configuration, such as ``true``, ``off`` or ``1``.
+
+    :raises ValueError: if the value is none.
+    """
+    text = str(value).strip().lower()
+    if text not in ConfigParser.BOOLEAN_STATES:
+        raise ValueError(text)
+    return ConfigParser.BOOLEAN_STATES[text]
+
+
 def _on_clear(value: Any) -> OnClear:
     return OnClear(str(value))
 
@@ -218,6 +253,8 @@ _ABSENT: dict[str, Any] = {
 }
 """Values of options that are not set."""
 _EXPECTED = {
+    "serve_state": "true or false",
+    "state_requests_per_second": "a number",
     "num_retained": "a whole number",
     "retained_runs": "a whole number",
     "checkpoint_timeout_seconds": "a number of seconds",

@@ -41,6 +41,14 @@ Exceptions of this package.
       SourceError
         SourceChangedError              files of a source changed after they were listed
         SourceRestartRequiredError      files of a source changed, and the stage must restart from the beginning
+      QueryableStateError
+        UnknownLocationError            the process has no location oracle for the job
+        UnknownKvStateLocationError     no state of the job is registered under this name; also LookupError
+        UnknownKvStateKeyGroupLocationError   no subtask has registered the key group; also LookupError
+        UnknownKvStateIdError           the files of the state are gone; also LookupError
+        UnknownKeyOrNamespaceError      the key has no state in the namespace; also LookupError
+        ImmutableStateError             a write to state that was read from a checkpoint; also TypeError
+        RequestLimitError               ``retry_after_seconds``: when the same request is accepted, if ever
 """
 
 from __future__ import annotations
@@ -307,3 +315,52 @@ class SourceRestartRequiredError(SourceError):
     """Files of a source changed, and the stage is configured to restart from the beginning in this case."""
 
     code = "source_restart_required"
+
+
+class QueryableStateError(StateCheckError):
+    """Base class of errors about state that is read from outside of its stage."""
+
+    code = "queryable_state"
+
+
+class UnknownLocationError(QueryableStateError):
+    """The process has no oracle that knows the locations of the job's state."""
+
+    code = "unknown_location"
+
+
+class UnknownKvStateLocationError(QueryableStateError, LookupError):
+    """No state of the job is registered under this name."""
+
+    code = "unknown_kv_state_location"
+
+
+class UnknownKvStateKeyGroupLocationError(QueryableStateError, LookupError):
+    """No subtask has registered state for the key group."""
+
+    code = "unknown_kv_state_key_group_location"
+
+
+class UnknownKvStateIdError(QueryableStateError, LookupError):
+    """The files of the state are gone, because newer checkpoints subsumed the checkpoint after the look-up."""
+
+    code = "unknown_kv_state_id"
+
+
+class UnknownKeyOrNamespaceError(QueryableStateError, LookupError):
+    """The key has no state in the namespace, or its state has expired; a default of the descriptor is not returned."""
+
+    code = "unknown_key_or_namespace"
+
+
+class ImmutableStateError(QueryableStateError, TypeError):
+    """State that was read from a checkpoint cannot be changed."""
+
+    code = "immutable_state"
+
+
+class RequestLimitError(QueryableStateError):
+    """A request exceeds a limit of the server; ``retry_after_seconds`` is ``None`` if it is never accepted."""
+
+    code = "request_limit"
+    retry_after_seconds: float | None = None

@@ -199,6 +199,19 @@ _OPTIONS = {
         "string",
         "statecheck_maintenance",
     ),
+    "serve_state": _option(
+        "Whether the api-server serves queryable state. It needs read access to checkpoint_dir with storage_conn_id. "
+        "Otherwise, and where it is off, airflow statecheck serve-state serves state on another machine.",
+        "boolean",
+        "True",
+    ),
+    "state_requests_per_second": _option(
+        "Maximum number of requests for queryable state per second, for each process of a server: on the api-server for "
+        "each task and user, on other servers for each token; 0 for any number.",
+        "float",
+        "0.0",
+        "50.0",
+    ),
     "on_clear": _option(
         "Behaviour of a cleared task: resume_unchanged keeps the steps whose code did not change (after a success, its run "
         "starts again), resume keeps every step, restart starts its run again.",

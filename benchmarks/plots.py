@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 LIMITS = {
     "C1": "PostgreSQL's commits",
     "C2": "PostgreSQL's commits, one per operator for aligned checkpoints",
+    "C3": "the same read by the driver of the database alone",
     "D1": "the imports of the operators that ours extend",
     "F1": "the fsync of the disk",
     "G1": "time in line with the rows",
@@ -21,9 +22,12 @@ LIMITS = {
     "K2": "Python's function call for each row",
     "M1": "one part of a file and the changes since the last snapshot",
     "O1": "the same stage without checkpoints",
+    "Q1": "RocksDB on a local disk, in C++",
+    "Q2": "FastAPI without any work",
     "R1": "the undisturbed job, and a start of Spark",
     "R2": "one Spark job, and the files that its first rows need",
     "S1": "Spark's own writer, the disk, and the object store",
+    "U1": "FastAPI and the templates of the pages",
     "W1": "Arrow from Python to the JVM",
 }
 WIDTH, LEFT, RIGHT = 900, 16, 150

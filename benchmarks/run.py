@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import (
     c1_coordinator,
     c2_scale,
+    c3_version_check,
     d1_import,
     file_merging,
     g1_growth,
@@ -23,9 +24,12 @@ from benchmarks import (
     m1_memory,
     o1_overhead,
     plots,
+    q1_point_lookup,
+    q2_state_over_http,
     r1_retry,
     r2_restore,
     s1_snapshot,
+    u1_job_list,
     w1_state_reader,
 )
 from benchmarks.measure import Result
@@ -41,14 +45,18 @@ WORKLOADS: dict[str, Callable[..., list[Result]]] = {
     "D1": d1_import.run,
     "C1": c1_coordinator.run,
     "C2": c2_scale.run,
+    "C3": c3_version_check.run,
     "F1": file_merging.run,
     "I1": i1_incremental.run,
     "I2": i2_amplification.run,
     "M1": m1_memory.run,
     "O1": o1_overhead.run,
     "G1": g1_growth.run,
+    "Q1": q1_point_lookup.run,
+    "Q2": q2_state_over_http.run,
     "R1": r1_retry.run,
     "R2": r2_restore.run,
+    "U1": u1_job_list.run,
     "W1": w1_state_reader.run,
 }
 LONG_IF_SMALL = ("R1",)

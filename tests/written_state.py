@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.layout import keyed_state_uri
 from airflow_provider_statecheck.checkpoint.states.assignment import redistribute_keyed
 from airflow_provider_statecheck.checkpoint.states.handles import OperatorState, OperatorSubtaskState
 from airflow_provider_statecheck.checkpoint.states.key_groups import key_group_range_of
@@ -26,7 +27,6 @@ from airflow_provider_statecheck.storage.views.state_streams import FsCheckpoint
 
 GROUPS = 16
 STAGE, FUNCTION = "stage", "balance"
-UID = f"{STAGE}/{FUNCTION}"
 TEXT_KEY = KeySerializer((KeyField("account", pa.string()),))
 SMALL = ArrowStateSettings(block_rows=2, part_bytes=2048, memtable_bytes=1, cache_bytes=4096)
 BACKENDS: dict[str, Callable[[], Any]] = {
@@ -55,9 +55,17 @@ class StatefulJob:
     backend: Any
     descriptors: Sequence[Any]
     keys: KeySerializer = TEXT_KEY
+    job_name: str = "job"
+    stage: str = STAGE
+    function: str = FUNCTION
+    max_parallelism: int = GROUPS
     now_ms: int = 1_000_000
     taken: int = 0
     states: list[Any] = field(default_factory=list)
+
+    @property
+    def uid(self) -> str:
+        return f"{self.stage}/{self.function}"
 
     def open(self, parallelism: int, operator: OperatorState | None = None) -> None:
         """Begin anew, or with the state of a checkpoint."""
@@ -65,13 +73,13 @@ class StatefulJob:
         old = [
             found.get(i, OperatorSubtaskState()).managed_keyed for i in range(operator.parallelism if operator else 0)
         ]
-        dealt = redistribute_keyed(old, parallelism, GROUPS) if old else [()] * parallelism
+        dealt = redistribute_keyed(old, parallelism, self.max_parallelism) if old else [()] * parallelism
         self.close()
         self.states = [self._opened(i, parallelism, handles) for i, handles in enumerate(dealt)]
 
     def state(self, key: Any, name: str, namespace: str | None = None) -> Any:
         """Return a state with a key as the current one."""
-        group = self.keys.key_group_of(key, GROUPS)
+        group = self.keys.key_group_of(key, self.max_parallelism)
         (backend,) = (each for each in self.states if group in each.key_group_range)
         backend.set_current_key(key)
         descriptor = next(each for each in self.descriptors if each.name == name)
@@ -84,19 +92,20 @@ class StatefulJob:
     def operator(self) -> OperatorState:
         """Save the state of all subtasks."""
         self.taken += 1
-        streams = Streams(self.storage, f"{self._job}/shared/keyed")
+        base, job_id, owner = self.storage.base_uri, job_id_of(self.job_name), operator_id_of(self.stage)
         subtasks = {}
         for index, backend in enumerate(self.states):
+            streams = Streams(self.storage, keyed_state_uri(base, job_id, owner, index))
             snapshot = backend.snapshot(self.taken, self.now_ms, streams)
             handle = snapshot.run().handle
             if handle is not None:
                 subtasks[index] = OperatorSubtaskState(managed_keyed=(handle,))
             backend.notify_checkpoint_complete(self.taken)
         return OperatorState(
-            operator_id=operator_id_of(UID),
-            uid=UID,
+            operator_id=operator_id_of(self.uid),
+            uid=self.uid,
             parallelism=len(self.states),
-            max_parallelism=GROUPS,
+            max_parallelism=self.max_parallelism,
             subtask_states=subtasks,
             coordinator_state=coordinator_state(encode_schemas(self.schemas())),
         )
@@ -109,10 +118,10 @@ class StatefulJob:
     def publish(self, *operators: OperatorState, **values: Any) -> str:
         """Write metadata and return the pointer."""
         document = CheckpointDocument(
-            job_id=job_id_of("job"),
-            job_name="job",
-            operator_id=operator_id_of(STAGE),
-            uid=STAGE,
+            job_id=job_id_of(self.job_name),
+            job_name=self.job_name,
+            operator_id=operator_id_of(self.stage),
+            uid=self.stage,
             checkpoint_id=self.taken,
             epoch=1,
             generation=1,
@@ -133,20 +142,26 @@ class StatefulJob:
 
     @property
     def _job(self) -> str:
-        return f"{self.storage.base_uri}/{job_id_of('job')}"
+        return f"{self.storage.base_uri}/{job_id_of(self.job_name)}"
 
     def _opened(self, index: int, parallelism: int, handles: Iterable[Any]) -> Any:
         environment = StateEnvironment(
             storage=self.storage,
             subtask_index=index,
             parallelism=parallelism,
-            max_parallelism=GROUPS,
+            max_parallelism=self.max_parallelism,
             now_ms=lambda: self.now_ms,
             epoch=1,
         )
-        owned = key_group_range_of(index, parallelism, GROUPS)
+        owned = key_group_range_of(index, parallelism, self.max_parallelism)
         opened = self.backend.create_keyed_state_backend(
-            environment, job_id_of("job"), UID, self.keys, GROUPS, owned, restored=tuple(handles)
+            environment,
+            job_id_of(self.job_name),
+            self.uid,
+            self.keys,
+            self.max_parallelism,
+            owned,
+            restored=tuple(handles),
         )
         for descriptor in self.descriptors:
             opened.get_partitioned_state(descriptor)

@@ -1,5 +1,5 @@
 """
-Authorization of calls.
+Authorization of calls by the token of the caller.
 
 A route depends on the record of the caller's token and checks it with one of the functions ``require_*``.
 """
@@ -11,17 +11,16 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials
 
+from airflow_provider_statecheck.api.job_access import bearer, bearer_token
 from airflow_provider_statecheck.api.services import Services, TaskDirectory
-from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, JobId, is_test_job, job_id_of
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE, is_test_job, job_id_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.token_store import Caller, TokenRecord
-
-_bearer = HTTPBearer(auto_error=False, description="A token issued by this API.")
 
 
 def services_of(request: Request) -> Services:
@@ -47,13 +46,10 @@ async def check_token(request: Request) -> None:
 
     :raises AccessDeniedError: if the token is missing or invalid.
     """
-    header = await _bearer(request)
-    if header is None or not header.credentials:
-        raise AccessDeniedError("Expected a token in the header Authorization, found none; request one first.")
-    request.state.token = await run_in_threadpool(services_of(request).tokens.check, header.credentials)
+    request.state.token = await run_in_threadpool(services_of(request).tokens.check, await bearer_token(request))
 
 
-def checked_token(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> TokenRecord:
+def checked_token(request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> TokenRecord:
     """Return the record of the caller's token, which :func:`check_token` has looked up."""
     token: TokenRecord = request.state.token
     return token
@@ -71,18 +67,6 @@ def require_attempt(token: TokenRecord, attempt: AttemptRef | None) -> None:
     if attempt is None or token.attempt != attempt:
         raise AccessDeniedError(
             "Expected the token of the attempt in the message, found another token; use the token that registered it."
-        )
-
-
-def require_job(token: TokenRecord, job_id: JobId) -> None:
-    """
-    Require a token that may read a job: one bound to this job, or one not yet bound to any job.
-
-    :raises AccessDeniedError: if the token is bound to another job.
-    """
-    if token.job_id not in (None, job_id):
-        raise AccessDeniedError(
-            f"Expected a token of job {job_id}, found one of job {token.job_id}; request a new token."
         )
 
 
@@ -104,10 +88,10 @@ def require_maintenance(token: TokenRecord, services: Services) -> None:
     """
     require_task(token)
     allowed = services.maintenance_dags()
-    if token.caller.dag_id not in allowed:
+    if token.task.dag_id not in allowed:
         raise AccessDeniedError(
             f"Expected a task of a Dag in [statecheck] maintenance_dags ({', '.join(sorted(allowed)) or 'none'}), "
-            f"found one of {token.caller.dag_id!r}; add the Dag to the option."
+            f"found one of {token.task.dag_id!r}; add the Dag to the option."
         )
 
 
@@ -129,12 +113,12 @@ def require_registration(
         )
     if token.attempt is None:
         require_task(token)
-        _reject_job_of_other_dag(token.caller, request.job_name, tasks)
+        _reject_job_of_other_dag(token.task, request.job_name, tasks)
     elif (token.attempt_key, token.job_id) != (request.attempt_key, job_id_of(request.job_name)):
         raise AccessDeniedError(
             "Expected the registration that this token is bound to, found another one; request a new token."
         )
-    return replace(request, owner=owner_of(token.caller, request.owner))
+    return replace(request, owner=owner_of(token.task, request.owner))
 
 
 def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
@@ -151,26 +135,18 @@ def owner_of(caller: Caller, claimed: AttemptOwner) -> AttemptOwner:
     return replace(claimed, run_id=caller.run_id, airflow=caller.coordinates)
 
 
-def dags_of(view: JobView) -> set[str]:
+def dags_of(view: JobView) -> tuple[str, ...]:
     """
     Return the Dags whose tasks work on a job; a user who may read all of them may view the job.
 
-    Attempts of scripts and of recovered jobs have no Dag. An operator with only such attempts counts as one of the Dag
-    after which the job is named, provided that this Dag has attempts in the job: the coordinator then rejects
-    registrations from other Dags. The name alone is no proof.
-
-    :raises AccessDeniedError: if the Dag of an operator is unknown.
+    :raises AccessDeniedError: if the Dag of an operator is unknown, see ``job_list.is_of_unknown_dag``.
     """
-    known = [(attempt.operator_id, dict(attempt.owner.airflow).get("dag_id", "")) for attempt in view.attempts]
-    dags = {dag_id for _, dag_id in known if dag_id}
-    is_named_after_one = any(view.job.name.startswith(f"{dag_id}/") for dag_id in dags)
-    unknown = {operator.operator_id for operator in view.operators} - {each for each, dag_id in known if dag_id}
-    if not dags or (unknown and not is_named_after_one):
+    if view.is_of_unknown_dag:
         raise AccessDeniedError(
             f"Expected a known Dag for every operator of job {view.job.job_id}, found an operator without one, as after a "
             f"recovery; use 'airflow statecheck checkpoints', or view this page after the tasks have run again."
         )
-    return dags
+    return view.dag_ids
 
 
 def _reject_job_of_other_dag(caller: Caller, job_name: str, tasks: TaskDirectory) -> None:

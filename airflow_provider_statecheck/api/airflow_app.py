@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -10,15 +11,20 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.dag import DagModel
 from fastapi import APIRouter, Body, FastAPI
 
-from airflow_provider_statecheck.api import examples, pages
+from airflow_provider_statecheck.api import action_routes, examples, job_list_routes
 from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.airflow_access import AirflowAccess, readable_job
 from airflow_provider_statecheck.api.airflow_services import airflow_services
 from airflow_provider_statecheck.api.app import create_app
+from airflow_provider_statecheck.api.pages import routes
+from airflow_provider_statecheck.api.pages.rendering import PageFiles
 from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.services import IssuedToken
+from airflow_provider_statecheck.api.services import USER_LIFETIME, IssuedToken
+from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.protocol import VERSION_PATH
-from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.metadata.token_store import Caller, UserCaller
+from airflow_provider_statecheck.queryable.locations import OpenStorage
 
 router = APIRouter(prefix="/token", tags=["tokens"], route_class=MessageRoute)
 
@@ -40,9 +46,42 @@ def login(
     return services.tokens.issue(task)
 
 
-def create_airflow_app() -> FastAPI:
-    """Create the app; the first request opens Airflow's database."""
-    app = create_app(airflow_services())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserReadRequest:
+    """The job that a user requests a read token for."""
+
+    job_id: str
+    lifetime_seconds: float = USER_LIFETIME.total_seconds()
+    """Validity of the token, up to a day. It ends no earlier if the user loses the permission."""
+
+
+@router.post("/state")
+def user_reader(
+    request: Annotated[UserReadRequest, Body(openapi_examples=examples.USER_READ)],
+    services: ServicesDep,
+    user: GetUserDep,
+) -> IssuedToken:
+    """
+    Issue a token that can only read one job and its state.
+
+    The user must be permitted to read the task instances of every Dag that works on the job; for others, it does not exist.
+    """
+    job_id = readable_job(services, JobId(request.job_id), user).job.job_id
+    return services.tokens.issue_user_reader(UserCaller(user=user.get_id()), job_id, request.lifetime_seconds)
+
+
+def create_airflow_app(open_storage: OpenStorage) -> FastAPI:
+    """
+    Create the app; the first request opens Airflow's database.
+
+    :param open_storage: Opens the storage of a checkpoint, for queryable state.
+    """
+    services = airflow_services(open_storage)
+    app = create_app(services, access=AirflowAccess(services))
     app.include_router(router, prefix=VERSION_PATH)
-    app.include_router(pages.router)
+    app.include_router(job_list_routes.router, prefix=VERSION_PATH)
+    app.include_router(action_routes.router)
+    app.include_router(routes.description_router)
+    app.include_router(routes.router)
+    app.mount("/static", PageFiles(), name="static")
     return app

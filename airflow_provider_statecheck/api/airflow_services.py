@@ -20,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError, CheckpointNotFoundError
 from airflow_provider_statecheck.gateway.protocol import CHALLENGE_KEY, challenge_of
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
@@ -31,9 +32,15 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
+    from airflow_provider_statecheck.queryable.locations import OpenStorage
 
-def airflow_services() -> Services:
-    """Return the services on Airflow's database, which the first request opens."""
+
+def airflow_services(open_storage: OpenStorage | None = None) -> Services:
+    """
+    Return the services on Airflow's database, which the first request opens.
+
+    :param open_storage: Opens the storage of a checkpoint, for queryable state; without it, state is not served.
+    """
     return Services(
         _engine,
         AirflowTasks(),
@@ -41,6 +48,8 @@ def airflow_services() -> Services:
         observer=airflow_metrics(),
         runs=AirflowRuns(),
         maintenance_dags=_maintenance_dags,
+        open_storage=open_storage,
+        state_settings=StateServingSettings.read,
     )
 
 

@@ -7,8 +7,9 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from airflow_provider_statecheck.api import maintenance_routes, task_routes
+from airflow_provider_statecheck.api import content_routes, maintenance_routes, state_routes, task_routes
 from airflow_provider_statecheck.api.access import ServicesDep
+from airflow_provider_statecheck.api.job_access import JobAccess, RememberedAccess, TokenAccess
 from airflow_provider_statecheck.api.requests import (
     BodyLimit,
     SecurityHeaders,
@@ -16,6 +17,8 @@ from airflow_provider_statecheck.api.requests import (
     reject_unstorable_parameters,
 )
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.state_limits import RatedAccess, RequestRate
+from airflow_provider_statecheck.api.state_reads import ProxyReads
 from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
 
 _DISTRIBUTION = "airflow-provider-statecheck"
@@ -29,6 +32,11 @@ class Health:
     version: str
 
 
+def healthy() -> Health:
+    """Return the state of an API that works."""
+    return Health(status="ok", version=version(_DISTRIBUTION))
+
+
 health_router = APIRouter(tags=["health"])
 
 
@@ -36,14 +44,15 @@ health_router = APIRouter(tags=["health"])
 def health(services: ServicesDep) -> Health:
     """Check the API and its database; the reply is 503 if tables are missing or the database does not respond."""
     services.tokens.require_tables()
-    return Health(status="ok", version=version(_DISTRIBUTION))
+    return healthy()
 
 
-def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
+def create_app(services: Services, *, access: JobAccess | None = None, takes_test_jobs: bool = False) -> FastAPI:
     """
     Create the app.
 
     :param services: Services that the routes use.
+    :param access: Decides who may read a job, by default by the tokens of this API.
     :param takes_test_jobs: Accept registrations of jobs of test runs.
     """
     app = FastAPI(
@@ -57,13 +66,21 @@ def create_app(services: Services, *, takes_test_jobs: bool = False) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(SecurityHeaders)
     app.state.services = services
+    tokens = TokenAccess(lambda token: services.tokens.check(token))  # the first call opens the database
+    app.state.job_access = RememberedAccess(access or tokens, services.clock)
+    rate = RequestRate(lambda: services.state_settings.state_requests_per_second, services.clock)
+    app.state.state_access = RatedAccess(app.state.job_access, rate)
     app.state.takes_test_jobs = takes_test_jobs
+    app.state.state_reads = ProxyReads(lambda: services.state_proxy, lambda job_id: services.state_rows.check(job_id))
+    app.state.job_contents = lambda: services.job_contents
     install_error_replies(app)
     for router in (
+        state_routes.router,
         health_router,
         task_routes.token_router,
         task_routes.attempt_router,
         task_routes.job_router,
+        content_routes.router,
         maintenance_routes.router,
         maintenance_routes.savepoint_router,
     ):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.messages import (
     AcknowledgeCheckpoint,
     AdoptAttempt,
@@ -24,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     TriggerCheckpoint,
 )
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary, SnapshotSummary, StepSummary
 from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     CloseAbandoned,
@@ -52,9 +55,26 @@ def _example(value: Any) -> dict[str, Any]:
 JOB_ID = _example(_JOB)
 OPERATOR_ID = _example(_ATTEMPT.operator_id)
 CHECKPOINT_ID = _example(13)
+KNOWN_VERSION = _example(57)
+SEEN_AT = _example("2026-01-01T00:00:00.123456+00:00")
 CHALLENGE = _example({"ti_id": "01990b5e-3f7a-7c3c-8a43-6a2f0e3a9d11", "secret": "the secret itself, not its hash"})
 READ = _example({"job_id": _JOB})
+USER_READ = _example({"job_id": _JOB, "lifetime_seconds": 3600.0})
 LOGIN = _example({"dag_id": "nightly", "run_id": _OWNER.run_id, "task_id": "features", "map_index": -1})
+STATE_NAME = {"normal": {"value": "totals"}, "of an instance of a mapped task": {"value": "totals[eu]"}}
+SNAPSHOT_NAME = {"normal": {"value": "sessions"}}
+SNAPSHOT_SCOPE = {"one loop": {"value": "days[2026-01-01]"}, "two loops": {"value": "days[2026-01-01]/shops[7]"}}
+LOOP_NAME = {"normal": {"value": "days"}, "inside an item": {"value": "days[2026-01-01]/shops"}}
+STATE_KEY = {"one column": {"value": ["EUR"]}, "two columns": {"value": ["EUR", "42"]}}
+STATE_BATCH = {
+    "one column": {"value": {"keys": ["EUR", "USD"]}},
+    "two columns": {"value": {"keys": [["EUR", 42], ["USD", 7]], "namespace": "2026-01"}},
+    "one entry of a map, at a time": {
+        "value": {"keys": ["EUR"], "user_key": "open", "at": "2026-01-31T12:00:00+00:00"}
+    },
+}
+RUN_KEY = _example(_OWNER.run_key)
+ACTION = _example({"request_key": "0c1d2e3f405162738495a6b7c8d9eafb", "checkpoint_id": 13})
 REGISTER = _example(
     RegisterAttempt(
         job_name=_JOB_NAME,
@@ -73,6 +93,13 @@ CONFIRM_RESTORE = _example(
     )
 )
 TRIGGER = _example(TriggerCheckpoint(attempt=_ATTEMPT, request_key="0f6f7c1e2b3a4d5c8e9f0a1b2c3d4e5f"))
+_SUMMARY = SnapshotSummary(
+    steps=(StepSummary(name="sessions", outcome="restored", seconds=412.5, size_bytes=1_000_341_504, rows=8_120_000),),
+    loops=(LoopSummary(name="days", finished=14, total=31),),
+    seconds_saved=412.5,
+    snapshot_seconds=8.25,
+    write_seconds=0.034,
+)
 ACKNOWLEDGE = _example(
     AcknowledgeCheckpoint(
         attempt=_ATTEMPT,
@@ -82,7 +109,8 @@ ACKNOWLEDGE = _example(
         metadata_sha256="9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         state_size_bytes=73_400_320,
         full_size_bytes=1_073_741_824,
-        counts={"snapshots": 3, "items": 14},
+        counts={"snapshots": 1, "items": 14},
+        summary=_SUMMARY,
     )
 )
 DECLINE = _example(
@@ -124,3 +152,24 @@ END_SAVEPOINT = _example(
     )
 )
 DISPOSE_SAVEPOINT = _example(DisposeSavepoint(job_id=_JOB, pointer=_SAVEPOINT))
+JOB_LIST = _example(
+    JobList(
+        jobs=(
+            JobOverview(
+                job_id=_JOB,
+                name=_JOB_NAME,
+                status=ListedStatus.RUNNING,
+                operators=2,
+                dag_ids=("nightly",),
+                checkpoint_id=13,
+                completed_at=datetime(2026, 1, 1, 0, 5, tzinfo=UTC),
+                full_size_bytes=734_003_200,
+                earlier_size_bytes=720_371_712,
+                failed_at=datetime(2026, 1, 1, 0, 2, tzinfo=UTC),
+                failure="attempt 1 was replaced or abandoned before it ended",
+            ),
+        ),
+        counts={ListedStatus.RUNNING: 1, ListedStatus.FINISHED: 30},
+        following=JobsPage().following(_JOB_NAME, _JOB_NAME),
+    )
+)

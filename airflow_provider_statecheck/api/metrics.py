@@ -51,7 +51,7 @@ class AirflowMetrics:
         try:
             if isinstance(change, AttemptChange):
                 self._attempt(change)
-            else:
+            elif isinstance(change, CheckpointChange):
                 self._checkpoint(change)
         except Exception as error:
             # The change is already committed; an unavailable metrics backend must not fail the call.

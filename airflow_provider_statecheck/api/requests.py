@@ -10,9 +10,7 @@ entry in ``_COLUMN_TYPES``.
 
 from __future__ import annotations
 
-import base64
 import email.message
-import hashlib
 import json
 import logging
 import math
@@ -30,38 +28,50 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from sqlalchemy import BigInteger, Integer, String
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from airflow_provider_statecheck.api.access import check_token, checked_token
+from airflow_provider_statecheck.api.job_access import check_job_access, checked_job_access
+from airflow_provider_statecheck.api.state_limits import check_state_access, checked_state_access, retry_after
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
     CommitStateUnknownError,
     ConcurrentAttemptError,
     CoordinatorUnavailableError,
+    CorruptStateError,
     EnvironmentNotReadyError,
     HandleExistsError,
     HandleNotFoundError,
     IncompatibleCheckpointError,
     InvalidConfigurationError,
+    InvalidPointerError,
     NoRestorableCheckpointError,
     OpenCommitError,
+    RequestLimitError,
     ResourceVersionError,
     RunSupersededError,
     StaleAttemptError,
     StateCheckError,
+    StorageError,
     TokenExpiredError,
+    UnknownKeyOrNamespaceError,
+    UnknownKvStateIdError,
+    UnknownKvStateKeyGroupLocationError,
+    UnknownKvStateLocationError,
+    UnknownLocationError,
+    UnknownStateError,
+    UnsupportedStateError,
 )
-from airflow_provider_statecheck.gateway.protocol import encode_error
+from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, encode_error
 from airflow_provider_statecheck.gateway.wire import MalformedMessageError, decode, field_path
 from airflow_provider_statecheck.metadata.models import Base, Checkpoint, Job, Operator
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 1 << 20
 MAX_BODY_BYTES_WITHOUT_TOKEN = 16 << 10
 """Limit of routes without a token, which only take requests for tokens."""
 
@@ -85,17 +95,18 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request, and reply with status 413 if its body exceeds the limit."""
         if _announced_bytes(scope) > MAX_BODY_BYTES:
-            await _too_large(MAX_BODY_BYTES)(scope, receive, send)
+            await _too_large(scope, MAX_BODY_BYTES)(scope, receive, send)
             return
         try:
             await self._app(scope, _limited(receive), send)
         except _BodyTooLargeError:
-            await _too_large(MAX_BODY_BYTES)(scope, receive, send)
+            await _too_large(scope, MAX_BODY_BYTES)(scope, receive, send)
 
 
 def _announced_bytes(scope: Scope) -> int:
     announced = dict(scope.get("headers", ())).get(b"content-length", b"")
-    return int(announced) if announced.isdigit() else 0
+    # int() refuses thousands of digits; the first 20 are above any limit.
+    return int(announced[:20]) if announced.isdigit() else 0
 
 
 def _limited(receive: Receive) -> Receive:
@@ -112,9 +123,14 @@ def _limited(receive: Receive) -> Receive:
     return limited
 
 
-def _too_large(limit: int) -> Response:
+_PATH_OF_STATE = re.compile("/jobs/[^/]+/state(/|$)")
+
+
+def _too_large(scope: Scope, limit: int) -> Response:
+    kind = RequestLimitError if _PATH_OF_STATE.search(scope["path"]) else InvalidConfigurationError
+    text = f"Expected a message of at most {limit} bytes, found a larger one; send a smaller message."
+    reply = JSONResponse(encode_error(kind(text)), status_code=413)
     # Reusing the connection would require reading the rest of the body.
-    reply = rejection(413, f"Expected a message of at most {limit} bytes, found a larger one; send a smaller message.")
     reply.headers["Connection"] = "close"
     return reply
 
@@ -130,19 +146,29 @@ class _ParsedRequest(Request):
         return self.message
 
 
+# A route of state depends on both of the latter.
+_CHECKS: dict[Callable[..., Any], Callable[[Request], Coroutine[Any, Any, None]]] = {
+    checked_token: check_token,
+    checked_state_access: check_state_access,
+    checked_job_access: check_job_access,
+}
+"""Checks of the caller, by the dependency that returns their result. The first one that a route depends on is made."""
+
+
 class MessageRoute(APIRoute):
-    """A route that first checks the token, if it depends on one, and then parses the message with the clients' codec."""
+    """A route that first checks the caller, if it depends on it, and then parses the message with the clients' codec."""
 
     @override
     def get_route_handler(self) -> Handler:
-        """Return the handler of FastAPI, preceded by the check of the token and the parsing of the message."""
-        handle, needs_token = super().get_route_handler(), _depends_on(self.dependant, checked_token)
-        limit = MAX_BODY_BYTES if needs_token else MAX_BODY_BYTES_WITHOUT_TOKEN
+        """Return the handler of FastAPI, preceded by the check of the caller and the parsing of the message."""
+        handle = super().get_route_handler()
+        check = next((check for result, check in _CHECKS.items() if _depends_on(self.dependant, result)), None)
+        limit = MAX_BODY_BYTES if check else MAX_BODY_BYTES_WITHOUT_TOKEN
 
         async def checked(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
-            if needs_token:
-                await check_token(parsed)
+            if check is not None:
+                await check(parsed)
             rejected = await self._parse(parsed, limit) if self.body_field else None
             return rejected or await handle(parsed)
 
@@ -151,7 +177,7 @@ class MessageRoute(APIRoute):
     async def _parse(self, request: _ParsedRequest, limit: int) -> Response | None:
         body = await request.body()
         if len(body) > limit:
-            return _too_large(limit)
+            return _too_large(request.scope, limit)
         if not body:
             return None  # FastAPI reports the missing message
         if not _is_json(request):
@@ -203,6 +229,17 @@ _STATUS: tuple[tuple[type[StateCheckError], int], ...] = (
     (OpenCommitError, 409),
     (HandleExistsError, 409),
     (ResourceVersionError, 409),
+    (UnsupportedStateError, 400),
+    (InvalidPointerError, 400),
+    (RequestLimitError, 413),
+    (UnknownStateError, 404),
+    (UnknownLocationError, 404),
+    (UnknownKvStateLocationError, 404),
+    (UnknownKvStateKeyGroupLocationError, 404),
+    (UnknownKeyOrNamespaceError, 404),
+    (UnknownKvStateIdError, 503),
+    (CorruptStateError, 500),
+    (StorageError, 503),
     (EnvironmentNotReadyError, 503),
     (CoordinatorUnavailableError, 503),
     (CommitStateUnknownError, 503),
@@ -218,11 +255,18 @@ def install_error_replies(app: FastAPI) -> None:
 
 async def _reply(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StateCheckError)  # noqa: S101 - registered for this class alone
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), _DEFAULT_STATUS)
-    return JSONResponse(encode_error(error) | {"message": _public_text(error)}, status_code=status)
+    headers = retry_after(error) if isinstance(error, RequestLimitError) else {}
+    data = encode_error(error) | {"message": public_text(error)}
+    return JSONResponse(data, status_code=429 if headers else status_of(error), headers=headers)
 
 
-def _public_text(error: StateCheckError) -> str:
+def status_of(error: StateCheckError) -> int:
+    """Return the HTTP status of an error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), _DEFAULT_STATUS)
+
+
+def public_text(error: StateCheckError) -> str:
+    """Return the message of an error without details of the database."""
     # The driver's message names the host and the user of the database, and callers without a token get this reply too.
     cause = error.__cause__
     if not isinstance(cause, DBAPIError) or str(cause.orig) not in str(error):
@@ -257,7 +301,6 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_STYLE = re.compile("<style>(.*?)</style>", re.DOTALL)
 
 
 class SecurityHeaders:
@@ -283,28 +326,20 @@ class SecurityHeaders:
         await self._app(scope, receive, send_with_headers)
 
 
-def page_policy(page: str) -> str:
-    """
-    Return the content security policy of a page, which allows its style sheet by hash.
-
-    :param page: HTML text whose first style sheet is part of this package.
-    """
-    style = _STYLE.search(page)
-    if style is None:
-        return _POLICY
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
-    return f"{_POLICY}; style-src 'sha256-{digest}'"
-
-
 _Path = tuple[str | int, ...]
 _Kind = TypeEngine[Any] | None
 
 # JSON can contain U+0000 and lone surrogates, but PostgreSQL rejects the former and every database the latter.
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _COORDINATE = String(250)
 """Maximum length of the id of a Dag, a run or a task in Airflow."""
+_NUMBER_OUT_OF_RANGE = 2**63
+_NEVER_STORED = NullType()
+"""Type of what is compared with keys of state; these may contain U+0000, unlike the columns of a database."""
 _COLUMN_TYPES: dict[str, _Kind] = {
     "job_name": Job.name.type,
+    "name": Operator.uid.type,
     "former_uids": Operator.uid.type,
     "serves": Checkpoint.request_key.type,
     "trigger_key": Checkpoint.request_key.type,
@@ -316,6 +351,10 @@ _COLUMN_TYPES: dict[str, _Kind] = {
     "run_id": _COORDINATE,
     "task_id": _COORDINATE,
     "map_index": Integer(),
+    "key": _NEVER_STORED,
+    "keys": _NEVER_STORED,
+    "namespace": _NEVER_STORED,
+    "user_key": _NEVER_STORED,
 }
 
 
@@ -334,7 +373,8 @@ def _number(text: Any) -> Any:
     try:
         return int(text)
     except ValueError:
-        return text  # FastAPI rejects it
+        # int() refuses thousands of digits; FastAPI rejects any other text.
+        return _NUMBER_OUT_OF_RANGE if isinstance(text, str) and text.isdecimal() else text
 
 
 def require_storable(message: Any) -> None:
@@ -347,8 +387,9 @@ def require_storable(message: Any) -> None:
 
 
 def _require(value: Any, path: _Path, kind: _Kind) -> None:
-    for place, child, child_kind in _children(value, kind):
-        _require(child, (*path, place), child_kind)
+    if not isinstance(value, str):
+        for place, child, child_kind in _children(value, kind):
+            _require(child, (*path, place), child_kind)
     expected = _expected(value, kind)
     if expected:
         raise InvalidConfigurationError(
@@ -365,7 +406,8 @@ def _children(value: Any, kind: _Kind) -> Iterator[tuple[str | int, Any, _Kind]]
     elif isinstance(value, Mapping):
         # Mappings are stored as JSON; their keys do not refer to columns.
         for key, each in value.items():
-            yield from (("a key", key, None), (key, each, None))
+            of_entry = kind if kind is _NEVER_STORED else None
+            yield from (("a key", key, of_entry), (key, each, of_entry))
 
 
 @cache
@@ -376,6 +418,8 @@ def _columns() -> Mapping[str, _Kind]:
 
 def _expected(value: Any, kind: _Kind) -> str | None:
     if isinstance(value, str):
+        if kind is _NEVER_STORED:
+            return "a text without lone surrogates" if _LONE_SURROGATE.search(value) else None
         return _expected_text(value, kind.length if isinstance(kind, String) else None)
     if isinstance(value, float) and not math.isfinite(value):
         return "a finite number"

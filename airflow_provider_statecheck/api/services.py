@@ -1,41 +1,58 @@
 """
-Services behind the routes, and the life cycle of tokens.
+Services behind the routes, and tokens: issue, checks and life cycle.
 
 A new token belongs to a task, which can read jobs and register one attempt with it. The registration binds the token to
 this attempt. From then on it is valid for this job, operator and epoch only; each call extends it while the attempt is
 open, even after the end of the Airflow task. It becomes invalid when a newer attempt registers, or ten minutes after the
 end of the attempt, which leaves time to confirm deletions.
 
-A read token is for a trigger, which cannot request tokens. It expires 15 minutes after it was issued or renewed, and can
-only be renewed while its task runs or is deferred.
+A read token of a task is for a trigger, which cannot request tokens. It expires 15 minutes after it was issued or renewed,
+and can only be renewed while its task runs or is deferred. A read token of a user is for clients outside of Airflow. It
+expires after the requested time, at most a day, and cannot be renewed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from sqlalchemy.engine import Engine
 
+from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, CheckedRows, ServedJobs, storage_here
 from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import TaskLiveness, UnknownLiveness, replaced
 from airflow_provider_statecheck.checkpoint.ids import JobId
-from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
 from airflow_provider_statecheck.checkpoint.observer import CoordinatorObserver, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.store import JobStore
-from airflow_provider_statecheck.exceptions import AccessDeniedError, TokenExpiredError
+from airflow_provider_statecheck.configuration import StateServingSettings
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    EnvironmentNotReadyError,
+    InvalidConfigurationError,
+    TokenExpiredError,
+)
+from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance, RunDirectory, UnknownRuns
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
-from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState
+from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState, UserCaller
+from airflow_provider_statecheck.queryable.job_contents import JobContents
+from airflow_provider_statecheck.queryable.locations import OpenStorage
+from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
+from airflow_provider_statecheck.queryable.proxy import StateProxy
+from airflow_provider_statecheck.queryable.server import KvStateServer
+
+log = logging.getLogger(__name__)
 
 
 class Services:
@@ -49,6 +66,8 @@ class Services:
     :param clock: Clock of the server.
     :param runs: Lookup of the ends of Dag runs; unknown by default.
     :param maintenance_dags: Returns the ids of the Dags whose tasks may remove rows.
+    :param open_storage: Opens the storage of a checkpoint, for queryable state; without it, state is not served.
+    :param state_settings: Returns the settings of queryable state.
     """
 
     def __init__(
@@ -61,14 +80,18 @@ class Services:
         clock: Clock | None = None,
         runs: RunDirectory | None = None,
         maintenance_dags: Callable[[], frozenset[str]] = frozenset,
+        open_storage: OpenStorage | None = None,
+        state_settings: Callable[[], StateServingSettings] = StateServingSettings,
     ) -> None:
         self._engine = engine
         self.tasks = tasks
         self.maintenance_dags = maintenance_dags
         self._liveness = liveness or UnknownLiveness()
         self._observer = observer
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self._runs = runs or UnknownRuns()
+        self._open_storage = open_storage
+        self._state_settings = state_settings
 
     @cached_property
     def coordinator(self) -> AttemptCoordinator:
@@ -78,7 +101,7 @@ class Services:
     @cached_property
     def maintenance(self) -> JobMaintenance:
         """Return the maintenance of jobs."""
-        return JobMaintenance(self._store, self._runs, SqlTokenStore(self._engine()), self._clock)
+        return JobMaintenance(self._store, self._runs, SqlTokenStore(self._engine()), self.clock)
 
     @cached_property
     def savepoints(self) -> JobSavepoints:
@@ -96,14 +119,86 @@ class Services:
         return JobRewinding(self._store, self._liveness)
 
     @cached_property
+    def actions(self) -> JobActions:
+        """Return the actions of users on the state of jobs."""
+        return JobActions(self._store, self.savepoints, self.rewinding)
+
+    @cached_property
     def tokens(self) -> TokenKeeper:
         """Return the keeper of the tokens."""
-        return TokenKeeper(SqlTokenStore(self._engine()), self._clock)
+        return TokenKeeper(SqlTokenStore(self._engine()), self.clock)
+
+    @cached_property
+    def state_settings(self) -> StateServingSettings:
+        """Return the settings of queryable state."""
+        return self._state_settings()
+
+    @cached_property
+    def state_rows(self) -> CheckedRows:
+        """Return the rows of jobs for :attr:`state_proxy`."""
+        return CheckedRows(self._rows)
+
+    @property
+    def state_proxy(self) -> StateProxy:
+        """
+        Return the proxy of queryable state. A version check of :attr:`state_rows` precedes each read.
+
+        :raises EnvironmentNotReadyError: if this server does not serve state.
+        """
+        self._require_served_state()
+        return self._proxy
+
+    @property
+    def job_contents(self) -> JobContents:
+        """
+        Return the reads of the contents of checkpoints.
+
+        :raises EnvironmentNotReadyError: if this server does not serve state.
+        """
+        self._require_served_state()
+        return JobContents(self._rows, self._opened)
+
+    @cached_property
+    def _proxy(self) -> StateProxy:
+        oracle_of = partial(CheckpointLocationOracle, rows=self.state_rows, open_storage=self._opened)
+        return StateProxy(KvStateServer(self._opened), oracle_of)
+
+    @cached_property
+    def _opened(self) -> OpenStorage:
+        assert self._open_storage is not None  # noqa: S101 - the callers have checked it
+        return storage_here(self._open_storage, "[statecheck] storage_conn_id")
+
+    def _require_served_state(self) -> None:
+        if not self._serves_state:
+            raise EnvironmentNotReadyError(
+                f"Expected a server of queryable state, found an api-server on which it is off; {SERVE_ELSEWHERE}"
+            )
+
+    @property
+    def _serves_state(self) -> bool:
+        return self._open_storage is not None and self.state_settings.serve_state
 
     @cached_property
     def _store(self) -> JobStore:
-        store: JobStore = SqlJobStore(self._engine(), self._clock)
-        return store if self._observer is None else ObservedJobStore(store, self._observer)
+        return ObservedJobStore(self._rows, *self._observers())
+
+    def _observers(self) -> Iterator[CoordinatorObserver]:
+        if self._observer is not None:
+            yield self._observer
+        if self._observes_for_state():
+            yield ServedJobs(self.state_rows, self._proxy)
+
+    def _observes_for_state(self) -> bool:
+        try:
+            return self._serves_state
+        except InvalidConfigurationError as error:
+            # Checkpoints do not depend on queryable state, whose routes reply with this error.
+            log.error("Queryable state is off: %s", error)  # noqa: TRY400 - the text says what to correct
+            return False
+
+    @cached_property
+    def _rows(self) -> SqlJobStore:
+        return SqlJobStore(self._engine(), self.clock)
 
 
 class TaskDirectory(Protocol):
@@ -136,6 +231,10 @@ READ_LIFETIME = timedelta(minutes=15)
 """Validity of a read token after it was issued or renewed."""
 MAX_READERS = 20
 """Maximum number of valid read tokens of a task instance."""
+USER_LIFETIME = timedelta(hours=24)
+"""Maximum validity of a read token of a user."""
+MAX_USER_READERS = 100
+"""Maximum number of valid read tokens of a user."""
 _KEEP_EXPIRED = timedelta(days=1)
 
 
@@ -172,13 +271,25 @@ class TokenKeeper:
 
         :raises AccessDeniedError: if the task already has the maximum number of read tokens.
         """
-        # Concurrent requests may exceed the limit slightly, which is harmless.
-        if self._store.count_readers(caller, self._clock.now()) >= MAX_READERS:
-            raise AccessDeniedError(
-                f"Expected fewer than {MAX_READERS} valid read tokens of the task, found {MAX_READERS} or more; renew one "
-                f"instead, or wait until one has expired."
-            )
+        self._require_fewer_readers(caller, MAX_READERS, "of the task", "renew one instead, or ")
         return self._issue(caller, READ_LIFETIME, job_id=job_id, is_read_only=True)
+
+    def issue_user_reader(self, user: UserCaller, job_id: JobId, lifetime_seconds: float) -> IssuedToken:
+        """
+        Issue a token with which a user can only read one job; the caller has checked the user's permission.
+
+        :param lifetime_seconds: Validity of the token, up to a day.
+        :raises AccessDeniedError: if the user already has the maximum number of read tokens.
+        :raises InvalidConfigurationError: for a lifetime out of range.
+        """
+        require(
+            "lifetime_seconds",
+            lifetime_seconds,
+            lambda seconds: 1 <= seconds <= USER_LIFETIME.total_seconds(),
+            f"from 1 to {USER_LIFETIME.total_seconds():.0f}",
+        )
+        self._require_fewer_readers(user, MAX_USER_READERS, "of the user", "")
+        return self._issue(user, timedelta(seconds=lifetime_seconds), job_id=job_id, is_read_only=True)
 
     def renew_reader(self, token: TokenRecord) -> datetime:
         """
@@ -233,7 +344,7 @@ class TokenKeeper:
         if token.attempt == attempt:
             return
         owner = self._store.owner_of(attempt)
-        is_own = owner is not None and dict(owner.airflow) == dict(token.caller.coordinates)
+        is_own = owner is not None and dict(owner.airflow) == dict(token.task.coordinates)
         if not is_own or not self._store.bind(token, attempt, attempt_key, self._clock.now() + ATTEMPT_LIFETIME):
             raise AccessDeniedError(
                 f"Expected attempt {attempt.epoch} of job {attempt.job_id} to belong to the caller, found that it belongs "
@@ -249,8 +360,21 @@ class TokenKeeper:
         """
         self._store.find("")
 
+    def _require_fewer_readers(self, caller: Caller | UserCaller, limit: int, whose: str, instead: str) -> None:
+        # Concurrent requests may exceed the limit slightly, which is harmless.
+        if self._store.count_readers(caller, self._clock.now()) >= limit:
+            raise AccessDeniedError(
+                f"Expected fewer than {limit} valid read tokens {whose}, found {limit} or more; {instead}wait until one has "
+                f"expired."
+            )
+
     def _issue(
-        self, caller: Caller, lifetime: timedelta, job_id: JobId | None = None, *, is_read_only: bool = False
+        self,
+        caller: Caller | UserCaller,
+        lifetime: timedelta,
+        job_id: JobId | None = None,
+        *,
+        is_read_only: bool = False,
     ) -> IssuedToken:
         token, now = secrets.token_urlsafe(32), self._clock.now()
         record = TokenRecord(

@@ -15,10 +15,10 @@ from airflow_provider_statecheck.api.access import (
     TokenDep,
     owner_of,
     require_attempt,
-    require_job,
     require_registration,
     require_task,
 )
+from airflow_provider_statecheck.api.job_access import JobGrantDep, require_job
 from airflow_provider_statecheck.api.requests import MessageRoute
 from airflow_provider_statecheck.api.services import IssuedToken
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
@@ -37,8 +37,14 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobRecord
-from airflow_provider_statecheck.checkpoint.store import LARGEST_PAGE, RECENT, CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus, JobRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import (
+    LARGEST_PAGE,
+    RECENT,
+    CheckpointPage,
+    JobView,
+    LatestCheckpoints,
+)
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 
@@ -84,13 +90,13 @@ def reader(
 ) -> IssuedToken:
     """Issue a token that can only read one job, for code that cannot request tokens itself."""
     require_task(token)
-    return services.tokens.issue_reader(token.caller, JobId(request.job_id))
+    return services.tokens.issue_reader(token.task, JobId(request.job_id))
 
 
 @token_router.post("/renew")
 def renew(services: ServicesDep, token: TokenDep) -> Renewal:
     """Extend a read token while its task runs or is deferred."""
-    if not services.tasks.is_waiting(token.caller):
+    if not services.tasks.is_waiting(token.task):
         raise AccessDeniedError(
             "Expected a task that runs or is deferred, found that the task of this token has ended; a token of an ended "
             "task cannot be renewed."
@@ -123,7 +129,7 @@ def adopt(
     """Bind the token of a later try to an attempt that still runs; its driver keeps its own token."""
     if token.attempt != message.attempt:
         require_task(token)
-    services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.caller, message.owner)))
+    services.coordinator.adopt(AdoptAttempt(attempt=message.attempt, owner=owner_of(token.task, message.owner)))
     services.tokens.bind(token, message.attempt, None)
 
 
@@ -220,24 +226,41 @@ def jobs(services: ServicesDep, token: TokenDep) -> tuple[JobRecord, ...]:
 
 
 @job_router.get("/{job_id}")
-def describe(job_id: JobPath, services: ServicesDep, token: TokenDep) -> JobView:
+def describe(job_id: JobPath, services: ServicesDep, grant: JobGrantDep) -> JobView:
     """Return a job with its newest checkpoints and all checkpoints whose files may still exist."""
-    require_job(token, JobId(job_id))
     return services.coordinator.describe(JobId(job_id))
+
+
+@job_router.get("/{job_id}/latest")
+def latest_checkpoints(
+    job_id: JobPath,
+    services: ServicesDep,
+    grant: JobGrantDep,
+    known_version: Annotated[
+        int | None,
+        Query(description="The version of the job in an earlier reply", openapi_examples=examples.KNOWN_VERSION),
+    ] = None,
+    seen_at: Annotated[
+        datetime | None,
+        Query(description="The seen_at of the job in the same reply", openapi_examples=examples.SEEN_AT),
+    ] = None,
+) -> LatestCheckpoints | None:
+    """Return the newest readable checkpoint of each operator, or null if the job is as in an earlier reply."""
+    known = None if known_version is None or seen_at is None else RowsVersion(known_version, seen_at)
+    return services.coordinator.latest_checkpoints(JobId(job_id), known)
 
 
 @job_router.get("/{job_id}/checkpoints")
 def checkpoints(
     job_id: JobPath,
     services: ServicesDep,
-    token: TokenDep,
+    grant: JobGrantDep,
     before: Annotated[int | None, Query(description="Only checkpoints with a lower id")] = None,
     limit: Annotated[int, Query(description=f"Maximum number of checkpoints, up to {LARGEST_PAGE}")] = RECENT,
     operator_id: Annotated[str | None, Query(description="Only checkpoints of this operator")] = None,
     status: Annotated[CheckpointStatus | None, Query(description="Only checkpoints with this status")] = None,
 ) -> tuple[CheckpointRecord, ...]:
     """Return a page of the checkpoints of a job, newest first; pass its last id as ``before`` to get the next page."""
-    require_job(token, JobId(job_id))
     operator = None if operator_id is None else OperatorId(operator_id)
     page = CheckpointPage(before=before, limit=limit, operator_id=operator, status=status)
     return services.coordinator.checkpoints(JobId(job_id), page)
@@ -245,17 +268,15 @@ def checkpoints(
 
 @job_router.get("/{job_id}/checkpoints/{checkpoint_id}")
 def checkpoint(
-    job_id: JobPath, checkpoint_id: CheckpointPath, services: ServicesDep, token: TokenDep
+    job_id: JobPath, checkpoint_id: CheckpointPath, services: ServicesDep, grant: JobGrantDep
 ) -> CheckpointRecord | None:
     """Return a checkpoint of a job, or null if it has no row."""
-    require_job(token, JobId(job_id))
     return services.coordinator.checkpoint(JobId(job_id), checkpoint_id)
 
 
 @job_router.get("/{job_id}/operators/{operator_id}/latest")
 def latest(
-    job_id: JobPath, operator_id: OperatorPath, services: ServicesDep, token: TokenDep
+    job_id: JobPath, operator_id: OperatorPath, services: ServicesDep, grant: JobGrantDep
 ) -> CheckpointRecord | None:
     """Return the newest completed checkpoint of an operator, or null if there is none."""
-    require_job(token, JobId(job_id))
     return services.coordinator.latest(JobId(job_id), OperatorId(operator_id))

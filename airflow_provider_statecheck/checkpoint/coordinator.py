@@ -22,6 +22,7 @@ from airflow_provider_statecheck.checkpoint.fencing import (
     require_same_task,
 )
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.layout import checkpoint_uri, new_savepoint_uri
 from airflow_provider_statecheck.checkpoint.messages import (
     LONGEST_CHECKPOINT,
@@ -51,9 +52,17 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
+    RowsVersion,
 )
 from airflow_provider_statecheck.checkpoint.retention import BATCH_SIZE, DEFAULT_AGE, forgettable_rows, remove_rows
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.store import (
+    CheckpointPage,
+    JobStore,
+    JobTransaction,
+    JobView,
+    LatestCheckpoints,
+)
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -137,7 +146,8 @@ class AttemptCoordinator:
                 tx.update_checkpoint(replace(row, unusable_reason=skipped.reason), expected=CheckpointStatus.COMPLETED)
             if restored.unusable_reason is not None:
                 tx.update_checkpoint(replace(restored, unusable_reason=None), expected=CheckpointStatus.COMPLETED)
-            tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id))
+            summary = request.restored_summary or attempt.restored_summary
+            tx.save_attempt(replace(attempt, restored_from=restored.checkpoint_id, restored_summary=summary))
             statistics.restored(tx, attempt, restored)
 
     def trigger(self, request: TriggerCheckpoint) -> PendingCheckpoint:
@@ -236,7 +246,7 @@ class AttemptCoordinator:
         """
         with self._store.transaction(request.attempt.job_id) as tx:
             attempt = require_current(tx, request.attempt)
-            _confirm_commits(tx, attempt, request.checkpoint_ids)
+            _confirm_commits(tx, attempt, request)
             return transitions.effects_of(tx, attempt.operator_id)
 
     def finish(self, request: FinishAttempt) -> OpenEffects:
@@ -259,7 +269,7 @@ class AttemptCoordinator:
                 _require_committed(tx, attempt, request)
                 transitions.abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
                 _record_damage(tx, attempt, request.damaged_snapshots)
-                tx.save_attempt(replace(attempt, status=request.status, ended_at=tx.now, message=request.message))
+                tx.save_attempt(_ended(tx, attempt, request))
             effects = transitions.effects_of(tx, attempt.operator_id)
         self._remove_old_rows(attempt)
         return effects
@@ -267,6 +277,18 @@ class AttemptCoordinator:
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         return self._store.jobs()
+
+    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
+        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
+        return self._store.dag_ids(beside=beside)
+
+    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
+        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
+        return self._store.jobs_of_run(dag_id, run_id)
+
+    def job_overviews(self, page: JobsPage) -> JobList:
+        """Return a page of the list of jobs."""
+        return self._store.job_overviews(page)
 
     def describe(self, job_id: JobId) -> JobView:
         """
@@ -291,6 +313,14 @@ class AttemptCoordinator:
         :raises CheckpointNotFoundError: if the job does not exist.
         """
         return self._store.latest(job_id, operator_id)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """
+        Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
+
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
+        return self._store.latest_checkpoints(job_id, known_version)
 
     def _remove_old_rows(self, ended: AttemptRecord) -> None:
         try:
@@ -327,6 +357,16 @@ def _concurrent_attempt_error(holder: AttemptOwner, request: RegisterAttempt) ->
         f"{request.owner.label} was refused. {advice}, or set on_overlap='wait'.",
         uid=request.uid,
         holder=holder.label,
+    )
+
+
+def _ended(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> AttemptRecord:
+    return replace(
+        attempt,
+        status=request.status,
+        ended_at=tx.now,
+        message=request.message,
+        restored_summary=request.restored_summary or attempt.restored_summary,
     )
 
 
@@ -428,12 +468,25 @@ def _is_subsumable(pending: CheckpointRecord, completed: CheckpointRecord) -> bo
     return pending.checkpoint_id < completed.checkpoint_id and not pending.properties.is_savepoint
 
 
-def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, checkpoint_ids: tuple[int, ...]) -> None:
+def _confirm_commits(tx: JobTransaction, attempt: AttemptRecord, request: ConfirmCommits) -> None:
     rows = [c for c in tx.open_checkpoints(attempt.operator_id) if c.is_restorable]
     mine = [c.checkpoint_id for c in rows if c.generation == attempt.generation and c.unusable_reason is None]
-    confirmed = max((i for i in checkpoint_ids if i in mine), default=0)
-    transitions.end_commits(tx, attempt.operator_id, lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed)
+    confirmed = max((i for i in request.checkpoint_ids if i in mine), default=0)
+    transitions.end_commits(
+        tx,
+        attempt.operator_id,
+        lambda c: c.checkpoint_id in mine and c.checkpoint_id <= confirmed,
+        lambda c: _committed_summary(tx, c, request.seconds) if c.checkpoint_id == confirmed else c.summary,
+    )
     transitions.subsume(tx, attempt.operator_id, attempt.num_retained, attempt.retained_runs)
+
+
+def _committed_summary(
+    tx: JobTransaction, checkpoint: CheckpointRecord, seconds: float | None
+) -> SnapshotSummary | None:
+    if seconds is None:
+        return checkpoint.summary
+    return replace(tx.summary(checkpoint.checkpoint_id) or SnapshotSummary(), commit_seconds=seconds)
 
 
 def _require_committed(tx: JobTransaction, attempt: AttemptRecord, request: FinishAttempt) -> None:

@@ -20,8 +20,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 
 
 class CheckpointCoordinatorGateway(Protocol):
@@ -90,4 +90,8 @@ class CheckpointCoordinatorGateway(Protocol):
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest restorable checkpoint of an operator, or ``None``."""
+        ...
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
         ...

@@ -50,6 +50,12 @@ def uid_with_key(uid: str, map_key: str | None) -> str:
     return f"{uid}[{map_key}]" if map_key else uid
 
 
+def map_key_of(uid: str) -> str | None:
+    """Return the map key in the uid of an instance of a mapped task; ``None`` for an unmapped task."""
+    _, bracket, rest = uid.partition("[")
+    return rest[:-1] if bracket and rest.endswith("]") else None
+
+
 def task_uids_of(uid: str) -> tuple[str, ...]:
     """Return the possible task uids of an operator uid: the uid itself, and its prefixes before a map key."""
     return (uid, *(uid[:index] for index, character in enumerate(uid) if character == "["))

@@ -24,19 +24,9 @@ from airflow_provider_statecheck.checkpoint.records import (
     OnClear,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.texts import storable_text
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-
-LONGEST_TEXT = 2000
-"""Maximum number of characters of an error text in a message."""
-
-
-def storable_text(text: str) -> str:
-    """
-    Truncate an error text and replace the characters that a database cannot store.
-
-    An error may quote data that contains U+0000 or a lone surrogate, and the API limits the size of a message.
-    """
-    return text[:LONGEST_TEXT].replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +86,8 @@ class RegisterAttempt:
     """
     allow_non_restored_state: bool = False
     """Whether a new operator may start empty if another operator of the job has no task any more."""
+    savepoint_at_end: bool = False
+    """Whether a savepoint is taken when the stage has finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +158,8 @@ class ConfirmRestore:
     skipped: tuple[SkippedCheckpoint, ...] = ()
     claim: bool = False
     """Whether the job becomes the owner of the restored savepoint."""
+    restored_summary: SnapshotSummary | None = None
+    """What the attempt has used of the checkpoint so far; a repeated message replaces it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +204,8 @@ class AcknowledgeCheckpoint:
     """Whether a sink must commit output after completion; savepoints are never committed."""
     increment_seconds: float = 0.0
     """Duration of the increment between the trigger and the start of the checkpoint."""
+    summary: SnapshotSummary | None = None
+    """Figures for display; ``None`` if an older version wrote the checkpoint."""
 
 
 class AcknowledgeResult(StrEnum):
@@ -270,6 +266,8 @@ class ConfirmCommits:
 
     attempt: AttemptRef
     checkpoint_ids: tuple[int, ...]
+    seconds: float | None = None
+    """Time of the commits, for display; ``None`` if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +280,8 @@ class FinishAttempt:
     message: str = ""
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of restored snapshots that the attempt could not read."""
+    restored_summary: SnapshotSummary | None = None
+    """What the attempt has restored; ``None`` if it restored nothing."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", storable_text(self.message))
@@ -328,6 +328,8 @@ class EndSavepoint:
     metadata_sha256: str = ""
     state_size_bytes: int = 0
     counts: dict[str, int] = field(default_factory=dict)
+    summary: SnapshotSummary | None = None
+    """Figures of the copied checkpoint."""
     failure: str | None = None
     """Reason of the failure; ``None`` if the savepoint was written."""
 

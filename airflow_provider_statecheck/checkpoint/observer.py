@@ -1,5 +1,5 @@
 """
-Notification of observers about committed changes of attempts and checkpoints.
+Notification of observers about committed changes of jobs, attempts and checkpoints.
 
 The delivery is at most once. If the outcome of a commit is unknown, the repeated call finds the change done and does not
 notify.
@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Protocol, cast
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptRecord,
@@ -21,9 +22,16 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
+    RowsVersion,
     SnapshotRequest,
 )
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import (
+    CheckpointPage,
+    JobStore,
+    JobTransaction,
+    JobView,
+    LatestCheckpoints,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,12 @@ class AttemptChange:
     attempt: AttemptRecord
 
 
-Change = CheckpointChange | AttemptChange
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRemoval:
+    """Removal of a job with all its attempts and checkpoints."""
+
+
+Change = CheckpointChange | AttemptChange | JobRemoval
 
 
 class CoordinatorObserver(Protocol):
@@ -61,25 +74,26 @@ class CoordinatorObserver(Protocol):
 
 class ObservedJobStore:
     """
-    Job store that notifies an observer about the changes of each transaction.
+    Job store that notifies observers about the changes of each transaction.
 
     :param store: Underlying store.
-    :param observer: Observer to notify.
+    :param observers: Observers to notify, in this order.
     """
 
-    def __init__(self, store: JobStore, observer: CoordinatorObserver) -> None:
+    def __init__(self, store: JobStore, *observers: CoordinatorObserver) -> None:
         self._store = store
-        self._observer = observer
+        self._observers = observers
 
     @contextmanager
     def transaction(self, job_id: JobId, *, create_as: str | None = None) -> Iterator[JobTransaction]:
-        """Begin a transaction on a job, and notify the observer after the commit."""
+        """Begin a transaction on a job, and notify the observers after the commit."""
         with self._store.transaction(job_id, create_as=create_as) as tx:
             observed = _ObservedTransaction(tx)
             yield cast("JobTransaction", observed)
             job = tx.job
         for change in observed.changes:
-            self._observer.changed(job, change)
+            for observer in self._observers:
+                observer.changed(job, change)
 
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot of any job."""
@@ -88,6 +102,18 @@ class ObservedJobStore:
     def jobs(self) -> tuple[JobRecord, ...]:
         """Return all jobs, the most recently active first."""
         return self._store.jobs()
+
+    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
+        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
+        return self._store.dag_ids(beside=beside)
+
+    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
+        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
+        return self._store.jobs_of_run(dag_id, run_id)
+
+    def job_overviews(self, page: JobsPage) -> JobList:
+        """Return a page of the list of jobs."""
+        return self._store.job_overviews(page)
 
     def describe(self, job_id: JobId) -> JobView:
         """Return a consistent view of a job."""
@@ -108,6 +134,10 @@ class ObservedJobStore:
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest restorable checkpoint of an operator, or ``None``."""
         return self._store.latest(job_id, operator_id)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        return self._store.latest_checkpoints(job_id, known_version)
 
 
 class _ObservedTransaction:
@@ -139,6 +169,10 @@ class _ObservedTransaction:
         # The job that took an adopted snapshot has already reported it.
         if before is None or not before.is_adoption:
             self._note(expected, record)
+
+    def remove_job(self) -> None:
+        self._tx.remove_job()
+        self.changes.append(JobRemoval())
 
     def _note(
         self, before: CheckpointStatus | None, record: CheckpointRecord, last_completed_at: datetime | None = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, CheckpointRetentionPolicy
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 
+_TRY = re.compile(r", try (\d{1,9})$")
+"""End of the label of a task."""
 SCRIPT_PREFIX = "script/"
 """Prefix of the logical task of a script or notebook."""
 
@@ -80,9 +84,29 @@ class AttemptOwner:
     """Task instance (``dag_id``, ``run_id``, ``task_id``, ``map_index``); empty outside Airflow."""
 
     @property
+    def try_number(self) -> int | None:
+        """Return the number of Airflow's try; ``None`` for an attempt that no task has started."""
+        stated = _TRY.search(self.label)
+        return int(stated[1]) if stated and self.airflow else None
+
+    @property
     def is_script(self) -> bool:
         """Return whether a script or notebook runs the attempt; it is neither retried nor cleared."""
         return not self.airflow and self.logical_task.startswith(SCRIPT_PREFIX)
+
+
+class RowsVersion(NamedTuple):
+    """
+    Version of the rows of a job; a later one is greater.
+
+    A job in a database that was restored from a backup reaches the same number again, with other rows. The time tells the two
+    versions apart.
+    """
+
+    number: int
+    """Number of transactions of the job."""
+    seen_at: datetime
+    """Time of the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +121,11 @@ class JobRecord:
     seen_at: datetime
     """Time of the latest transaction; see :mod:`~airflow_provider_statecheck.checkpoint.clock`."""
     created_at: datetime
+
+    @property
+    def rows_version(self) -> RowsVersion:
+        """Return the version of the rows of the job."""
+        return RowsVersion(self.version, self.seen_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +143,8 @@ class OperatorRecord:
     """Run that started the generation; empty if unknown."""
     damaged_snapshots: tuple[str, ...] = ()
     """URIs of damaged snapshots of this generation, in the order of their detection."""
+    next_restore: int | None = None
+    """Checkpoint that a user chose for the next attempt, which retention keeps; ``None`` for the newest one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +167,16 @@ class AttemptRecord:
     registered_at: datetime
     retention: CheckpointRetentionPolicy = CheckpointRetentionPolicy.RETAIN_ON_CANCELLATION
     retained_runs: int = 1
+    is_restore_chosen: bool = False
+    """
+    Whether a user chose the checkpoint to restore, for this attempt or for one before it that completed none.
+
+    No older checkpoint may be restored in its place.
+    """
     ended_at: datetime | None = None
     message: str = ""
+    restored_summary: SnapshotSummary | None = None
+    """What the attempt has restored so far, and the time that this saved; ``None`` if it has not reported it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +216,9 @@ class CheckpointRecord:
     full_size_bytes: int = 0
     """Bytes that a restore from this checkpoint may read."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of entries by kind, for display."""
+    """Number of entries by kind, for display. Statistics keep them after the row is removed."""
+    summary: SnapshotSummary | None = None
+    """The entries and durations, for display; ``None`` before the completion and for rows of older versions."""
     failure_reason: str | None = None
     failure_message: str = ""
     unusable_reason: str | None = None
@@ -200,6 +241,11 @@ class CheckpointRecord:
     def is_adoption(self) -> bool:
         """Return whether it is a snapshot to start from whose restore is not confirmed yet."""
         return self.status is CheckpointStatus.PENDING and self.properties.unclaimed
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Return whether it is a snapshot to start from whose restore is not confirmed, also if its attempt has ended."""
+        return self.is_adoption or (self.status is CheckpointStatus.ABORTED and self.properties.unclaimed)
 
     @property
     def awaits_commit(self) -> bool:
@@ -288,3 +334,43 @@ class SnapshotRequest:
     ended_at: datetime | None = None
     failure_reason: str | None = None
     failure_message: str = ""
+
+
+class JobAction(StrEnum):
+    """Action on the state of a job that a user requests on its page."""
+
+    SAVEPOINT = "savepoint"
+    """Take a savepoint of an operator."""
+    STOP = "stop"
+    """Take a savepoint of an operator and stop its stage."""
+    RESTORE = "restore"
+    """Let the next attempt of an operator restore a checkpoint."""
+    WITHDRAW = "withdraw"
+    """Let the next attempt of an operator restore its newest checkpoint again."""
+    REWIND = "rewind"
+    """Rewind the job to its state before a run."""
+    DISPOSE = "dispose"
+    """Dispose of a savepoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRecord:
+    """Row of an action that a user requested. Savepoints have the row of a ``SnapshotRequest`` instead."""
+
+    job_id: JobId
+    request_key: str
+    """Idempotency key of the page."""
+    action: JobAction
+    operator_id: OperatorId | None = None
+    """Operator that it concerns; ``None`` for all operators of the job."""
+    checkpoint_id: int | None = None
+    """Checkpoint to restore, or savepoint to dispose of."""
+    run_key: str = ""
+    """Run before which the job is rewound."""
+    requested_by: str
+    """Name of the user."""
+    requested_at: datetime
+    status: RequestStatus = RequestStatus.QUEUED
+    ended_at: datetime | None = None
+    message: str = ""
+    """Outcome, for display."""

@@ -17,12 +17,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import run_order, savepoint_restore, statistics, transitions
+from airflow_provider_statecheck.checkpoint import restore_choice, run_order, savepoint_restore, statistics, transitions
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_UID, require_running
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job, operator_id_of, task_uids_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant, AttemptRef, RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -92,6 +93,7 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     operator = operator_of(tx, request) or _new_operator(tx, request)
     operator_id = operator.operator_id
     previous = tx.attempt(operator_id, operator.epoch)
+    choice = restore_choice.roll_back_to_choice(tx, operator)
     _require_not_superseded(tx, operator, request)
     _require_no_rival(previous, request, dead)
     replaced = _replaced_attempt(tx, operator, request)
@@ -99,8 +101,10 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
     _fence(tx, operator.operator_id, previous)
     if replaced is not None:
         _fence(tx, replaced.operator_id, replaced)
-    start = _decide(tx, operator, previous, request)
+    start = _start(tx, operator, previous, request, choice)
     operator = replace(operator, epoch=operator.epoch + 1)
+    if choice is not None:
+        operator = restore_choice.take(tx, operator, choice)
     if not start.resumes:
         operator = replace(
             operator, generation=operator.generation + 1, first_run=request.owner.run_key, damaged_snapshots=()
@@ -113,6 +117,9 @@ def _open_attempt(tx: JobTransaction, request: RegisterAttempt, dead: Sequence[A
         start = replace(start, resumes=True, reason=f"{start.reason}, started from a savepoint")
     attempt = _new_attempt(tx, operator, request, start)
     tx.save_attempt(attempt)
+    transitions.end_outdated_requests(tx, attempt, is_wanted=request.savepoint_at_end)
+    if request.savepoint_at_end:
+        transitions.request_savepoint_at_end(tx, attempt)
     return attempt
 
 
@@ -181,6 +188,8 @@ class StartDecision:
     """Whether the attempt restores the newest checkpoint; otherwise its run restarts."""
     reason: str
     verify_fingerprints: bool = True
+    is_chosen: bool = False
+    """Whether a user chose the checkpoint to restore."""
 
 
 def decide_start(previous: AttemptRecord | None, request: RegisterAttempt) -> StartDecision:
@@ -256,6 +265,33 @@ def _decide(
     return StartDecision(False, f"{decision.reason}, no completed checkpoint exists")
 
 
+def _start(
+    tx: JobTransaction,
+    operator: OperatorRecord,
+    previous: AttemptRecord | None,
+    request: RegisterAttempt,
+    choice: ActionRecord | None,
+) -> StartDecision:
+    if choice is not None:
+        return _chosen_start(previous, request, choice)
+    start = _decide(tx, operator, previous, request)
+    return replace(start, is_chosen=start.resumes and _starts_from_choice_of(tx, operator, previous))
+
+
+def _starts_from_choice_of(tx: JobTransaction, operator: OperatorRecord, previous: AttemptRecord | None) -> bool:
+    # The attempt that took the choice may have ended before it read the checkpoint, and its retry must not fall back either.
+    if previous is None or not previous.is_restore_chosen:
+        return False
+    newest = next(iter(transitions.restorable(tx, operator)), None)
+    return newest is not None and newest.checkpoint_id == previous.restored_from
+
+
+def _chosen_start(previous: AttemptRecord | None, request: RegisterAttempt, choice: ActionRecord) -> StartDecision:
+    decision = decide_start(previous, request)
+    reason = f"{decision.reason}, restored from checkpoint {choice.checkpoint_id}, which {choice.requested_by} chose"
+    return StartDecision(True, reason, decision.verify_fingerprints, is_chosen=True)
+
+
 def _decisive_attempt(
     tx: JobTransaction,
     candidates: tuple[CheckpointRecord, ...],
@@ -318,11 +354,20 @@ def _new_attempt(
         checkpoint_timeout_seconds=request.checkpoint_timeout_seconds,
         registered_at=tx.now,
         retention=request.retention,
+        is_restore_chosen=start.is_chosen,
     )
 
 
 def _candidates(tx: JobTransaction, of: OperatorRecord | AttemptRecord) -> tuple[CheckpointRecord, ...]:
     return savepoint_restore.proposed(tx, of) or transitions.restorable(tx, of)
+
+
+def _granted(tx: JobTransaction, attempt: AttemptRecord) -> tuple[CheckpointRecord, ...]:
+    candidates = _candidates(tx, attempt)
+    # An older checkpoint would not be what the user chose.
+    allowed = (c for c in candidates if not attempt.is_restore_chosen or c.checkpoint_id == attempt.restored_from)
+    # A savepoint of the restored checkpoint has its figures.
+    return tuple(replace(c, summary=tx.summary(c.checkpoint_id)) for c in allowed)
 
 
 def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt, warning: str) -> AttemptGrant:
@@ -334,7 +379,7 @@ def _grant(tx: JobTransaction, attempt: AttemptRecord, request: RegisterAttempt,
         is_restore=is_restore,
         verify_fingerprints=request.on_clear is not OnClear.RESUME,
         start_reason=attempt.start_reason,
-        candidates=_candidates(tx, attempt) if is_restore else (),
+        candidates=_granted(tx, attempt) if is_restore else (),
         effects=transitions.effects_of(tx, attempt.operator_id),
         warning=warning,
         uid=request.uid if operator is None else operator.uid,

@@ -7,10 +7,11 @@ checkpoint is completed and the claim is saved. An attempt that ends before has 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from airflow_provider_statecheck.checkpoint.ids import new_key
-from airflow_provider_statecheck.checkpoint.layout import is_in_job, is_savepoint_directory
+from airflow_provider_statecheck.checkpoint.layout import is_in_job, is_savepoint_directory, is_savepoint_of
 from airflow_provider_statecheck.checkpoint.messages import RestoreSource, require_metadata_in
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
@@ -101,6 +102,31 @@ def as_adopted(pending: CheckpointRecord, retention: CheckpointRetentionPolicy, 
     """
     properties = CheckpointProperties.for_checkpoint(retention) if claim else pending.properties
     return replace(pending, status=CheckpointStatus.COMPLETED, properties=properties)
+
+
+def newest_readable(operator: OperatorRecord, newest_first: Iterable[CheckpointRecord]) -> CheckpointRecord | None:
+    """
+    Return the checkpoint that readers of an operator's state get, or ``None``.
+
+    It is the newest restorable checkpoint of the operator's generation. While a restart from a snapshot of the same job is not
+    confirmed, it is that of the generation before: its files are retained until the first checkpoint after the restart. A
+    fresh start, also from a snapshot of another job, has none until then.
+
+    :param newest_first: Checkpoints of the operator; only usable ones and unconfirmed snapshots matter.
+    """
+    generation = operator.generation
+    for checkpoint in newest_first:
+        if checkpoint.generation < generation:
+            return None
+        if checkpoint.is_restorable and checkpoint.unusable_reason is None:
+            return checkpoint
+        if checkpoint.is_unconfirmed and _is_of_its_job(checkpoint):
+            generation = checkpoint.generation - 1
+    return None
+
+
+def _is_of_its_job(snapshot: CheckpointRecord) -> bool:
+    return is_savepoint_of(snapshot.location, snapshot.job_id) or is_in_job(snapshot.location, snapshot.job_id)
 
 
 def _claim(tx: JobTransaction, of: AttemptRecord, pointer: str) -> None:

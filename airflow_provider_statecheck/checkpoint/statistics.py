@@ -7,7 +7,6 @@ counted, and a repeated message is counted once.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterable
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     StatisticsRecord,
 )
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
+from airflow_provider_statecheck.checkpoint.texts import json_size, truncated
 
 log = logging.getLogger(__name__)
 
@@ -446,32 +446,18 @@ def _typed_values(content: dict[str, Any]) -> dict[str, Any]:
 
 def truncated_cause(text: str) -> str:
     """Truncate the cause of a failure to its maximum size in a row."""
-    return _truncated(text, _CAUSE_BYTES)
+    return truncated(text, _CAUSE_BYTES)
 
 
 def truncated_counts(counts: dict[str, int]) -> tuple[tuple[str, int], ...]:
     """Truncate counts to their maximum number and size in a row."""
-    return tuple((_truncated(key, _KEY_BYTES), count) for key, count in sorted(counts.items())[:_MAX_COUNTS])
+    return tuple((truncated(key, _KEY_BYTES), count) for key, count in sorted(counts.items())[:_MAX_COUNTS])
 
 
 def truncated_location(location: str) -> str:
     """Return a URI, or an empty string if it is too long; a truncated URI would be useless."""
-    return location if _size(location) <= _LOCATION_BYTES else ""
+    return location if json_size(location) <= _LOCATION_BYTES else ""
 
 
 def _label(attempt: AttemptRecord | None) -> str:
-    return "" if attempt is None else _truncated(attempt.owner.label, _LABEL_BYTES)
-
-
-def _truncated(text: str, max_bytes: int) -> str:
-    if _size(text) <= max_bytes:
-        return text
-    prefix = text[:max_bytes]
-    while _size(prefix) > max_bytes:
-        prefix = prefix[: len(prefix) * 9 // 10]
-    return f"{prefix}…"
-
-
-def _size(text: str) -> int:
-    # Size in the row as JSON, where a character takes up to twelve bytes.
-    return len(json.dumps(text))
+    return "" if attempt is None else truncated(attempt.owner.label, _LABEL_BYTES)

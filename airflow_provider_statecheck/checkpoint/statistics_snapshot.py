@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
     OperatorRecord,
+    RowsVersion,
 )
 from airflow_provider_statecheck.checkpoint.statistics import (
     HISTORY_SIZE,
@@ -240,7 +241,7 @@ class CheckpointStatsTracker:
         self._job_id = job_id
         self._operator_id = operator_id
         self._history_size = history_size
-        self._latest: tuple[int, CheckpointStatsSnapshot] | None = None
+        self._latest: tuple[RowsVersion, CheckpointStatsSnapshot] | None = None
 
     def report_failed_checkpoint(self, checkpoint_id: int, error: CheckpointException) -> None:
         """Record the root cause of a failed checkpoint, which counts as one without an id if it has no row."""
@@ -261,7 +262,7 @@ class CheckpointStatsTracker:
         :raises CheckpointNotFoundError: if the job or the operator does not exist.
         """
         view = self._store.describe(self._job_id)
-        if self._latest is None or self._latest[0] != view.job.version:
+        if self._latest is None or self._latest[0] != view.job.rows_version:
             operator = next((o for o in view.operators if o.operator_id == self._operator_id), None)
             if operator is None:
                 raise CheckpointNotFoundError(
@@ -269,7 +270,7 @@ class CheckpointStatsTracker:
                     f"of the job."
                 )
             snapshot = snapshot_of(view, operator, history_size=self._history_size)
-            self._latest = (view.job.version, snapshot)
+            self._latest = (view.job.rows_version, snapshot)
         return self._latest[1]
 
     def _count_once(self, tx: JobTransaction, checkpoint_id: int, error: CheckpointException) -> None:

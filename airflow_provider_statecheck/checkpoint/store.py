@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of, is_of_unknown_dag
 from airflow_provider_statecheck.checkpoint.layout import job_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, require
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
+    ActionRecord,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -21,9 +23,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
     RequestStatus,
+    RowsVersion,
     SnapshotRequest,
     StatisticsRecord,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 RECENT = 100
 """Number of the newest checkpoints and requests that a view contains regardless of their status."""
@@ -78,9 +83,24 @@ class JobView:
     """Time of the view by the store's clock, never before ``job.seen_at``."""
     requests: tuple[SnapshotRequest, ...] = ()
     """Open requests, and the newest ended ones."""
+    actions: tuple[ActionRecord, ...] = ()
+    """Open actions of users, and the newest ended ones."""
     statistics: tuple[StatisticsRecord, ...] = ()
     handle_uris: tuple[str, ...] | None = None
     """URIs of the state under handles; ``None`` if a handle cannot be read."""
+
+    @property
+    def dag_ids(self) -> tuple[str, ...]:
+        """Return the Dags with attempts in the job, sorted."""
+        return tuple(sorted({dag_id for a in self.attempts if (dag_id := dag_of(a.owner)) is not None}))
+
+    @property
+    def is_of_unknown_dag(self) -> bool:
+        """Return whether the Dag of an operator is unknown; see :func:`~job_list.is_of_unknown_dag`."""
+        owned = {a.operator_id for a in self.attempts if dag_of(a.owner) is not None}
+        # A removed job leaves the counters of its operators, which have no attempts.
+        has_unowned_operator = any(a.operator_id not in owned for a in self.attempts)
+        return is_of_unknown_dag(self.job.name, self.dag_ids, has_unowned_operator=has_unowned_operator)
 
     def savepoints_asked_of(self, operator_id: OperatorId) -> tuple[SnapshotRequest, ...]:
         """Return the queued savepoint requests to an operator."""
@@ -106,6 +126,23 @@ class JobView:
         """Return whether the newest attempt of an operator has not ended."""
         attempt = self.current_attempt(operator)
         return attempt is not None and attempt.status is AttemptStatus.RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestCheckpoints:
+    """Consistent view of the newest readable checkpoints of a job."""
+
+    job: JobRecord
+    """Row of the job, whose ``rows_version`` is the version of the view."""
+    operators: tuple[OperatorRecord, ...]
+    """All operators of the job, sorted by uid."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    """
+    The newest readable checkpoint of each operator that has one, in the order of the operators.
+
+    It is the newest restorable one. While an operator restarts from a snapshot of its job, it is that of before the restart
+    until the restore is confirmed.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +258,16 @@ class JobTransaction(Protocol):
         """Return a checkpoint by the key of its trigger request."""
         ...
 
+    def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
+        """Return the figures of a checkpoint."""
+        ...
+
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
-        """Return the checkpoints of an operator that are not discarded, oldest first."""
+        """
+        Return the checkpoints of an operator that are not discarded, oldest first.
+
+        They may lack their figures, which no decision uses and an update then leaves as they are; see :meth:`summary`.
+        """
         ...
 
     def discarded_checkpoints(self, wanted: EndedCheckpoints, limit: int | None) -> tuple[int, ...]:
@@ -277,6 +322,22 @@ class JobTransaction(Protocol):
         """Remove the rows of requests."""
         ...
 
+    def action(self, request_key: str) -> ActionRecord | None:
+        """Return an action of a user by its key."""
+        ...
+
+    def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
+        """Return the open actions on an operator, oldest first."""
+        ...
+
+    def save_action(self, record: ActionRecord) -> None:
+        """Insert or replace an action of a user."""
+        ...
+
+    def remove_actions(self, before: datetime) -> None:
+        """Remove the actions that ended before a time."""
+        ...
+
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot of any job."""
         ...
@@ -315,7 +376,7 @@ class JobTransaction(Protocol):
 
     def remove_job(self) -> None:
         """
-        Remove all attempts, checkpoints, requests, statistics and tokens of the job, as the last call of the transaction.
+        Remove all attempts, checkpoints, requests, actions, statistics and tokens of the job, as the last call of the transaction.
 
         The counters of epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could
         otherwise confuse them with new rows of the same number.
@@ -348,6 +409,18 @@ class JobStore(Protocol):
         """Return all jobs, the most recently active first."""
         ...
 
+    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
+        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
+        ...
+
+    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
+        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
+        ...
+
+    def job_overviews(self, page: JobsPage) -> JobList:
+        """Return a page of the list of jobs; its cost depends on the number of jobs, but not on their history."""
+        ...
+
     def describe(self, job_id: JobId) -> JobView:
         """
         Return a consistent view of a job.
@@ -375,6 +448,41 @@ class JobStore(Protocol):
         :raises CheckpointNotFoundError: if the job does not exist.
         """
         ...
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """
+        Return the newest readable checkpoint of each operator of a job, as one consistent view.
+
+        A checkpoint that a restore has skipped as damaged is not readable. See :class:`LatestCheckpoints` for a restart.
+
+        :param known_version: Version of an earlier view of the job; ``None`` to read the rows in any case.
+        :return: ``None`` if no transaction has changed the job since that view.
+        :raises CheckpointNotFoundError: if the job does not exist.
+        """
+        ...
+
+
+@contextmanager
+def rolled_back(store: JobStore, job_id: JobId) -> Iterator[JobTransaction]:
+    """
+    Open a transaction that is rolled back at its end, for a caller that only reads what a transaction would do.
+
+    A commit would update the version of the job and the time of its last transition.
+    """
+    with suppress(_RollBack), store.transaction(job_id) as tx:
+        yield tx
+        raise _RollBack
+
+
+class _RollBack(Exception):
+    """Signal to roll back a transaction that only read."""
+
+
+def no_such_job(job_id: JobId) -> CheckpointNotFoundError:
+    """Return the error for a job that has no attempts, or that the caller may not know of."""
+    return CheckpointNotFoundError(
+        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
+    )
 
 
 def _is_gone(checkpoint: CheckpointRecord, before: datetime) -> bool:

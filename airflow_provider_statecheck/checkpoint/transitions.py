@@ -17,10 +17,12 @@ from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    JobAction,
     OperatorRecord,
     RequestStatus,
     SnapshotRequest,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobTransaction
 from airflow_provider_statecheck.checkpoint.subsumption import subsumed_by_retention
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
@@ -49,6 +51,7 @@ def complete(tx: JobTransaction, pending: CheckpointRecord, message: Acknowledge
         state_size_bytes=message.state_size_bytes,
         full_size_bytes=message.full_size_bytes,
         counts=dict(message.counts),
+        summary=message.summary,
         has_open_commit=message.has_commit and not pending.properties.is_savepoint,
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
@@ -101,10 +104,12 @@ def expire(tx: JobTransaction, operator_id: OperatorId) -> None:
 
 
 def subsume(tx: JobTransaction, operator_id: OperatorId, num_retained: int, retained_runs: int) -> None:
-    """Subsume the completed checkpoints beyond retention."""
+    """Subsume the completed checkpoints beyond retention, except the one that the next attempt is to restore."""
+    operator = tx.operator(operator_id)
     rows = [c for c in tx.open_checkpoints(operator_id) if c.is_restorable]
     for checkpoint in subsumed_by_retention(rows, num_retained, retained_runs):
-        _mark_subsumed(tx, checkpoint)
+        if operator is None or checkpoint.checkpoint_id != operator.next_restore:
+            _mark_subsumed(tx, checkpoint)
 
 
 def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> None:
@@ -113,11 +118,21 @@ def roll_back(tx: JobTransaction, checkpoints: Iterable[CheckpointRecord]) -> No
         _mark_subsumed(tx, replace(checkpoint, has_open_commit=False))
 
 
-def end_commits(tx: JobTransaction, operator_id: OperatorId, where: Callable[[CheckpointRecord], bool]) -> None:
-    """Close the open commits of the checkpoints of an operator that match ``where``."""
+def end_commits(
+    tx: JobTransaction,
+    operator_id: OperatorId,
+    where: Callable[[CheckpointRecord], bool],
+    summary_of: Callable[[CheckpointRecord], SnapshotSummary | None] = lambda checkpoint: checkpoint.summary,
+) -> None:
+    """
+    Close the open commits of the checkpoints of an operator that match ``where``.
+
+    :param summary_of: Figures of a checkpoint after its commit; by default those before.
+    """
     for checkpoint in tx.open_checkpoints(operator_id):
         if checkpoint.awaits_commit and where(checkpoint):
-            tx.update_checkpoint(replace(checkpoint, has_open_commit=False), expected=checkpoint.status)
+            committed = replace(checkpoint, has_open_commit=False, summary=summary_of(checkpoint))
+            tx.update_checkpoint(committed, expected=checkpoint.status)
 
 
 def mark_discarded(tx: JobTransaction, operator_id: OperatorId, checkpoint_ids: Iterable[int]) -> None:
@@ -134,6 +149,8 @@ def mark_discarded(tx: JobTransaction, operator_id: OperatorId, checkpoint_ids: 
             log.error("Files of checkpoint %s of job %s deleted while in use", checkpoint.checkpoint_id, tx.job.name)
         elif not _may_have_writer(tx, checkpoint):
             tx.update_checkpoint(replace(checkpoint, discarded_at=tx.now), expected=checkpoint.status)
+            if checkpoint.status is CheckpointStatus.DISPOSED:
+                _settle_disposal(tx, checkpoint)
 
 
 def close_abandoned(tx: JobTransaction, attempt: AttemptRecord) -> None:
@@ -141,6 +158,44 @@ def close_abandoned(tx: JobTransaction, attempt: AttemptRecord) -> None:
     abort_pending(tx, attempt.operator_id, CheckpointFailureReason.ATTEMPT_ENDED)
     tx.save_attempt(replace(attempt, status=AttemptStatus.FENCED, ended_at=tx.now))
     log.info("Job %s: closed abandoned attempt %s (%s)", tx.job.name, attempt.epoch, attempt.owner.label)
+
+
+def end_outdated_requests(tx: JobTransaction, attempt: AttemptRecord, *, is_wanted: bool) -> None:
+    """
+    Fail the open requests of earlier attempts for a savepoint at their end that is not one at the end of a new attempt.
+
+    :param attempt: The new attempt.
+    :param is_wanted: Whether it requests a savepoint at its end, and takes over the request of an earlier attempt of its run.
+    """
+    for request in tx.open_requests(attempt.operator_id):
+        asking = tx.attempt_by_key(request.request_key) if request.properties.is_terminate else None
+        if asking is None or (is_wanted and asking.owner.run_key == attempt.owner.run_key):
+            continue
+        tx.save_request(
+            replace(
+                request,
+                status=RequestStatus.FAILED,
+                ended_at=tx.now,
+                failure_reason=CheckpointFailureReason.ATTEMPT_ENDED.value,
+                failure_message=f"not taken before attempt {attempt.epoch} ({attempt.owner.label}) started",
+            )
+        )
+
+
+def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None:
+    """Request a savepoint for the end of an attempt's stage, unless an earlier attempt has left such a request open."""
+    if any(each.properties.is_terminate for each in tx.open_requests(attempt.operator_id)):
+        return
+    tx.save_request(
+        SnapshotRequest(
+            job_id=attempt.job_id,
+            request_key=attempt.attempt_key,
+            operator_id=attempt.operator_id,
+            properties=CheckpointProperties.for_sync_savepoint(terminate=True),
+            requested_by=attempt.owner.label,
+            requested_at=tx.now,
+        )
+    )
 
 
 def begin_request(tx: JobTransaction, request_key: str, checkpoint_id: int) -> SnapshotRequest:
@@ -213,7 +268,8 @@ def open_effects(
     :param attempt: Newest attempt, which pins its restored checkpoint while it runs.
     :param requests: Open requests to the operator.
     """
-    rows = list(checkpoints)
+    # The caller displays no figures of these checkpoints, and each reply would repeat them.
+    rows = [replace(checkpoint, summary=None) for checkpoint in checkpoints]
     protected = protected_checkpoints(rows, generation, attempt)
     return OpenEffects(
         discards=tuple(c for c in rows if c.awaits_discard and c.checkpoint_id not in protected),
@@ -275,6 +331,14 @@ def _settled_request(tx: JobTransaction, request: SnapshotRequest, checkpoint: C
         failure_reason=checkpoint.failure_reason,
         failure_message=checkpoint.failure_message,
     )
+
+
+def _settle_disposal(tx: JobTransaction, savepoint: CheckpointRecord) -> None:
+    for action in tx.open_actions(savepoint.operator_id):
+        if (action.action, action.checkpoint_id) == (JobAction.DISPOSE, savepoint.checkpoint_id):
+            tx.save_action(
+                replace(action, status=RequestStatus.COMPLETED, ended_at=tx.now, message="its files are deleted")
+            )
 
 
 def _record_end(tx: JobTransaction, ended: CheckpointRecord) -> None:

@@ -7,8 +7,9 @@ Every ``airflow`` command loads this module, so it does not import the modules o
 from __future__ import annotations
 
 import argparse
+import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from airflow.cli.cli_config import (
     ARG_OUTPUT,
@@ -26,11 +27,18 @@ _MODULES = {
     "dispose": "savepoint_commands",
     "rescale": "savepoint_commands",
     "stats": "state_commands",
-    "state": "state_commands",
+    "state show": "state_commands",
+    "state get": "query_commands",
+    "state names": "query_commands",
+    "show": "content_commands",
     "diff": "state_commands",
+    "serve-state": "serve_commands",
 }
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 _AGE = re.compile(r"(\d{1,5})([hdw])")
+_SECONDS = re.compile(r"\d{1,4}(\.\d{1,6})?")
+_MAX_STALENESS_SECONDS = 3600
+_MAX_PORT = 65_535
 _EPILOG = """
 Exit status: 0 success; 1 a finding, such as a checkpoint that cannot be restored, files that could not be deleted, or a
 difference; 2 wrong usage, or an unknown job, checkpoint or state; 3 storage or database unavailable, or tables missing.
@@ -46,12 +54,51 @@ def age(text: str) -> timedelta:
     return parsed
 
 
+def moment(text: str) -> datetime:
+    """Parse a time with a time zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = datetime.min  # noqa: DTZ901 - has no time zone, which the next line refuses
+    if found.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 2026-01-31T12:00:00+00:00, found {text!r}")
+    return found
+
+
+def port(text: str) -> int:
+    """Parse a TCP port."""
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to {_MAX_PORT}, found {text!r}")
+    return int(text)
+
+
+def staleness(text: str) -> float:
+    """Parse a number of seconds from 0 to an hour."""
+    seconds = float(text) if _SECONDS.fullmatch(text) else math.inf
+    if seconds > _MAX_STALENESS_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of seconds from 0 to {_MAX_STALENESS_SECONDS}, found {text!r}"
+        )
+    return seconds
+
+
 ARG_JOB = Arg(("job",), metavar="JOB", help="Name or id of the job")
 ARG_JOBS = Arg(("jobs",), nargs="*", metavar="JOB", help="Names or ids of jobs")
 ARG_JOB_OR_POINTER = Arg(
     ("job",), metavar="JOB|POINTER", help="Name or id of the job, or URI of a checkpoint, such as s3://…/chk-7"
 )
-ARG_NAME = Arg(("--name",), metavar="PATTERN", help="Only jobs whose name matches; * and ? are wildcards")
+ARG_NAME = Arg(("--name",), metavar="TEXT", help="Only jobs whose name contains this text, in upper or lower case")
+ARG_JOB_STATUS = Arg(
+    ("--status",), choices=("running", "failed", "idle", "finished"), help="Only jobs with this status"
+)
+ARG_DAG_ID = Arg(("--dag-id",), metavar="DAG_ID", help="Only jobs with attempts of this Dag")
+ARG_SORT = Arg(
+    ("--sort",),
+    choices=("name", "completed_at", "size", "status", "failed_at"),
+    default="completed_at",
+    help="Order of the jobs; times and sizes begin with the newest or largest (default: completed_at)",
+)
+ARG_REVERSE = Arg(("--reverse",), action="store_true", help="Reverse the order")
 ARG_LIMIT = Arg(
     ("--limit",),
     type=positive_int(allow_zero=False),
@@ -134,6 +181,46 @@ ARG_POINTER = Arg(("pointer",), metavar="POINTER", help="URI of a checkpoint or 
 ARG_STATE = Arg(
     ("name",), metavar="NAME", nargs="?", help="Name of the state to show; without it, the states are listed"
 )
+ARG_CONTENT = Arg(
+    ("name",),
+    metavar="NAME",
+    nargs="?",
+    help="Name of the snapshot to show, or of the loop with --items; without it, the contents are listed",
+)
+ARG_SCOPE = Arg(
+    ("--scope",),
+    metavar="SCOPE",
+    help="Items of the loops around the snapshot, such as days[2026-01-01], if several have a snapshot of this name",
+)
+ARG_ITEMS = Arg(("--items",), action="store_true", help="List the finished items of loops")
+ARG_QUERYABLE_NAME = Arg(
+    ("name",), metavar="NAME", help="Queryable name of the state; of an instance of a mapped task, name[map_key]"
+)
+ARG_KEY = Arg(
+    ("key",),
+    metavar="KEY",
+    nargs="+",
+    help="Value of each column of the key, in their order; times in ISO 8601, bytes in base64",
+)
+ARG_NAMESPACE = Arg(("--namespace",), default="", metavar="NAMESPACE", help="Namespace of the state")
+ARG_USER_KEY = Arg(
+    ("--user-key",),
+    metavar="KEY",
+    help="Key of one entry of a map state: a text, or another value in JSON; without it, the whole map is shown",
+)
+ARG_AS_OF_CHECKPOINT = Arg(
+    ("--checkpoint",),
+    type=positive_int(allow_zero=False),
+    metavar="ID",
+    help="Read this checkpoint instead of the latest one",
+)
+ARG_AS_OF_POINTER = Arg(("--pointer",), metavar="URI", help="Read this checkpoint or savepoint of the job")
+ARG_AS_OF_TIME = Arg(
+    ("--at",),
+    type=moment,
+    metavar="TIME",
+    help="Read the checkpoint that was the latest one at this time, such as 2026-01-31T12:00:00+00:00",
+)
 ARG_STATE_NAME = Arg(("name",), metavar="NAME", help="Name of the state")
 ARG_BEFORE = Arg(("before",), metavar="BEFORE", help="URI of a checkpoint or savepoint")
 ARG_AFTER = Arg(("after",), metavar="AFTER", help="URI of a later checkpoint or savepoint")
@@ -161,6 +248,23 @@ ARG_BEFORE_RUN = Arg(
     metavar="RUN",
     help="First run to rewind: its logical date as shown by 'checkpoints', or its run id if it has none",
 )
+ARG_HOST = Arg(("--host",), default="127.0.0.1", metavar="HOST", help="Address to listen on (default: 127.0.0.1)")
+ARG_PORT = Arg(
+    ("--port",), type=port, default=9069, metavar="PORT", help="Port to listen on; 0 for any free port (default: 9069)"
+)
+ARG_API_URL = Arg(
+    ("--api-url",),
+    metavar="URL",
+    help="Root URL of the api-server; without it, that of the connection statecheck_default or of [statecheck] api_url",
+)
+ARG_MAX_STALENESS = Arg(
+    ("--max-staleness",),
+    type=staleness,
+    default=0,
+    metavar="SECONDS",
+    help="Maximum time since the last version check of a job for which no new check is made; callers are authorized every "
+    "5 seconds in any case (default: 0)",
+)
 ARG_YES = Arg(("-y", "--yes"), action="store_true", help="Do not ask for confirmation")
 
 
@@ -170,14 +274,23 @@ def get_statecheck_commands() -> list[CLICommand]:
         GroupCommand(
             name="statecheck",
             help="Checkpoints of Spark tasks",
-            subcommands=(*_read_only_commands(), *_changing_commands()),
+            subcommands=(*_read_only_commands(), *_changing_commands(), _serving_command()),
         )
     ]
 
 
-def _read_only_commands() -> tuple[ActionCommand, ...]:
+def _read_only_commands() -> tuple[CLICommand, ...]:
     return (
-        _command("jobs", "List jobs with their newest completed checkpoint", ARG_NAME, ARG_LIMIT),
+        _command(
+            "jobs",
+            "List jobs with their status, newest checkpoint and last failure",
+            ARG_NAME,
+            ARG_JOB_STATUS,
+            ARG_DAG_ID,
+            ARG_SORT,
+            ARG_REVERSE,
+            ARG_LIMIT,
+        ),
         _command(
             "checkpoints",
             "List the newest checkpoints of a job",
@@ -197,14 +310,19 @@ def _read_only_commands() -> tuple[ActionCommand, ...]:
             ARG_STORAGE,
         ),
         _command(
-            "state",
-            "List the states of a checkpoint, or show the rows of one state",
-            ARG_POINTER,
-            ARG_STATE,
-            ARG_FUNCTION,
+            "show",
+            "List what the checkpoints of a job, or one checkpoint, hold, or show the rows of a snapshot",
+            ARG_JOB_OR_POINTER,
+            ARG_CONTENT,
+            ARG_UID,
+            ARG_CHECKPOINT,
+            ARG_SCOPE,
+            ARG_ITEMS,
             ARG_ROWS,
-            ARG_NAMESPACES,
             ARG_STORAGE,
+        ),
+        GroupCommand(
+            name="state", help="State of checkpoints, and queryable state of jobs", subcommands=_state_commands()
         ),
         _command(
             "diff",
@@ -217,6 +335,33 @@ def _read_only_commands() -> tuple[ActionCommand, ...]:
             ARG_NAMESPACES,
             ARG_STORAGE,
         ),
+    )
+
+
+def _state_commands() -> tuple[ActionCommand, ...]:
+    as_of = (ARG_AS_OF_CHECKPOINT, ARG_AS_OF_POINTER, ARG_AS_OF_TIME, ARG_STORAGE)
+    return (
+        _command(
+            "state show",
+            "List the states of a checkpoint, or show the rows of one state",
+            ARG_POINTER,
+            ARG_STATE,
+            ARG_FUNCTION,
+            ARG_ROWS,
+            ARG_NAMESPACES,
+            ARG_STORAGE,
+        ),
+        _command(
+            "state get",
+            "Show the value of one key of a job's queryable state",
+            ARG_JOB,
+            ARG_QUERYABLE_NAME,
+            ARG_KEY,
+            ARG_NAMESPACE,
+            ARG_USER_KEY,
+            *as_of,
+        ),
+        _command("state names", "List the queryable states of a job", ARG_JOB, *as_of),
     )
 
 
@@ -284,6 +429,19 @@ def _changing_commands() -> tuple[ActionCommand, ...]:
     )
 
 
+def _serving_command() -> ActionCommand:
+    return _command(
+        "serve-state",
+        "Serve queryable state from the checkpoint storage, without access to Airflow's database",
+        ARG_HOST,
+        ARG_PORT,
+        ARG_API_URL,
+        ARG_MAX_STALENESS,
+        ARG_STORAGE,
+    )
+
+
 def _command(name: str, text: str, *args: Arg) -> ActionCommand:
-    function = lazy_load_command(f"{_CLI}.{_MODULES.get(name, 'maintenance_commands')}.{name}")
-    return ActionCommand(name=name, help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EPILOG)
+    module, function_name = _MODULES.get(name, "maintenance_commands"), re.sub("[ -]", "_", name)
+    function = lazy_load_command(f"{_CLI}.{module}.{function_name}")
+    return ActionCommand(name=name.split()[-1], help=text, func=function, args=(*args, ARG_OUTPUT), epilog=_EPILOG)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
 from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.job_list import (
+    LARGEST_JOB_PAGE,
+    JobList,
+    JobSort,
+    JobsPage,
+    ListedStatus,
+)
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
@@ -29,12 +35,13 @@ from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
+    job_coordinator,
     job_recovery,
     job_rewinding,
     maintenance_gateway,
     savepoint_gateway,
-    storage_opener,
 )
+from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
@@ -43,6 +50,7 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_jobs
 from airflow_provider_statecheck.maintenance.verify import verify_job
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
     from airflow_provider_statecheck.checkpoint.store import JobView
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.recover import RecoveredJob
@@ -50,16 +58,38 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.maintenance.verify import Verification
 
 
+_DESCENDING = frozenset({JobSort.COMPLETED_AT, JobSort.SIZE, JobSort.FAILED_AT})
+"""Orders that begin with the newest or the largest value."""
+
+
 @command
 def jobs(args: Namespace) -> Exit:
-    """List jobs with their newest completed checkpoint, the most recently active job first."""
-    gateway = maintenance_gateway()
-    matching = [job for job in gateway.jobs() if args.name is None or fnmatch.fnmatchcase(job.name, args.name)]
-    views = each_job([job.job_id for job in matching[: args.limit]], gateway.describe)
-    print_rows([job_row(view) for view in views], args.output)
-    if len(matching) > args.limit:
-        print_message(f"{len(matching) - args.limit} more jobs; raise --limit to list them.")
+    """List jobs with their status, newest checkpoint and last failure."""
+    listed = _listed_jobs(job_coordinator(), args)
+    shown = [overview for page in listed for overview in page.jobs][: args.limit]
+    print_rows([job_row(overview) for overview in shown], args.output)
+    counts = listed[0].counts
+    left = (sum(counts.values()) if args.status is None else counts.get(args.status, 0)) - len(shown)
+    if left > 0:
+        print_message(f"{left} more jobs; raise --limit to list them.")
     return Exit.DONE
+
+
+def _listed_jobs(coordinator: AttemptCoordinator, args: Namespace) -> list[JobList]:
+    sort = JobSort(args.sort)
+    page = JobsPage(
+        limit=min(args.limit, LARGEST_JOB_PAGE),
+        sort=sort,
+        descending=(sort in _DESCENDING) is not args.reverse,
+        name=args.name,
+        status=None if args.status is None else ListedStatus(args.status),
+        dag_id=args.dag_id,
+        with_test_jobs=True,
+    )
+    listed = [coordinator.job_overviews(page)]
+    while listed[-1].following is not None and page.limit * len(listed) < args.limit:
+        listed.append(coordinator.job_overviews(replace(page, after=listed[-1].following)))
+    return listed
 
 
 @command

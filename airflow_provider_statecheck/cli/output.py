@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.job_list import JobOverview
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, OperatorRecord
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
@@ -24,7 +25,10 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     StateCheckError,
     StorageError,
+    UnknownKeyOrNamespaceError,
+    UnknownKvStateLocationError,
     UnknownStateError,
+    UnsupportedStateError,
 )
 from airflow_provider_statecheck.storage.uris import redact
 
@@ -54,6 +58,9 @@ _EXITS: tuple[tuple[type[StateCheckError], Exit], ...] = (
     (EnvironmentNotReadyError, Exit.UNAVAILABLE),
     (CheckpointNotFoundError, Exit.USAGE),
     (UnknownStateError, Exit.USAGE),
+    (UnknownKvStateLocationError, Exit.USAGE),
+    (UnknownKeyOrNamespaceError, Exit.USAGE),
+    (UnsupportedStateError, Exit.USAGE),
     (InvalidConfigurationError, Exit.USAGE),
 )
 
@@ -160,18 +167,20 @@ def _text(key: str, value: Any) -> str:
     return readable_size(value) if key.endswith("bytes") else str(value)
 
 
-def job_row(view: JobView) -> Row:
-    """Return the row of a job, with its newest completed checkpoint and its newest attempt."""
-    newest = max((c for c in view.checkpoints if c.is_restorable), key=_completion_order, default=None)
-    attempt = max(view.attempts, key=lambda a: a.registered_at, default=None)
+def job_row(overview: JobOverview) -> Row:
+    """Return the row of a job."""
     return {
-        "name": view.job.name,
-        "job_id": view.job.job_id,
-        "operators": [operator.uid for operator in view.operators],
-        "checkpoint": None if newest is None else newest.checkpoint_id,
-        "completed_at": None if newest is None else newest.completed_at,
-        "bytes": None if newest is None else newest.full_size_bytes,
-        "attempt": None if attempt is None else attempt.status.value,
+        "name": overview.name,
+        "job_id": overview.job_id,
+        "status": overview.status.value,
+        "operators": overview.operators,
+        "dags": list(overview.dag_ids),
+        "checkpoint": overview.checkpoint_id,
+        "completed_at": overview.completed_at,
+        "bytes": overview.full_size_bytes,
+        "earlier_bytes": overview.earlier_size_bytes,
+        "failed_at": overview.failed_at,
+        "failure": overview.failure,
     }
 
 
@@ -203,11 +212,6 @@ def _failure(checkpoint: CheckpointRecord) -> str | None:
     if checkpoint.failure_reason is None:
         return None
     return f"{checkpoint.failure_reason}: {checkpoint.failure_message}"
-
-
-def _completion_order(checkpoint: CheckpointRecord) -> tuple[float, int]:
-    end = checkpoint.completed_at
-    return (0.0 if end is None else end.timestamp(), checkpoint.checkpoint_id)
 
 
 def operators_of(view: JobView, uid: str | None) -> list[OperatorRecord]:

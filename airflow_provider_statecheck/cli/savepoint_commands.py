@@ -28,8 +28,8 @@ from airflow_provider_statecheck.hooks.maintenance import (
     find_job,
     maintenance_gateway,
     savepoint_gateway,
-    storage_opener,
 )
+from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.maintenance.savepoints import dispose as dispose_savepoint, serve_idle
 from airflow_provider_statecheck.storage.uris import normalise_pointer
 

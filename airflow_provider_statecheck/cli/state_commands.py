@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from itertools import islice
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
 from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_message, print_rows, shown
-from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway
+from airflow_provider_statecheck.hooks.storage import storage_opener
 
 if TYPE_CHECKING:
+    from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
     from airflow_provider_statecheck.checkpoint.statistics import CheckpointEntry, StatsSummary
     from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsSnapshot
     from airflow_provider_statecheck.checkpoint.store import JobView
-    from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import HeldState
+    from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
     from airflow_provider_statecheck.state.reading.state_reader import StateReader
-    from airflow_provider_statecheck.state.schemas import StateSchema
+
 _PERCENT = 95
 
 
 @command
-def state(args: Namespace) -> Exit:
+def state_show(args: Namespace) -> Exit:
     """List the states of a checkpoint, or show the rows of one state."""
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import CheckpointContents
+
     states = _states(args, args.pointer)
     if args.name is None:
-        functions = map(states.complete, states.functions())
-        print_rows([row for each in functions for row in _schema_rows(each)], args.output)
+        print_rows([_state_row(each) for each in CheckpointContents(states).states()], args.output)
         return Exit.DONE
-    _print_limited((batch for table in _reader(args, states).tables() for batch in table.to_batches()), args)
+    reader = _reader(args, states)
+    _print_limited(reader.schema, (batch for table in reader.tables() for batch in table.to_batches()), args)
     return Exit.DONE
 
 
@@ -42,7 +45,8 @@ def diff(args: Namespace) -> Exit:
     from airflow_provider_statecheck.state.reading.diff_states import StateDiff
 
     readers = [_reader(args, _states(args, pointer)) for pointer in (args.before, args.after)]
-    count = _print_limited(StateDiff(*readers).batches(), args)
+    difference = StateDiff(*readers)
+    count = _print_limited(difference.schema, difference.batches(), args)
     return Exit.FOUND if count else Exit.DONE
 
 
@@ -72,52 +76,27 @@ def _reader(args: Namespace, states: CheckpointStates) -> StateReader:
     return StateReader(states.storage, states.content(args.name, args.uid), StateView(namespaces=args.namespaces))
 
 
-def _print_limited(batches: Iterator[Any], args: Namespace) -> int:
+def _print_limited(schema: Any, batches: Iterator[Any], args: Namespace) -> int:
     """Print at most ``--limit`` rows and return their number."""
-    rows = (row for batch in batches for row in batch.to_pylist())
-    # One row beyond the limit shows that there are more; later batches are not read.
-    first = list(islice(rows, args.limit + 1))
-    print_rows([{name: _plain(value) for name, value in row.items()} for row in first[: args.limit]], args.output)
-    if len(first) > args.limit:
+    from airflow_provider_statecheck.queryable.json_rows import first_rows
+
+    found = first_rows(schema, batches, args.limit)
+    names = [name for name, _ in found.columns]
+    print_rows([dict(zip(names, row, strict=True)) for row in found.rows], args.output)
+    if found.has_more:
         print_message(f"There are more than {args.limit} rows; raise --limit to show them.")
-    return len(first[: args.limit])
+    return len(found.rows)
 
 
-def _schema_rows(function: FunctionState) -> Iterator[Row]:
-    from airflow_provider_statecheck.state.serializers.serializer import describe
-
-    key = None if function.schemas.key is None else describe(function.schemas.key)
-    for schema in function.schemas.keyed:
-        yield _schema_row(function.uid, key, schema)
-    for schema in function.schemas.operator:
-        yield _schema_row(function.uid, None, schema)
-
-
-def _schema_row(uid: str, key: str | None, schema: StateSchema) -> Row:
-    from airflow_provider_statecheck.state.serializers.serializer import describe
-
-    map_key = "" if schema.key is None else f"{describe(schema.key)} to "
+def _state_row(state: HeldState) -> Row:
     return {
-        "function": uid,
-        "state": schema.name,
-        "kind": schema.kind.value,
-        "key": key,
-        "type": f"{map_key}{describe(schema.value)}",
-        "expires": schema.ttl,
+        "function": state.uid,
+        "state": state.name,
+        "kind": state.kind.value,
+        "key": state.key,
+        "type": state.type,
+        "expires": state.expires,
     }
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value, including nested values, for JSON and YAML."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    return str(value) if isinstance(value, Decimal | timedelta) else value
 
 
 def _print_overviews(rows: list[Row], output: str) -> None:
@@ -183,6 +162,7 @@ def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: Checkp
         "attempt": entry.epoch,
         "triggered_at": entry.triggered_at,
         "seconds": None if entry.duration is None else entry.duration.total_seconds(),
+        **_parts_of_duration(None if row is None else row.summary),
         "new_bytes": entry.state_size_bytes,
         "bytes": entry.full_size_bytes,
         "owner": None if custody is None else custody.owner.value,
@@ -190,6 +170,15 @@ def _history_row(view: JobView, snapshot: CheckpointStatsSnapshot, entry: Checkp
         "reason": None if custody is None else custody.because,
         "pointer": shown(entry.location),
         "failure": _failure(entry),
+    }
+
+
+def _parts_of_duration(summary: SnapshotSummary | None) -> Row:
+    return {
+        "snapshot_seconds": None if summary is None else summary.snapshot_seconds,
+        "write_seconds": None if summary is None else summary.write_seconds,
+        "commit_seconds": None if summary is None else summary.commit_seconds,
+        "seconds_saved": None if summary is None else summary.seconds_saved,
     }
 
 

@@ -26,8 +26,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, CheckpointRecord, JobRecord, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import AccessDeniedError, StaleAttemptError, TokenExpiredError
 from airflow_provider_statecheck.gateway.http_client import (
     Credentials,
@@ -37,7 +37,7 @@ from airflow_provider_statecheck.gateway.http_client import (
     mapping_failures,
     url_of,
 )
-from airflow_provider_statecheck.gateway.protocol import page_path
+from airflow_provider_statecheck.gateway.protocol import job_path, latest_path, page_path
 from airflow_provider_statecheck.gateway.wire import encode, read_reply
 
 
@@ -138,11 +138,11 @@ class HttpGateway:
 
     def describe(self, job_id: JobId) -> JobView:
         """Return a job with its newest checkpoints."""
-        return read_reply(JobView, self._read(f"jobs/{job_id}"))
+        return read_reply(JobView, self._read(job_path(job_id)))
 
     def checkpoint(self, job_id: JobId, checkpoint_id: int) -> CheckpointRecord | None:
         """Return a checkpoint of a job, or ``None`` if it has no row."""
-        data = self._read(f"jobs/{job_id}/checkpoints/{checkpoint_id}")
+        data = self._read(f"{job_path(job_id)}/checkpoints/{checkpoint_id}")
         return None if data is None else read_reply(CheckpointRecord, data)
 
     def checkpoints(self, job_id: JobId, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
@@ -151,8 +151,12 @@ class HttpGateway:
 
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
-        data = self._read(f"jobs/{job_id}/operators/{operator_id}/latest")
+        data = self._read(f"{job_path(job_id)}/operators/{operator_id}/latest")
         return None if data is None else read_reply(CheckpointRecord, data)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        return _latest_of(self._read(latest_path(job_id, known_version)))
 
     def reading_token(self, job_id: JobId) -> str:
         """Return a token that can only read one job, for code that cannot obtain tokens, such as a trigger."""
@@ -200,10 +204,22 @@ class AsyncJobReader:
 
         :raises StateCheckError: the error of the coordinator, or of the connection.
         """
-        url = url_of(self._base_url, f"jobs/{job_id}")
+        url = url_of(self._base_url, job_path(job_id))
         response = await self._send("GET", url)
         # Decoding a job with many attempts would block the event loop.
         return await asyncio.to_thread(_view_of, response, url)
+
+    async def latest_checkpoints(
+        self, job_id: JobId, known_version: RowsVersion | None = None
+    ) -> LatestCheckpoints | None:
+        """
+        Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one.
+
+        :raises StateCheckError: as for :meth:`describe`.
+        """
+        url = url_of(self._base_url, latest_path(job_id, known_version))
+        data = content_of(await self._send("GET", url), url)
+        return None if data is None else await asyncio.to_thread(_latest_of, data)
 
     async def renew(self) -> None:
         """
@@ -223,3 +239,7 @@ class AsyncJobReader:
 
 def _view_of(response: httpx.Response, url: str) -> JobView:
     return read_reply(JobView, content_of(response, url))
+
+
+def _latest_of(data: Any) -> LatestCheckpoints | None:
+    return None if data is None else read_reply(LatestCheckpoints, data)

@@ -24,8 +24,8 @@ from airflow_provider_statecheck.checkpoint.messages import (
     RegisterAttempt,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, OnOverlap
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, OnOverlap, RowsVersion
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView, LatestCheckpoints
 from airflow_provider_statecheck.exceptions import ConcurrentAttemptError, CoordinatorError
 
 log = logging.getLogger(__name__)
@@ -109,6 +109,10 @@ class RetryingGateway:
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest completed checkpoint of an operator, or ``None`` if there is none."""
         return self._retry(lambda: self._gateway.latest(job_id, operator_id))
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        return self._retry(lambda: self._gateway.latest_checkpoints(job_id, known_version))
 
     def _retry(self, call: Callable[[], Reply]) -> Reply:
         return repeat(call, self._pauses, self._sleep)

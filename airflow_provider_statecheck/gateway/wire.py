@@ -8,8 +8,10 @@ a newer server may send, and sets missing fields to their defaults.
 from __future__ import annotations
 
 import functools
+import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
@@ -46,6 +48,55 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: encode(each) for key, each in value.items()}
     return value
+
+
+_LISTS = (list, tuple, types.GeneratorType)
+# One encoder for all calls takes less time than json.dumps(), which makes one for each.
+to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=encode).encode
+"""Returns the JSON of a value for ``json.dumps``, in which messages are also allowed."""
+
+
+def json_parts(answer: Any) -> Iterator[str]:
+    """
+    Yield the JSON of an answer in parts: a list, or an object with lists in some of its fields.
+
+    The elements of these lists are encoded one by one, so an answer above a limit costs no more memory than the limit and one
+    element. A list may be a generator, which makes the elements one by one.
+
+    :param answer: Value for ``json.dumps``, in which messages are also allowed.
+    """
+    if isinstance(answer, _LISTS):
+        yield from _list_parts(answer)
+        return
+    values = (
+        answer if isinstance(answer, dict) else {field.name: getattr(answer, field.name) for field in fields(answer)}
+    )
+    lists = {name: value for name, value in values.items() if isinstance(value, _LISTS)}
+    yield from object_parts(to_json({name: value for name, value in values.items() if name not in lists}), lists)
+
+
+def object_parts(head: str, lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
+    """
+    Yield the JSON of an object in parts.
+
+    :param head: JSON of an object with the fields before the lists.
+    :param lists: Further fields, whose elements are encoded one by one.
+    """
+    before = "" if head == "{}" else ","
+    yield head[:-1]
+    for name, elements in lists.items():
+        yield f'{before}"{name}":'
+        yield from _list_parts(elements)
+        before = ","
+    yield "}"
+
+
+def _list_parts(elements: Iterable[Any]) -> Iterator[str]:
+    before = "["
+    for element in elements:
+        yield before + to_json(element)
+        before = ","
+    yield "]" if before == "," else "[]"
 
 
 class MalformedMessageError(ValueError):
@@ -177,8 +228,19 @@ def read_reply(kind: type[Reply], data: Any) -> Reply:
 
     :raises CoordinatorError: if the reply does not match, because the server has another version.
     """
-    try:
+    with reading_reply():
         return decode(kind, data)
+
+
+@contextmanager
+def reading_reply() -> Iterator[None]:
+    """
+    Map an error of the decoding of a reply to an error of this package.
+
+    :raises CoordinatorError: if the reply does not match, because the server has another version.
+    """
+    try:
+        yield
     except ValueError as error:
         raise CoordinatorError(
             f"Expected a reply of this version of the API, found another one ({error}); install the same version of the "

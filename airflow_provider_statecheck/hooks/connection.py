@@ -34,7 +34,11 @@ class CoordinatorAddress:
 
     def open(self) -> HttpClient:
         """Return a client for the server."""
-        return HttpClient(self.url, httpx.Client(timeout=self._timeout(), verify=_ssl_context()))
+        return HttpClient(self.url, self.open_pool())
+
+    def open_pool(self) -> httpx.Client:
+        """Return the connections of a client, which trust the certificates of Airflow's configuration."""
+        return httpx.Client(timeout=self._timeout(), verify=_ssl_context())
 
     def open_async(self) -> httpx.AsyncClient:
         """Return an asynchronous client; this call reads the certificates, so run it outside of the event loop."""

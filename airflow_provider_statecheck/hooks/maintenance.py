@@ -22,10 +22,10 @@ from airflow_provider_statecheck.checkpoint.messages import (
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord, SnapshotRequest
 from airflow_provider_statecheck.checkpoint.retention import ForgettableRows
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobView
-from airflow_provider_statecheck.configuration import SECTION, configured_locations
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, EnvironmentNotReadyError, TokenExpiredError
 from airflow_provider_statecheck.gateway.http_client import Credentials, HttpClient
 from airflow_provider_statecheck.gateway.protocol import page_path
+from airflow_provider_statecheck.gateway.time_travel import Jobs
 from airflow_provider_statecheck.gateway.wire import encode, read_reply
 from airflow_provider_statecheck.hooks import transport
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID, coordinator_address
@@ -41,12 +41,11 @@ from airflow_provider_statecheck.maintenance.job_maintenance import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.maintenance.gc import OpenStorage
+    from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
     from airflow_provider_statecheck.maintenance.job_maintenance import MaintenanceGateway
     from airflow_provider_statecheck.maintenance.recover import JobRecovery
     from airflow_provider_statecheck.maintenance.rewind import JobRewinding
     from airflow_provider_statecheck.maintenance.savepoints import SavepointGateway
-    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 
 Reply = TypeVar("Reply")
@@ -84,6 +83,15 @@ def savepoint_gateway(conn_id: str = DEFAULT_CONN_ID) -> SavepointGateway:
     return HttpSavepoints(_calls(conn_id))
 
 
+def job_coordinator() -> AttemptCoordinator:
+    """
+    Return the coordinator that lists jobs.
+
+    :raises EnvironmentNotReadyError: Airflow's database is not accessible.
+    """
+    return _local_services("jobs").coordinator
+
+
 def job_recovery() -> JobRecovery:
     """
     Return the service that recreates the rows of lost jobs.
@@ -119,27 +127,7 @@ def _calls(conn_id: str) -> MaintenanceCalls:
     return MaintenanceCalls(client, transport.task_credentials(client, address))
 
 
-def storage_opener(conn_id: str | None = None) -> OpenStorage:
-    """
-    Return a function that opens the storage of a checkpoint directory.
-
-    :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
-    """
-    from airflow.sdk.configuration import conf
-
-    from airflow_provider_statecheck.hooks.storage import open_storage
-
-    storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
-    locations = configured_locations()
-
-    def open_within_locations(base_uri: str) -> CheckpointStorage:
-        storage = open_storage(base_uri, storage_conn_id)
-        return storage.within(storage.allowed | locations)
-
-    return open_within_locations
-
-
-def find_job(gateway: MaintenanceGateway, job: str) -> JobView:
+def find_job(gateway: Jobs, job: str) -> JobView:
     """
     Return the job with this name or id.
 

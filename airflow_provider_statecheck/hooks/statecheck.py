@@ -1,26 +1,33 @@
-"""Airflow hook that reads jobs and checkpoints."""
+"""Airflow hook that reads jobs, checkpoints and queryable state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.sdk import BaseHook
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of, operator_id_of
+from airflow_provider_statecheck.checkpoint.ids import is_test_job, job_id_of, job_name, operator_id_of
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.hooks.connection import CONN_TYPE, DEFAULT_CONN_ID, check_address, coordinator_address
-from airflow_provider_statecheck.hooks.transport import airflow_gateway
+from airflow_provider_statecheck.hooks.transport import airflow_gateway, is_test_run, state_reads
+from airflow_provider_statecheck.queryable.reads import given_job_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
     from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobRecord
+    from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
+    from airflow_provider_statecheck.queryable.queries import QueryableName, StateReply
+    from airflow_provider_statecheck.queryable.reads import CheckpointChoice, ReadOptions, StateReads
 
 
 class StatecheckHook(BaseHook):
     """
-    Read jobs and checkpoints from the coordinator.
+    Read jobs and checkpoints from the coordinator, and queryable state from checkpoints.
 
     The name of a job is the ``job`` argument of its operators, by default ``dag_id/<logical date or run id>``. The names of
     test runs start with ``test/``.
@@ -38,6 +45,7 @@ class StatecheckHook(BaseHook):
         super().__init__()
         self.statecheck_conn_id = statecheck_conn_id
         self._gateway: CheckpointCoordinatorGateway | None = None
+        self._states: StateReads | None = None
 
     @override
     def get_conn(self) -> CheckpointCoordinatorGateway:
@@ -93,6 +101,60 @@ class StatecheckHook(BaseHook):
         """
         return self.get_conn().latest(job_id_of(job), operator_id_of(uid))
 
+    def state_client(self) -> StateReads:
+        """
+        Return the client of queryable state with all of its reads, such as ``get_kv_state`` for objects of your classes.
+
+        It reads the checkpoint storage in this process if Airflow's database is accessible, with the credentials of
+        ``[statecheck] storage_conn_id``. Otherwise it asks the server with the token of the running task.
+
+        :raises EnvironmentNotReadyError: Airflow's database is not accessible and no task is running.
+        """
+        if self._states is None:
+            self._states = state_reads(self.statecheck_conn_id)
+        return self._states
+
+    def query_state(
+        self, job: str, name: str, key: Any, *, user_key: Any = None, **options: Unpack[ReadOptions]
+    ) -> StateReply:
+        """
+        Return the reply for one key of a job's queryable state, whose ``value`` is the value.
+
+        :param job: Name or id of the job. In a task that runs under ``dag.test``, a name means the job of test runs,
+            because the operators use that job there.
+        :param name: Queryable name of the state.
+        :param key: The key; a tuple for a key of several columns.
+        :param user_key: Key of one entry of a map state; without it, the value is the whole map.
+        :param options: ``namespace``, and ``checkpoint_id``, ``pointer`` or ``at`` for an earlier checkpoint.
+        :raises CheckpointNotFoundError: There is no such job or checkpoint.
+        :raises UnknownKvStateLocationError: No state of the job has this queryable name; the message lists the names.
+        :raises UnknownKeyOrNamespaceError: The key has no state.
+        """
+        return self.state_client().get(_job_here(job), name, key, user_key=user_key, **options)
+
+    def query_states(
+        self, job: str, name: str, keys: Iterable[Any], *, user_key: Any = None, **options: Unpack[ReadOptions]
+    ) -> StateReply:
+        """
+        Return the reply for many keys, all from one checkpoint; its ``found`` maps the keys with state to their values.
+
+        The parameters are those of :meth:`query_state`, with several keys.
+
+        :raises CheckpointNotFoundError: There is no such job or checkpoint.
+        :raises UnknownKvStateLocationError: No state of the job has this queryable name.
+        """
+        return self.state_client().get_many(_job_here(job), name, keys, user_key=user_key, **options)
+
+    def queryable_names(self, job: str, **checkpoint: Unpack[CheckpointChoice]) -> tuple[QueryableName, ...]:
+        """
+        Return the queryable states of a job with their types, first the served and then the refused ones.
+
+        :param job: Name or id of the job.
+        :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at`` for an earlier checkpoint.
+        :raises CheckpointNotFoundError: There is no such job or checkpoint.
+        """
+        return self.state_client().names(_job_here(job), **checkpoint)
+
     def restore_pointer(self, job: str, uid: str) -> str:
         """
         Return the URI of the checkpoint directory from which an operator would be restored.
@@ -106,3 +168,82 @@ class StatecheckHook(BaseHook):
                 uid=uid,
             )
         return latest.location
+
+    def contents(
+        self,
+        job: str,
+        uid: str | None = None,
+        *,
+        storage_conn_id: str | None = None,
+        **checkpoint: Unpack[CheckpointChoice],
+    ) -> tuple[StageContents, ...]:
+        """
+        Return the contents of checkpoints: snapshots, finished items, iterations, values and states.
+
+        Only the metadata is read; ``contents`` of each result reads what it is asked for. An operator whose metadata is
+        damaged or missing has an ``error``, which its ``contents`` raises. ``listing`` of a result lists everything and what
+        cannot be read.
+
+        :param job: Name or id of the job.
+        :param uid: Uid of an operator; by default all operators.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at``; by default the latest checkpoint of each operator.
+        :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
+        :raises InvalidConfigurationError: The checkpoint is given in several ways.
+        :raises CorruptStateError: The metadata of all checkpoints is corrupt.
+        :raises StorageError: The storage fails.
+        """
+        from airflow_provider_statecheck.queryable.queries import AsOf
+        from airflow_provider_statecheck.queryable.reads import given_job_id
+
+        return self._contents(storage_conn_id).stages(given_job_id(job), uid=uid, as_of=AsOf(**checkpoint))
+
+    def read_snapshot(
+        self,
+        job: str,
+        name: str,
+        *,
+        uid: str | None = None,
+        scope: str | None = None,
+        columns: Sequence[str] | None = None,
+        storage_conn_id: str | None = None,
+        **checkpoint: Unpack[CheckpointChoice],
+    ) -> Any:
+        """
+        Return a named DataFrame snapshot of a job as a ``pyarrow.RecordBatchReader``, which reads lazily.
+
+        :param job: Name or id of the job.
+        :param name: Name of the snapshot.
+        :param uid: Uid of the operator, required if several operators have a snapshot of this name.
+        :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if
+            several scopes have the name.
+        :param columns: Names of the columns to read, by default all.
+        :param storage_conn_id: Connection with the credentials of the storage, by default ``[statecheck] storage_conn_id``.
+        :param checkpoint: ``checkpoint_id``, ``pointer`` or ``at``; by default the latest checkpoint of each operator.
+        :raises CheckpointNotFoundError: There is no such job, operator or checkpoint.
+        :raises UnknownStateError: There is no such snapshot; the message lists the snapshots.
+        :raises InvalidConfigurationError: Several operators or scopes have the name, or a column is unknown.
+        :raises UnsupportedStateError: Only Spark reads a column, also while reading.
+        :raises CorruptStateError: A file of the snapshot was changed, also while reading.
+        :raises StorageError: The storage fails, also while reading.
+        """
+        from airflow_provider_statecheck.queryable.job_contents import snapshot_in
+        from airflow_provider_statecheck.queryable.queries import AsOf
+        from airflow_provider_statecheck.queryable.reads import given_job_id
+
+        def verified(stages: tuple[StageContents, ...]) -> Any:
+            return snapshot_in(stages, name, scope, columns)[1].record_batches()
+
+        reads = self._contents(storage_conn_id)
+        return reads.read(given_job_id(job), verified, uid=uid, as_of=AsOf(**checkpoint))
+
+    def _contents(self, storage_conn_id: str | None) -> JobContents:
+        from airflow_provider_statecheck.hooks.storage import storage_opener
+        from airflow_provider_statecheck.queryable.job_contents import JobContents
+
+        return JobContents(self.get_conn(), storage_opener(storage_conn_id))
+
+
+def _job_here(job: str) -> str:
+    is_id = given_job_id(job) == job
+    return job if is_id or is_test_job(job) else job_name(job, is_test=is_test_run())

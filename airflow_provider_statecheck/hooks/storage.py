@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow_provider_statecheck.configuration import SECTION, configured_locations
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.schemes import secrets_in
@@ -43,6 +44,24 @@ def open_storage(checkpoint_dir: str, conn_id: str | None = None) -> CheckpointS
     options = _options_of(conn_id, scheme_of(base))
     _mask(options)
     return CheckpointStorage.open(base, **options)
+
+
+def storage_opener(conn_id: str | None = None) -> Callable[[str], CheckpointStorage]:
+    """
+    Return a function that opens the storage of a checkpoint directory.
+
+    :param conn_id: Connection with the credentials, by default ``[statecheck] storage_conn_id``.
+    """
+    from airflow.sdk.configuration import conf
+
+    storage_conn_id = conn_id or conf.get(SECTION, "storage_conn_id", fallback=None)
+    locations = configured_locations()
+
+    def open_within_locations(base_uri: str) -> CheckpointStorage:
+        storage = open_storage(base_uri, storage_conn_id)
+        return storage.within(storage.allowed | locations)
+
+    return open_within_locations
 
 
 def _options_of(conn_id: str, scheme: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.gateway.http_client import Credentials
     from airflow_provider_statecheck.gateway.retrying import RetryingGateway
+    from airflow_provider_statecheck.queryable.reads import StateReads
 
 
 Reply = TypeVar("Reply")
@@ -50,6 +51,19 @@ _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 def is_orm_open() -> bool:
     """Return whether this process may use Airflow's database, which Airflow blocks in tasks under a scheduler."""
     return not os.environ.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "").startswith(_BLOCKED)
+
+
+def is_test_run() -> bool:
+    """Return whether a task runs here with access to Airflow's database, as in ``dag.test``; its jobs are test jobs."""
+    from airflow.sdk import get_current_context
+
+    if not is_orm_open():
+        return False
+    try:
+        get_current_context()
+    except RuntimeError:
+        return False
+    return True
 
 
 def airflow_gateway(conn_id: str = DEFAULT_CONN_ID) -> RetryingGateway:
@@ -105,6 +119,28 @@ def task_credentials(client: HttpClient, address: CoordinatorAddress) -> Credent
         return TaskCredentials(client, ti.id)
     task = {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "map_index": ti.map_index}
     return LoginCredentials(client, task, address.login, address.password or "")
+
+
+def state_reads(conn_id: str = DEFAULT_CONN_ID, storage_conn_id: str | None = None) -> StateReads:
+    """
+    Return reads of queryable state: in process if Airflow's database is accessible, otherwise over HTTP.
+
+    :param conn_id: Connection to the server, used over HTTP only.
+    :param storage_conn_id: Connection with the credentials of the checkpoint storage, used in process only; by default
+        ``[statecheck] storage_conn_id``.
+    :raises EnvironmentNotReadyError: The database is not accessible and no task is running.
+    """
+    if is_orm_open():
+        from airflow_provider_statecheck.hooks.storage import storage_opener
+        from airflow_provider_statecheck.queryable.local_client import LocalStateClient
+
+        return LocalStateClient(airflow_gateway(conn_id), storage_opener(storage_conn_id))
+    from airflow_provider_statecheck.queryable.client import QueryableStateClient
+
+    address = coordinator_address(conn_id)
+    pool = address.open_pool()
+    credentials = task_credentials(HttpClient(address.url, pool), address)
+    return QueryableStateClient(address.url, credentials.obtain, client=pool)
 
 
 def _running_task() -> Any:

@@ -14,12 +14,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Protocol, TypeVar
 
-from airflow_provider_statecheck.checkpoint import transitions
+from airflow_provider_statecheck.checkpoint import restore_choice, transitions
 from airflow_provider_statecheck.checkpoint.clock import Clock
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
@@ -47,7 +46,7 @@ from airflow_provider_statecheck.checkpoint.retention import (
     reasons_to_keep,
     remove_rows,
 )
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 
 log = logging.getLogger(__name__)
@@ -311,12 +310,8 @@ class JobMaintenance:
         return sum(batches, ForgettableRows())
 
     def _forgettable(self, job_id: JobId, operators: list[OperatorId], age: timedelta) -> ForgettableRows:
-        rows = ForgettableRows()
-        with suppress(_RollBack), self._store.transaction(job_id) as tx:
-            rows = sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
-            # A commit would update the time of the job's last transition.
-            raise _RollBack
-        return rows
+        with rolled_back(self._store, job_id) as tx:
+            return sum((forgettable_rows(tx, each, tx.now - age, limit=None) for each in operators), ForgettableRows())
 
     def refusal(self, request: RetireJob) -> Removal:
         """Return why :meth:`retire` would be refused, without changing anything."""
@@ -363,6 +358,7 @@ class JobMaintenance:
             with self._store.transaction(job_id) as tx:
                 rows = forgettable_rows(tx, operator_id, tx.now - age)
                 remove_rows(tx, rows)
+                tx.remove_actions(tx.now - age)
             if rows:
                 yield rows
             if len(rows) < BATCH_SIZE:
@@ -428,7 +424,7 @@ def _end_all(tx: JobTransaction, view: JobView) -> None:
         transitions.abort_pending(tx, operator.operator_id, CheckpointFailureReason.CHECKPOINT_SUBSUMED)
         for checkpoint in tx.open_checkpoints(operator.operator_id):
             _subsume(tx, checkpoint)
-        _open_generation(tx, operator)
+        _open_generation(tx, restore_choice.withdraw(tx, operator, "the checkpoints of the job are deleted"))
 
 
 def _subsume(tx: JobTransaction, checkpoint: CheckpointRecord) -> None:
@@ -441,10 +437,6 @@ def _open_generation(tx: JobTransaction, operator: OperatorRecord) -> None:
     # An attempt registered before the rows are deleted must start without state instead of failing to restore.
     if tx.has_completed(operator.operator_id, operator.generation):
         tx.save_operator(replace(operator, generation=operator.generation + 1))
-
-
-class _RollBack(Exception):
-    """Signal to roll back a transaction that only read."""
 
 
 def ended_attempts(view: JobView) -> tuple[AttemptRecord, ...]:

@@ -35,6 +35,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -218,6 +219,8 @@ def _claimed(found: list[FoundSnapshot]) -> tuple[tuple[str, str], ...]:
 
 
 def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
+    from airflow_provider_statecheck.state.reading.summaries import summary_of
+
     document = found.document
     return RecoveredSnapshot(
         checkpoint_id=document.checkpoint_id,
@@ -231,6 +234,7 @@ def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
         metadata_sha256=found.metadata_sha256,
         full_size_bytes=document.named_bytes,
         counts={"snapshots": len(document.snapshots), "operators": len(document.operator_states)},
+        summary=summary_of(document),
         request_key=document.request_key,
         has_commit=document.has_commit,
     )
@@ -362,6 +366,8 @@ class RecoveredSnapshot:
     metadata_sha256: str
     full_size_bytes: int
     counts: dict[str, int] = field(default_factory=dict)
+    summary: SnapshotSummary | None = None
+    """Figures that follow from its metadata."""
     request_key: str = ""
     """Key of the message that triggered it; empty if unknown."""
     has_commit: bool = False
@@ -489,6 +495,7 @@ def _row(tx: JobTransaction, job_id: JobId, found: RecoveredSnapshot) -> Checkpo
         metadata_sha256=found.metadata_sha256,
         full_size_bytes=found.full_size_bytes,
         counts=dict(found.counts),
+        summary=found.summary,
         has_open_commit=found.has_commit,
     )
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_statecheck.checkpoint import run_order, transitions
+from airflow_provider_statecheck.checkpoint import restore_choice, run_order, transitions
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID, TaskLiveness
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.messages import require
@@ -22,7 +22,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     OperatorRecord,
 )
-from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView
+from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     ConcurrentAttemptError,
@@ -81,14 +81,31 @@ class JobRewinding:
         :raises ConcurrentAttemptError: A task of the job is running.
         :raises NoRestorableCheckpointError: The state before the run is not retained or not readable.
         """
-        # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
-        dead = [a for a in _open_attempts(self._store, request) if not self._liveness.is_running(a.owner)]
-        with self._store.transaction(request.job_id) as tx:
-            plans = [(each, _plan(tx, each, request.run_key, dead)) for each in _selected(tx.view(), request)]
-            if not request.dry_run:
-                for operator, plan in plans:
-                    _carry_out(tx, operator, plan)
-        return tuple(plan for _, plan in plans)
+        dead = self.dead_attempts(request)
+        job_id = request.job_id
+        with rolled_back(self._store, job_id) if request.dry_run else self._store.transaction(job_id) as tx:
+            return rewind_in(tx, request, dead)
+
+    def dead_attempts(self, request: RewindJob) -> tuple[AttemptRecord, ...]:
+        """
+        Return the open attempts whose tasks do not run, for :func:`rewind_in`.
+
+        Airflow is queried before the transaction, as foreign code must not run while a row is locked.
+        """
+        return tuple(a for a in _open_attempts(self._store, request) if not self._liveness.is_running(a.owner))
+
+
+def rewind_in(tx: JobTransaction, request: RewindJob, dead: Sequence[AttemptRecord]) -> tuple[RewoundOperator, ...]:
+    """
+    Rewind the operators of a job in a transaction; raises as :meth:`JobRewinding.rewind`.
+
+    :param dead: Open attempts whose tasks do not run.
+    """
+    plans = [(each, _plan(tx, each, request.run_key, dead)) for each in _selected(tx.view(), request)]
+    if not request.dry_run:
+        for operator, plan in plans:
+            _carry_out(tx, operator, plan)
+    return tuple(plan for _, plan in plans)
 
 
 def _open_attempts(store: JobStore, request: RewindJob) -> list[AttemptRecord]:
@@ -158,10 +175,12 @@ def _runs(checkpoints: Sequence[CheckpointRecord]) -> str:
 def _carry_out(tx: JobTransaction, operator: OperatorRecord, plan: RewoundOperator) -> None:
     if plan.fenced is not None:
         transitions.close_abandoned(tx, plan.fenced)
+    ids = [checkpoint.checkpoint_id for checkpoint in plan.taken_back]
+    # A choice from before the rewind would take the operator to another checkpoint than the rewind reports.
+    operator = restore_choice.withdraw(tx, operator, "replaced by a rewind")
     if plan.stands_at is not None:
         transitions.roll_back(tx, plan.taken_back)
     elif plan.taken_back:
         # Checkpoints of an earlier generation are deleted once a newer one completes.
         tx.save_operator(replace(operator, generation=operator.generation + 1))
-    ids = [checkpoint.checkpoint_id for checkpoint in plan.taken_back]
     log.info("Job %s operator %s: rewound, rolled back checkpoints %s", tx.job.name, operator.uid, ids)

@@ -184,9 +184,7 @@ class JobSavepoints:
 
     def _dispose_in(self, job_id: JobId, pointer: str) -> CheckpointRecord | None:
         with self._store.transaction(job_id) as tx:
-            if tx.claim(pointer) is not None:
-                raise already_claimed(pointer)
-            return _dispose(tx, pointer)
+            return dispose_in(tx, pointer)
 
 
 def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint) -> None:
@@ -204,13 +202,23 @@ def _end(tx: JobTransaction, savepoint: CheckpointRecord, request: EndSavepoint)
         state_size_bytes=request.state_size_bytes,
         full_size_bytes=request.state_size_bytes,
         counts=dict(request.counts),
+        summary=request.summary,
     )
     tx.update_checkpoint(completed, expected=CheckpointStatus.PENDING)
     statistics.ended(tx, completed)
     transitions.settle_request(tx, completed)
 
 
-def _dispose(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
+def dispose_in(tx: JobTransaction, pointer: str) -> CheckpointRecord | None:
+    """
+    Dispose of a savepoint in a transaction of its job; its files may then be deleted.
+
+    :return: The row of the savepoint, or ``None`` if the job has none.
+    :raises CheckpointNotFoundError: The pointer refers to a checkpoint of the job.
+    :raises SnapshotClaimedError: An operator claimed the savepoint and will delete it.
+    """
+    if tx.claim(pointer) is not None:
+        raise already_claimed(pointer)
     row = next((c for c in tx.view().checkpoints if c.location == pointer and not c.properties.unclaimed), None)
     if row is None:
         return None
@@ -314,7 +322,16 @@ def serve_idle(
 def _open_requests(view: JobView, operator: OperatorRecord) -> list[SnapshotRequest]:
     rows = {c.checkpoint_id: c for c in view.checkpoints}
     requests = [r for r in view.requests if r.operator_id == operator.operator_id and r.properties.is_savepoint]
-    return [r for r in requests if r.status is RequestStatus.QUEUED or _has_expired(view, r, rows)]
+    due = [r for r in requests if not _waits_for_end(view, operator, r)]
+    return [r for r in due if r.status is RequestStatus.QUEUED or _has_expired(view, r, rows)]
+
+
+def _waits_for_end(view: JobView, operator: OperatorRecord, request: SnapshotRequest) -> bool:
+    # An attempt requested the savepoint for the end of its stage, and a retry may still reach that end.
+    if all(a.attempt_key != request.request_key for a in view.attempts):
+        return False
+    attempt = view.current_attempt(operator)
+    return attempt is None or attempt.status is not AttemptStatus.FINISHED
 
 
 def _has_expired(view: JobView, request: SnapshotRequest, rows: dict[int, CheckpointRecord]) -> bool:
@@ -407,6 +424,7 @@ def _message(begun: CheckpointRecord, source: CheckpointRecord, written: Written
         metadata_sha256=written.metadata_sha256,
         state_size_bytes=written.state_size_bytes,
         counts=dict(source.counts),
+        summary=source.summary,
     )
 
 

@@ -16,17 +16,23 @@ from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, checkp
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, LocationNotAllowedError
 from airflow_provider_statecheck.maintenance.gc import OpenStorage, base_of
-from airflow_provider_statecheck.spark.restore import StateVerifier, read_manifest, read_state
-from airflow_provider_statecheck.spark.snapshots.live_snapshots import read_pages
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files, verify_footers
+from airflow_provider_statecheck.spark.restore import StateVerifier
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
     SnapshotHandle,
     load_document,
+    read_values,
 )
 from airflow_provider_statecheck.storage.pointers import resolve_checkpoint
+from airflow_provider_statecheck.storage.snapshot_manifest import (
+    SnapshotManifest,
+    read_manifest,
+    verify_files,
+    verify_footers,
+)
+from airflow_provider_statecheck.storage.snapshot_pages import read_pages
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -167,7 +173,7 @@ class CheckpointVerifier:
         )
 
     def _state_problems(self, document: CheckpointDocument) -> tuple[str, ...]:
-        _, read_problem = _try(lambda: read_state(self._storage, document))
+        _, read_problem = _try(lambda: read_values(self._storage, document))
         problems, verify_problem = _try(lambda: self._states.problems(document))
         return (*filter(None, [read_problem, verify_problem]), *(problems or ()))
 

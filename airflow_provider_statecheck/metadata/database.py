@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import create_engine
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import (
+    DBAPIError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+    TimeoutError as PoolTimeoutError,
+)
 
 from airflow_provider_statecheck.exceptions import (
     CommitStateUnknownError,
@@ -40,13 +46,18 @@ def executing() -> Iterator[None]:
     Map errors of statements before a commit; after such an error, nothing was changed.
 
     :raises EnvironmentNotReadyError: if tables are missing.
-    :raises CoordinatorUnavailableError: if the database did not respond; the caller may retry.
+    :raises CoordinatorUnavailableError: if the database did not respond or no connection was free; the caller may retry.
     :raises CoordinatorError: if the database rejected a statement.
     """
     try:
         yield
     except DBAPIError as error:
         raise _mapped(error) from error
+    except PoolTimeoutError as error:
+        raise CoordinatorUnavailableError(
+            "Expected a free connection to the metadata database, found that all of the pool were in use; nothing was changed, "
+            "try again, or raise sql_alchemy_pool_size in section [database] of Airflow's configuration."
+        ) from error
 
 
 @contextmanager
@@ -63,6 +74,16 @@ def committing() -> Iterator[None]:
             "Expected a successful commit, found that the database failed during it, so the change may or may not have "
             "taken effect; nothing was deleted, repeat the call."
         ) from error
+
+
+def commit(connection: Connection) -> None:
+    """Commit the transaction of a connection; if that fails, close the connection."""
+    try:
+        connection.commit()
+    except BaseException:
+        # In the pool, its open transaction could be committed by the next user of the connection.
+        connection.invalidate()
+        raise
 
 
 def _mapped(error: DBAPIError) -> CoordinatorError | EnvironmentNotReadyError:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Text,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -67,17 +68,43 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
 
 
+# Names are sorted by code points, as on SQLite, and pages of the list of jobs do not depend on the language of a database.
+_Name = String(500).with_variant(String(500, collation="C"), "postgresql")
+
+
 class Job(Base):
-    """A job. Each transition first updates the version of its row, which serialises the writers of the job."""
+    """
+    A job. Each transition first updates the version of its row, which serialises the writers of the job.
+
+    The last columns are figures for the list of jobs, which transitions keep up to date. They have no indexes, so that
+    PostgreSQL updates them in place.
+    """
 
     __tablename__ = "statecheck_job"
 
     job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
-    name: Mapped[str] = mapped_column(String(500), nullable=False)
+    name: Mapped[str] = mapped_column(_Name, nullable=False)
     version: Mapped[int] = mapped_column(BigInteger, nullable=False)
     next_checkpoint_id: Mapped[int] = mapped_column(BigInteger, nullable=False)
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     created_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    status: Mapped[str | None] = mapped_column(String(16))
+    checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
+    completed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    full_size_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    failed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    failure: Mapped[str | None] = mapped_column(Text)
+
+
+class JobDag(Base):
+    """A Dag that has attempts of an operator of a job."""
+
+    __tablename__ = "statecheck_job_dag"
+    __table_args__ = (Index(None, "dag_id", "job_id"),)
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    operator_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    dag_id: Mapped[str] = mapped_column(String(250), primary_key=True)
 
 
 class Operator(Base):
@@ -92,6 +119,7 @@ class Operator(Base):
     generation: Mapped[int] = mapped_column(Integer, nullable=False)
     first_run: Mapped[str] = mapped_column(Text, nullable=False)
     damaged_snapshots: Mapped[list[str]] = mapped_column(JSON, nullable=False)
+    next_restore: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class Attempt(Base):
@@ -114,8 +142,10 @@ class Attempt(Base):
     checkpoint_timeout_seconds: Mapped[float] = mapped_column(Float, nullable=False)
     registered_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
     retention: Mapped[str] = mapped_column(String(32), nullable=False)
+    is_restore_chosen: Mapped[bool] = mapped_column(Boolean, nullable=False, server_default=false())
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     message: Mapped[str] = mapped_column(Text, nullable=False)
+    restored_summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class Checkpoint(Base):
@@ -160,6 +190,7 @@ class Checkpoint(Base):
     state_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
     full_size_bytes: Mapped[int] = mapped_column(BigInteger, nullable=False)
     counts: Mapped[dict[str, int]] = mapped_column(JSON, nullable=False)
+    summary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
     unusable_reason: Mapped[str | None] = mapped_column(Text)
@@ -204,6 +235,25 @@ class Request(Base):
     ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     failure_reason: Mapped[str | None] = mapped_column(String(64))
     failure_message: Mapped[str] = mapped_column(Text, nullable=False)
+
+
+class Action(Base):
+    """An action on the state of a job that a user requested on its page."""
+
+    __tablename__ = "statecheck_action"
+    __table_args__ = (Index(None, "job_id", "requested_at"),)
+
+    job_id: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    request_key: Mapped[str] = mapped_column(String(_HEX), primary_key=True)
+    action: Mapped[str] = mapped_column(String(16), nullable=False)
+    operator_id: Mapped[str | None] = mapped_column(String(_HEX))
+    checkpoint_id: Mapped[int | None] = mapped_column(BigInteger)
+    run_key: Mapped[str] = mapped_column(Text, nullable=False)
+    requested_by: Mapped[str] = mapped_column(Text, nullable=False)
+    requested_at: Mapped[datetime] = mapped_column(UtcDateTime, nullable=False)
+    status: Mapped[str] = mapped_column(String(16), nullable=False)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    message: Mapped[str] = mapped_column(Text, nullable=False)
 
 
 class Claim(Base):

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 from sqlalchemy import BindParameter, Column, ColumnElement, Select, Table, bindparam, insert, or_, select, update
 from sqlalchemy.engine import Connection, Row
 
+from airflow_provider_statecheck.checkpoint.job_list import JobFigures, ListedStatus
 from airflow_provider_statecheck.checkpoint.properties import (
     CheckpointProperties,
     CheckpointRetentionPolicy,
@@ -19,17 +20,20 @@ from airflow_provider_statecheck.checkpoint.properties import (
 )
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
+    ActionRecord,
     AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    JobAction,
     JobRecord,
     OperatorRecord,
     RequestStatus,
     SnapshotRequest,
     StatisticsRecord,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.metadata import models
 from airflow_provider_statecheck.metadata.models import Base, UtcDateTime
 
@@ -146,6 +150,8 @@ class RecordTable(KeyedTable, Generic[Record]):
 def _column(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
+    if isinstance(value, SnapshotSummary):
+        return value.to_json()
     if is_dataclass(value):
         # A nested record is stored as one JSON column; its enums are already texts.
         return {field.name: getattr(value, field.name) for field in fields(value)}
@@ -157,7 +163,8 @@ def attempt_record(row: models.Attempt) -> AttemptRecord:
     return ATTEMPTS.read([getattr(row, name) for name in ATTEMPTS.names])
 
 
-def _owner(values: dict[str, Any]) -> AttemptOwner:
+def attempt_owner(values: dict[str, Any]) -> AttemptOwner:
+    """Return the column of an owner as a record."""
     pairs = tuple((str(key), str(value)) for key, value in values["airflow"])
     return AttemptOwner(**values | {"airflow": pairs})
 
@@ -171,13 +178,26 @@ def _properties(values: dict[str, Any]) -> CheckpointProperties:
     return CheckpointProperties(**values | typed)
 
 
+def _listed_status(value: str | None) -> ListedStatus | None:
+    return None if value is None else ListedStatus(value)
+
+
 JOBS = RecordTable(models.Job, JobRecord)
+JOB_FIGURES = RecordTable(models.Job, JobFigures, status=_listed_status)
 OPERATORS = RecordTable(models.Operator, OperatorRecord, damaged_snapshots=tuple)
 ATTEMPTS = RecordTable(
-    models.Attempt, AttemptRecord, status=AttemptStatus, owner=_owner, retention=CheckpointRetentionPolicy
+    models.Attempt,
+    AttemptRecord,
+    status=AttemptStatus,
+    owner=attempt_owner,
+    retention=CheckpointRetentionPolicy,
+    restored_summary=SnapshotSummary.of,
 )
-CHECKPOINTS = RecordTable(models.Checkpoint, CheckpointRecord, status=CheckpointStatus, properties=_properties)
+CHECKPOINTS = RecordTable(
+    models.Checkpoint, CheckpointRecord, status=CheckpointStatus, properties=_properties, summary=SnapshotSummary.of
+)
 ACKNOWLEDGEMENTS = RecordTable(models.Acknowledgement, AcknowledgementRecord)
 REQUESTS = RecordTable(models.Request, SnapshotRequest, status=RequestStatus, properties=_properties)
+ACTIONS = RecordTable(models.Action, ActionRecord, action=JobAction, status=RequestStatus)
 CLAIMS = RecordTable(models.Claim, ClaimRecord)
 STATISTICS = RecordTable(models.Statistics, StatisticsRecord)

@@ -7,11 +7,11 @@ SQLite and PostgreSQL are supported; the statements are also valid for MySQL.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator, Sequence, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select
@@ -19,31 +19,52 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
-from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead
+from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, is_too_far_ahead
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
+from airflow_provider_statecheck.checkpoint.job_list import JobFigures, JobList, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
+    ActionRecord,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
     OperatorRecord,
+    RowsVersion,
     SnapshotRequest,
     StatisticsRecord,
 )
-from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE
-from airflow_provider_statecheck.checkpoint.store import CheckpointPage, EndedAttempts, EndedCheckpoints, JobView
-from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.store import (
+    CheckpointPage,
+    EndedAttempts,
+    EndedCheckpoints,
+    JobView,
+    LatestCheckpoints,
+    no_such_job,
+)
+from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata import models, statements
-from airflow_provider_statecheck.metadata.database import committing, executing
-from airflow_provider_statecheck.metadata.job_rows import HeldRows, view_of
+from airflow_provider_statecheck.metadata.database import commit, committing, executing
+from airflow_provider_statecheck.metadata.job_figures import DagsOfTransition, FiguresOfTransition
+from airflow_provider_statecheck.metadata.job_pages import job_list
+from airflow_provider_statecheck.metadata.job_rows import (
+    HeldRows,
+    JobVersions,
+    latest_of,
+    set_back,
+    version_of,
+    view_of,
+)
 from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
+    ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
     CLAIMS,
+    JOB_FIGURES,
     JOBS,
     OPERATORS,
     REQUESTS,
@@ -51,8 +72,8 @@ from airflow_provider_statecheck.metadata.record_table import (
     keys,
 )
 
-log = logging.getLogger(__name__)
-
+_FIRST_FIGURE_COLUMN = len(JOBS.columns)
+"""Index of the first figure of the job in a row of ``BEGIN_AND_READ``."""
 _FIRST_ATTEMPT_COLUMN = len(OPERATORS.columns)
 """Index of the first column of the attempt in a row of ``OPERATOR_AND_ATTEMPT``."""
 _VALUES_PER_STATEMENT = 1000
@@ -83,7 +104,9 @@ class SqlJobStore:
             opened = self._connect()
         with opened as connection:
             with executing():
-                yield self._begin(connection, job_id, is_known=create_as is None)
+                transition = self._begin(connection, job_id, is_known=create_as is None)
+                yield transition
+                transition.write_figures()
             with committing():
                 self._commit(connection)
 
@@ -96,6 +119,24 @@ class SqlJobStore:
         """Return all jobs, most recently active first."""
         with executing(), self._connect() as connection:
             return tuple(JOBS.read(row) for row in connection.execute(statements.VISIBLE_JOBS))
+
+    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
+        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
+        query = statements.DAG_IDS if beside is None else statements.DAG_IDS_BESIDE
+        with executing(), self._connect() as connection:
+            return frozenset(connection.scalars(query, {} if beside is None else {"dag_id": beside}))
+
+    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
+        """Return the jobs that the tasks of a Dag run have worked on, most recently active first."""
+        with executing(), self._connect() as connection:
+            return tuple(
+                JobId(row) for row in connection.scalars(statements.JOBS_OF_RUN, {"dag_id": dag_id, "run_id": run_id})
+            )
+
+    def job_overviews(self, page: JobsPage) -> JobList:
+        """Return a page of the list of jobs."""
+        with executing(), self._connect() as connection:
+            return job_list(connection, page)
 
     def describe(self, job_id: JobId) -> JobView:
         """Return a consistent view of a job."""
@@ -131,27 +172,45 @@ class SqlJobStore:
             values = keys(job_id=job_id, operator_id=operator_id)
             row = connection.execute(statements.LATEST_CHECKPOINT, values).one_or_none()
             if row is None and connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none() is None:
-                raise _no_such_job(job_id)
+                raise no_such_job(job_id)
             return None if row is None else CHECKPOINTS.read(row)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, or ``None`` if the version is the known one."""
+        with executing():
+            if known_version is not None and known_version == self._version(job_id):
+                return None
+            with self._connect() as connection:
+                latest = latest_of(connection, job_id)
+        if latest is None:
+            raise no_such_job(job_id)
+        return latest
+
+    def _version(self, job_id: JobId) -> RowsVersion | None:
+        return self._versions.read(job_id)
+
+    @cached_property
+    def _versions(self) -> JobVersions:
+        return JobVersions(self._engine)
 
     def _read_view(self, job_id: JobId) -> JobView | None:
         with executing(), self._connect() as connection:
             before = self._visible_job(connection, job_id)
             view = view_of(connection, before, self._clock.now())
             # Each transition increments the version; an equal one means that none was committed between the statements.
-            return view if self._visible_job(connection, job_id).version == before.version else None
+            return view if self._visible_job(connection, job_id).rows_version == before.rows_version else None
 
     def _visible_job(self, connection: Connection, job_id: JobId) -> JobRecord:
         row = connection.execute(statements.VISIBLE_JOB, keys(job_id=job_id)).one_or_none()
         if row is None:
-            raise _no_such_job(job_id)
+            raise no_such_job(job_id)
         return JOBS.read(row)
 
     def _connect(self) -> AbstractContextManager[Connection]:
         return self._engine.connect()
 
     def _commit(self, connection: Connection) -> None:
-        _commit(connection)
+        commit(connection)
 
     def _begin(self, connection: Connection, job_id: JobId, *, is_known: bool) -> SqlJobTransaction:
         now = self._clock.now()
@@ -160,13 +219,14 @@ class SqlJobStore:
             row = connection.execute(statements.BEGIN_AND_READ[is_known], values).one_or_none()
         else:
             exists = connection.execute(statements.BEGIN[is_known], values).rowcount == 1
-            row = JOBS.find(connection, job_id) if exists else None
+            row = connection.execute(statements.JOB_AND_FIGURES, values).one() if exists else None
         if row is None:
-            raise _no_such_job(job_id)
-        job = JOBS.read(row)
-        return SqlJobTransaction(
-            connection, _set_back(connection, job, now) if is_too_far_ahead(job.seen_at, now) else job
-        )
+            raise no_such_job(job_id)
+        job, figures = JOBS.read(row[:_FIRST_FIGURE_COLUMN]), JOB_FIGURES.read(row[_FIRST_FIGURE_COLUMN:])
+        transition = SqlJobTransaction(connection, job, figures)
+        if is_too_far_ahead(job.seen_at, now):
+            transition.set_back(now)
+        return transition
 
     def _ensure_job(self, job_id: JobId, name: str) -> None:
         with executing(), self._connect() as connection:
@@ -196,6 +256,9 @@ class JoinedSqlJobStore(SqlJobStore):
     def _connect(self) -> AbstractContextManager[Connection]:
         return nullcontext(self._connection)
 
+    def _version(self, job_id: JobId) -> RowsVersion | None:
+        return version_of(self._connection, job_id)
+
     def _commit(self, connection: Connection) -> None:
         """Leave the commit to the caller."""
 
@@ -203,9 +266,11 @@ class JoinedSqlJobStore(SqlJobStore):
 class SqlJobTransaction:
     """A transition of a job, on a connection that holds the lock on the job's row."""
 
-    def __init__(self, connection: Connection, job: JobRecord) -> None:
+    def __init__(self, connection: Connection, job: JobRecord, figures: JobFigures) -> None:
         self._connection = connection
         self._job = job
+        self._figures = FiguresOfTransition(connection, job.job_id, figures)
+        self._dags = DagsOfTransition(connection, job.job_id)
         self._rows = HeldRows(connection, job.job_id)
         self._open: dict[OperatorId, set[int]] = {}
         self._acknowledgements: dict[int, dict[OperatorId, AcknowledgementRecord]] = {}
@@ -224,6 +289,15 @@ class SqlJobTransaction:
     def job(self) -> JobRecord:
         """Return the job's row."""
         return self._job
+
+    def set_back(self, now: datetime) -> None:
+        """Move the times of the job and its rows back to the current time, as the first call of the transition."""
+        self._job = set_back(self._connection, self._job, now)
+        self._figures.times_changed()
+
+    def write_figures(self) -> None:
+        """Write the figures of the job for the list of jobs, as the last call of the transition."""
+        self._figures.write()
 
     def draw_checkpoint_id(self) -> int:
         """Allocate the next checkpoint id of the job."""
@@ -253,6 +327,7 @@ class SqlJobTransaction:
 
     def save_operator(self, record: OperatorRecord) -> None:
         """Insert or replace an operator."""
+        self._figures.operator_saved(self._rows.held(OPERATORS, *OPERATORS.key_of(record)), record)
         self._rows.save(OPERATORS, record)
 
     def attempt(self, operator_id: OperatorId, epoch: int) -> AttemptRecord | None:
@@ -279,6 +354,10 @@ class SqlJobTransaction:
 
     def save_attempt(self, record: AttemptRecord) -> None:
         """Insert or replace an attempt."""
+        known = self._rows.held(ATTEMPTS, *ATTEMPTS.key_of(record))
+        earlier = self._rows.held(ATTEMPTS, record.job_id, record.operator_id, record.epoch - 1)
+        self._figures.attempt_saved(known, record)
+        self._dags.attempt_saved(known or earlier, record)
         self._rows.save(ATTEMPTS, record)
 
     def checkpoint(self, checkpoint_id: int) -> CheckpointRecord | None:
@@ -289,6 +368,11 @@ class SqlJobTransaction:
         """Return a checkpoint by the key that its client generated."""
         checkpoints = self._rows.read(CHECKPOINTS, statements.CHECKPOINT_BY_REQUEST, request_key=request_key)
         return next(iter(checkpoints), None)
+
+    def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
+        """Return the figures of a checkpoint."""
+        values = keys(job_id=self._job.job_id, checkpoint_id=checkpoint_id)
+        return SnapshotSummary.of(self._connection.scalar(statements.SUMMARY_OF, values))
 
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """Return the checkpoints of an operator that are pending, completed or awaiting the deletion of their files."""
@@ -311,6 +395,7 @@ class SqlJobTransaction:
 
     def add_checkpoint(self, record: CheckpointRecord) -> None:
         """Insert a checkpoint."""
+        self._figures.checkpoint_saved(None, record, self.operator)
         self._rows.insert(CHECKPOINTS, record)
         self._acknowledgements[record.checkpoint_id] = {}
         if record.operator_id in self._open:
@@ -319,7 +404,12 @@ class SqlJobTransaction:
     def update_checkpoint(self, record: CheckpointRecord, *, expected: CheckpointStatus) -> None:
         """Replace a checkpoint if its status is still the expected one."""
         key = keys(job_id=record.job_id, checkpoint_id=record.checkpoint_id, epoch=record.epoch, status=expected.value)
-        values = {"status": record.status.value} | self._changes(record)
+        known = self.checkpoint(record.checkpoint_id)
+        self._figures.checkpoint_saved(known, record, self.operator)
+        values = {"status": record.status.value} | ({} if known is None else CHECKPOINTS.changes(known, record))
+        if record.summary is None:
+            # A record of open_checkpoints lacks its figures, and no transition removes them.
+            values.pop("summary", None)
         if self._connection.execute(statements.UPDATE_CHECKPOINT, values | key).rowcount != 1:
             raise CoordinatorError(
                 f"Expected checkpoint {record.checkpoint_id} to be {expected.value} in epoch {record.epoch}, found that "
@@ -366,6 +456,22 @@ class SqlJobTransaction:
         """Remove the rows of requests."""
         self._remove_each(models.Request, models.Request.request_key, request_keys)
 
+    def action(self, request_key: str) -> ActionRecord | None:
+        """Return an action by the key that the page generated."""
+        return self._rows.get(ACTIONS, self._job.job_id, request_key)
+
+    def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
+        """Return the open actions on an operator."""
+        return self._rows.read(ACTIONS, statements.OPEN_ACTIONS, operator_id=operator_id)
+
+    def save_action(self, record: ActionRecord) -> None:
+        """Insert or replace an action."""
+        self._rows.save(ACTIONS, record)
+
+    def remove_actions(self, before: datetime) -> None:
+        """Remove the actions that ended before a time."""
+        self._remove(models.Action, models.Action.ended_at < before)
+
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim on a snapshot by any job, or ``None``."""
         return _claim(self._connection, pointer)
@@ -394,6 +500,8 @@ class SqlJobTransaction:
         """Remove the rows of checkpoints."""
         for model in (models.Acknowledgement, models.Checkpoint):
             self._remove_each(model, model.checkpoint_id, checkpoint_ids)
+        if checkpoint_ids:
+            self._figures.checkpoints_removed()
 
     def remove_attempts(self, attempts: tuple[AttemptRef, ...]) -> None:
         """Remove the rows of attempts and of their tokens."""
@@ -402,6 +510,8 @@ class SqlJobTransaction:
             # Without the row of its attempt, a token would no longer be recognised as revoked.
             for model in (models.Token, models.Attempt):
                 self._remove_each(model, model.epoch, epochs, model.operator_id == operator_id)
+            self._dags.attempts_removed(operator_id)
+            self._figures.attempts_removed()
 
     def remove_state_handles(self) -> None:
         """Remove all state handles of the job and their locks."""
@@ -415,11 +525,14 @@ class SqlJobTransaction:
             models.Token,
             models.Acknowledgement,
             models.Request,
+            models.Action,
             models.Statistics,
             models.Checkpoint,
             models.Attempt,
+            models.JobDag,
         ):
             self._remove(model)
+        self._figures.job_removed()
 
     def _read_operator(self, operator_id: OperatorId) -> None:
         key = keys(job_id=self._job.job_id, operator_id=operator_id)
@@ -432,10 +545,6 @@ class SqlJobTransaction:
         attempt = ATTEMPTS.read(row[_FIRST_ATTEMPT_COLUMN:]) if has_attempt else None
         self._rows.hold(OPERATORS, operator, self._job.job_id, operator_id)
         self._rows.hold(ATTEMPTS, attempt, self._job.job_id, operator_id, operator.epoch)
-
-    def _changes(self, record: CheckpointRecord) -> dict[str, object]:
-        known = self.checkpoint(record.checkpoint_id)
-        return {} if known is None else CHECKPOINTS.changes(known, record)
 
     def _select(self, query: Select[Any]) -> tuple[Any, ...]:
         return tuple(self._connection.scalars(query, keys(job_id=self._job.job_id)))
@@ -456,26 +565,6 @@ class SqlJobTransaction:
         self._acknowledgements.clear()
 
 
-def _commit(connection: Connection) -> None:
-    try:
-        connection.commit()
-    except BaseException:
-        # In the pool, its open transaction could be committed by the next user of the connection.
-        connection.invalidate()
-        raise
-
-
-def _set_back(connection: Connection, job: JobRecord, now: datetime) -> JobRecord:
-    log.warning("Job %s: reset its time, which was %s ahead of the clock", job.name, job.seen_at - now)
-    values = keys(job_id=job.job_id) | {"now": now}
-    connection.execute(statements.SET_SEEN_AT, values)
-    for table, query in statements.DATED_LATER.items():
-        for row in connection.execute(query, values).all():
-            table.change(connection, table.read(row), clamp_times(table.read(row), now))
-    connection.execute(statements.SHORTEN_LOCKS, values | {"longest": now + LONGEST_LEASE})
-    return replace(job, seen_at=now)
-
-
 def _claim(connection: Connection, pointer: str) -> ClaimRecord | None:
     row = CLAIMS.find(connection, _digest(pointer))
     return None if row is None else CLAIMS.read(row)
@@ -483,9 +572,3 @@ def _claim(connection: Connection, pointer: str) -> ClaimRecord | None:
 
 def _digest(pointer: str) -> str:
     return hashlib.sha256(pointer.encode()).hexdigest()
-
-
-def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(
-        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
-    )

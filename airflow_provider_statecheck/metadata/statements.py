@@ -6,6 +6,7 @@ Parameters have the names of ``record_table.keys``. Columns are in the order of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -19,20 +20,26 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    func,
+    insert,
+    null,
     or_,
     select,
     update,
 )
 
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus, RequestStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.checkpoint.store import RECENT, CheckpointPage, EndedAttempts, EndedCheckpoints
-from airflow_provider_statecheck.metadata.models import StateHandleLock, StateHandleRow
+from airflow_provider_statecheck.metadata.models import JobDag, StateHandleLock, StateHandleRow
 from airflow_provider_statecheck.metadata.record_table import (
     ACKNOWLEDGEMENTS,
+    ACTIONS,
     ATTEMPTS,
     CHECKPOINTS,
+    JOB_FIGURES,
     JOBS,
     OPERATORS,
     REQUESTS,
@@ -44,7 +51,8 @@ from airflow_provider_statecheck.metadata.record_table import (
 
 _job, _operator, _attempt = JOBS.table.c, OPERATORS.table.c, ATTEMPTS.table.c
 _checkpoint, _request, _part = CHECKPOINTS.table.c, REQUESTS.table.c, ACKNOWLEDGEMENTS.table.c
-_handles, _locks = table_of(StateHandleRow), table_of(StateHandleLock)
+_action = ACTIONS.table.c
+_handles, _locks, _dags = table_of(StateHandleRow), table_of(StateHandleLock), table_of(JobDag)
 
 _now, _longest = (bindparam(name, type_=_job.seen_at.type) for name in ("now", "longest"))
 _has_attempt = exists().where(_attempt.job_id == _job.job_id)
@@ -57,10 +65,13 @@ _begin = (
 )
 BEGIN = {False: _begin, True: _begin.where(_has_attempt)}
 """First statement of a transition, by whether the job must have an attempt."""
-BEGIN_AND_READ = {is_known: statement.returning(*JOBS.columns) for is_known, statement in BEGIN.items()}
+BEGIN_AND_READ = {
+    is_known: statement.returning(*JOBS.columns, *JOB_FIGURES.columns) for is_known, statement in BEGIN.items()
+}
+JOB_AND_FIGURES = select(*JOBS.columns, *JOB_FIGURES.columns).where(given(_job.job_id))
 SET_SEEN_AT = update(JOBS.table).where(given(_job.job_id)).values(seen_at=_now)
 DATED_LATER: dict[RecordTable[Any], Select[Any]] = {
-    table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS)
+    table: table.with_a_time_after(_now) for table in (ATTEMPTS, CHECKPOINTS, ACKNOWLEDGEMENTS, REQUESTS, ACTIONS)
 }
 """Rows of a job with times in the future, from a clock that was ahead."""
 SHORTEN_LOCKS = update(_locks).where(given(_locks.c.job_id), _locks.c.expires_at > _longest).values(expires_at=_longest)
@@ -69,6 +80,18 @@ SET_NEXT_CHECKPOINT_ID = (
 )
 
 VISIBLE_JOBS = select(*JOBS.columns).where(_has_attempt).order_by(_job.seen_at.desc())
+DAG_IDS = select(_dags.c.dag_id).distinct()
+_of_dag = _dags.alias("of_dag").c
+DAG_IDS_BESIDE = DAG_IDS.where(_dags.c.job_id.in_(select(_of_dag.job_id).where(_of_dag.dag_id == bindparam("dag_id"))))
+_is_of_run = and_(
+    _attempt.job_id == _job.job_id,
+    # The coordinates are pairs of a name and a value: the Dag, the run, the task and the map index.
+    _attempt.owner[("airflow", 0, 1)].as_string() == bindparam("dag_id"),
+    _attempt.owner[("airflow", 1, 1)].as_string() == bindparam("run_id"),
+)
+# Few jobs have attempts of the Dag; only their attempts are read.
+_is_of_dag = exists().where(_dags.c.job_id == _job.job_id, _dags.c.dag_id == bindparam("dag_id"))
+JOBS_OF_RUN = select(_job.job_id).where(_is_of_dag, exists().where(_is_of_run)).order_by(_job.seen_at.desc())
 VISIBLE_JOB = select(*JOBS.columns).where(given(_job.job_id), _has_attempt)
 
 _holds_epoch = and_(
@@ -98,41 +121,110 @@ NEWEST_ATTEMPTS = select(*ATTEMPTS.columns).join(OPERATORS.table, _holds_epoch).
 ATTEMPT_BY_KEY = select(*ATTEMPTS.columns).where(given(_attempt.job_id), given(_attempt.attempt_key))
 
 CHECKPOINT_BY_REQUEST = select(*CHECKPOINTS.columns).where(given(_checkpoint.job_id), given(_checkpoint.request_key))
-OPEN_CHECKPOINTS = select(*CHECKPOINTS.columns).where(
+_without_figures = [null().label(c.name) if c is _checkpoint.summary else c for c in CHECKPOINTS.columns]
+OPEN_CHECKPOINTS = select(*_without_figures).where(
     given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.discarded_at.is_(None)
 )
+SUMMARY_OF = select(_checkpoint.summary).where(given(_checkpoint.job_id), given(_checkpoint.checkpoint_id))
 _completed = exists().where(
     given(_checkpoint.job_id), given(_checkpoint.operator_id), _checkpoint.completed_at.is_not(None)
 )
 HAS_EVER_COMPLETED = select(_completed)
 HAS_COMPLETED = select(_completed.where(given(_checkpoint.generation)))
-_is_own = or_(
-    _checkpoint.properties["snapshot_type"].as_string().in_([t.value for t in CheckpointType if not t.is_savepoint]),
+
+
+def is_own(checkpoint: Any) -> ColumnElement[bool]:
+    """Return the condition that a checkpoint is not a savepoint of a user; see ``CheckpointRecord.is_restorable``."""
+    own_types = [t.value for t in CheckpointType if not t.is_savepoint]
+    return or_(
+        checkpoint.properties["snapshot_type"].as_string().in_(own_types),
+        checkpoint.properties["unclaimed"].as_boolean(),
+    )
+
+
+_is_undiscarded = and_(
+    _checkpoint.job_id == _operator.job_id,
+    _checkpoint.operator_id == _operator.operator_id,
+    _checkpoint.discarded_at.is_(None),
+)
+_is_usable = and_(
+    _checkpoint.status == CheckpointStatus.COMPLETED.value, _checkpoint.unusable_reason.is_(None), is_own(_checkpoint)
+)
+"""The condition ``CheckpointRecord.is_restorable`` on usable checkpoints, in SQL."""
+_is_unconfirmed = and_(
+    _checkpoint.status.in_([CheckpointStatus.PENDING.value, CheckpointStatus.ABORTED.value]),
     _checkpoint.properties["unclaimed"].as_boolean(),
 )
+"""The condition ``CheckpointRecord.is_unconfirmed``, in SQL."""
+# An expression, for which SQLite has no index: the one with the generation also contains the discarded checkpoints.
+_is_restorable = and_(_is_undiscarded, _checkpoint.generation + 0 == _operator.generation, _is_usable)
 LATEST_CHECKPOINT = (
     select(*CHECKPOINTS.columns)
-    .join_from(
-        OPERATORS.table,
-        CHECKPOINTS.table,
-        and_(
-            _checkpoint.job_id == _operator.job_id,
-            _checkpoint.operator_id == _operator.operator_id,
-            _checkpoint.generation == _operator.generation,
-        ),
-    )
-    .where(
-        given(_operator.job_id),
-        given(_operator.operator_id),
-        _checkpoint.discarded_at.is_(None),
-        _checkpoint.status == CheckpointStatus.COMPLETED.value,
-        _checkpoint.unusable_reason.is_(None),
-        _is_own,
-    )
+    .join_from(OPERATORS.table, CHECKPOINTS.table, _is_restorable)
+    .where(given(_operator.job_id), given(_operator.operator_id))
     .order_by(_checkpoint.checkpoint_id.desc())
     .limit(1)
 )
-"""The newest restorable checkpoint of an operator; the condition is ``CheckpointRecord.is_restorable`` in SQL."""
+"""The newest restorable checkpoint of an operator."""
+# Without a subquery for the newest ones, which PostgreSQL would repeat for each operator while it has no statistics.
+LATEST_CHECKPOINTS = (
+    select(*JOBS.columns, *OPERATORS.columns, *CHECKPOINTS.columns)
+    .select_from(JOBS.table)
+    .outerjoin(OPERATORS.table, _operator.job_id == _job.job_id)
+    .outerjoin(CHECKPOINTS.table, and_(_is_undiscarded, or_(_is_usable, _is_unconfirmed)))
+    .where(given(_job.job_id), _has_attempt)
+    .order_by(_operator.uid, _checkpoint.checkpoint_id.desc())
+)
+"""
+A job with its operators and the checkpoints that ``newest_readable`` chooses from, newest first. Retention leaves few of these.
+
+One statement reads one moment.
+"""
+NEWEST_CHECKPOINT_OF_JOB = (
+    select(_checkpoint.checkpoint_id, _checkpoint.completed_at, _checkpoint.full_size_bytes)
+    .join_from(OPERATORS.table, CHECKPOINTS.table, _is_restorable)
+    .where(given(_operator.job_id))
+    .order_by(_checkpoint.completed_at.desc(), _checkpoint.checkpoint_id.desc())
+    .limit(1)
+)
+"""The checkpoint of any operator that was completed last, of the restorable ones."""
+_is_failed_attempt = and_(
+    given(_attempt.job_id), _attempt.status.in_([AttemptStatus.FAILED.value, AttemptStatus.FENCED.value])
+)
+_is_failed_checkpoint = and_(
+    given(_checkpoint.job_id),
+    _checkpoint.status == CheckpointStatus.ABORTED.value,
+    _checkpoint.failure_reason != CheckpointFailureReason.ATTEMPT_ENDED.value,
+)
+LAST_FAILED_ATTEMPTS = select(*ATTEMPTS.columns).where(
+    _is_failed_attempt,
+    _attempt.ended_at
+    == select(func.max(_attempt.ended_at)).where(_is_failed_attempt).correlate(None).scalar_subquery(),
+)
+LAST_FAILED_CHECKPOINTS = select(*CHECKPOINTS.columns).where(
+    _is_failed_checkpoint,
+    _checkpoint.ended_at
+    == select(func.max(_checkpoint.ended_at)).where(_is_failed_checkpoint).correlate(None).scalar_subquery(),
+)
+"""The failures of a job at the time of its last one."""
+HAS_ATTEMPTS = select(exists().where(given(_attempt.job_id)))
+SET_FIGURES = update(JOBS.table).where(given(_job.job_id))
+ADD_DAG = insert(_dags).from_select(
+    [column.name for column in _dags.c],
+    select(*(bindparam(column.name, type_=column.type) for column in _dags.c)).where(
+        ~exists().where(*(column == bindparam(column.name, type_=column.type) for column in _dags.c))
+    ),
+)
+"""Adds a Dag of an operator unless it is known; the lock on the job's row keeps others from adding it at once."""
+OWNERS_OF_OPERATOR = select(_attempt.owner).where(given(_attempt.job_id), given(_attempt.operator_id))
+
+
+def remove_other_dags(operator_id: OperatorId, kept: Iterable[str]) -> Delete:
+    """Return the statement that removes the Dags of an operator except the given ones."""
+    return remove(_dags, _dags.c.operator_id == operator_id, _dags.c.dag_id.not_in(kept))
+
+
+JOB_VERSION = select(_job.version, _job.seen_at).where(given(_job.job_id))
 UPDATE_CHECKPOINT = update(CHECKPOINTS.table).where(
     given(_checkpoint.job_id), given(_checkpoint.checkpoint_id), given(_checkpoint.epoch), given(_checkpoint.status)
 )
@@ -144,6 +236,19 @@ OPEN_REQUESTS = (
     .where(given(_request.job_id), given(_request.operator_id), _is_open)
     .order_by(_request.requested_at, _request.request_key)
 )
+
+OPEN_ACTIONS = (
+    select(*ACTIONS.columns)
+    .where(given(_action.job_id), given(_action.operator_id), _action.ended_at.is_(None))
+    .order_by(_action.requested_at, _action.request_key)
+)
+RECENT_ACTIONS = (
+    select(*ACTIONS.columns)
+    .where(given(_action.job_id))
+    .order_by(_action.ended_at.is_not(None), _action.requested_at.desc(), _action.request_key.desc())
+    .limit(RECENT)
+)
+"""The open actions on a job, which are few, and the newest ended ones."""
 
 ALL_OPERATORS = select(*OPERATORS.columns).where(given(_operator.job_id)).order_by(_operator.uid)
 ALL_ATTEMPTS = select(*ATTEMPTS.columns).where(given(_attempt.job_id)).order_by(_attempt.operator_id, _attempt.epoch)

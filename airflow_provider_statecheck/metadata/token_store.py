@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.metadata.database import committing, executing
 from airflow_provider_statecheck.metadata.models import Attempt, Operator, Token
 from airflow_provider_statecheck.metadata.record_table import attempt_record
@@ -33,11 +34,18 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UserCaller:
+    """The user that a read token was issued to."""
+
+    user: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
     """A token."""
 
     token_hash: str
-    caller: Caller
+    caller: Caller | UserCaller
     created_at: datetime
     expires_at: datetime
     job_id: JobId | None = None
@@ -47,6 +55,19 @@ class TokenRecord:
     attempt_key: str | None = None
     """The key of the registration that the token is reserved for."""
     is_read_only: bool = False
+
+    @property
+    def task(self) -> Caller:
+        """
+        Return the task instance that the token was issued to.
+
+        :raises AccessDeniedError: if it was issued to a user.
+        """
+        if isinstance(self.caller, Caller):
+            return self.caller
+        raise AccessDeniedError(
+            "Expected the token of a task, found one of a user, which only reads one job; call this from a task."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +127,9 @@ class SqlTokenStore:
         with executing(), Session(self._engine) as session:
             return bool(session.scalar(select(exists().where(_is_token_of(attempt), Token.expires_at > now))))
 
-    def count_readers(self, caller: Caller, now: datetime) -> int:
-        """Return the number of read tokens of a task instance that have not expired."""
-        is_callers = (
-            Token.caller["dag_id"].as_string() == caller.dag_id,
-            Token.caller["run_id"].as_string() == caller.run_id,
-            Token.caller["task_id"].as_string() == caller.task_id,
-            Token.caller["map_index"].as_integer() == caller.map_index,
-        )
+    def count_readers(self, caller: Caller | UserCaller, now: datetime) -> int:
+        """Return the number of read tokens of a caller that have not expired."""
+        is_callers = [_is_field(name, value) for name, value in asdict(caller).items()]
         query = select(func.count()).select_from(Token).where(Token.expires_at > now, Token.is_read_only, *is_callers)
         with executing(), Session(self._engine) as session:
             return session.scalar(query) or 0
@@ -152,6 +168,12 @@ class SqlTokenStore:
             with committing():
                 session.commit()
         return isinstance(result, CursorResult) and result.rowcount == 1
+
+
+def _is_field(name: str, value: str | int) -> ColumnElement[bool]:
+    stored = Token.caller[name]
+    is_equal: ColumnElement[bool] = (stored.as_integer() if isinstance(value, int) else stored.as_string()) == value
+    return is_equal
 
 
 _IS_ATTEMPT_OF_TOKEN = and_(
@@ -195,7 +217,7 @@ def _state(row: Row[Token, Operator, Attempt]) -> TokenState:
 def _record(row: Token) -> TokenRecord:
     return TokenRecord(
         token_hash=row.token_hash,
-        caller=Caller(**row.caller),
+        caller=UserCaller(**row.caller) if "user" in row.caller else Caller(**row.caller),
         created_at=row.created_at,
         expires_at=row.expires_at,
         job_id=None if row.job_id is None else JobId(row.job_id),

@@ -92,7 +92,7 @@ class CheckpointedOperator(BaseOperator):
     :param overhead_budget: Maximum share of the stage's time that checkpointing may take, above 0 and up to 1. Beyond it,
         optional checkpoints and snapshots are delayed.
     :param checkpoint_interval: Interval of periodic checkpoints, such as ``5 min``. A bare number is milliseconds; ``auto``
-        derives the interval from the cost of checkpoints and the failures of the job.
+        derives the interval from the cost of checkpoints and the failures of the job. (templated)
     :param min_pause: Minimum pause between a completed checkpoint and the next periodic checkpoint of a loop.
     :param externalized_checkpoint_retention: Retention of checkpoints after the end of the run:
         ``RETAIN_ON_CANCELLATION``, ``DELETE_ON_CANCELLATION`` or ``NO_EXTERNALIZED_CHECKPOINTS``.
@@ -108,6 +108,8 @@ class CheckpointedOperator(BaseOperator):
         old uid in its job, and a savepoint of it. Keep the argument as long as the job exists.
     :param allow_non_restored_state: Start with empty state if the savepoint belongs to another stage, or if the stage is new
         in a job from which another stage was removed.
+    :param savepoint_at_end: Whether to take a savepoint when the stage has finished; needs a directory for savepoints.
+        (templated)
     :param data_inline_threshold: Maximum size of a small value that is stored in the metadata, such as ``20 KiB``.
     :param allowed_locations: Further URIs, such as ``s3://archive``, where checkpoints and savepoints may reference files. The
         locations of ``checkpoint_dir``, ``savepoint_dir`` and the given pointers are always allowed.
@@ -121,10 +123,12 @@ class CheckpointedOperator(BaseOperator):
         "map_key",
         "checkpoint_dir",
         "storage_conn_id",
+        "checkpoint_interval",
         "savepoint_dir",
         "from_savepoint",
         "from_checkpoint",
         "fork",
+        "savepoint_at_end",
     )
     operator_extra_links = (CheckpointsLink(),)
 
@@ -133,7 +137,7 @@ class CheckpointedOperator(BaseOperator):
     kept: str | None = None
     """Newest retained checkpoint of a failed try, for the last line of its log."""
     checkpoints_url: str | None = None
-    """URL of the job's page, set when the task starts."""
+    """URL of the page of the task's checkpoints, set when the task starts."""
     declared_uid: str | None = None
     """Uid before template rendering."""
 
@@ -160,6 +164,7 @@ class CheckpointedOperator(BaseOperator):
         claim_mode: str = "no_claim",
         renamed_uids: Mapping[str, str] | None = None,
         allow_non_restored_state: bool = False,
+        savepoint_at_end: bool | str = False,
         data_inline_threshold: str | int | None = None,
         allowed_locations: Sequence[str] | str | None = None,
         on_clear: str | None = None,
@@ -188,6 +193,7 @@ class CheckpointedOperator(BaseOperator):
         self.claim_mode = claim_mode
         self.renamed_uids = renamed_uids
         self.allow_non_restored_state = allow_non_restored_state
+        self.savepoint_at_end = savepoint_at_end
         self.data_inline_threshold = data_inline_threshold
         self.allowed_locations = allowed_locations
         self.on_clear = on_clear
@@ -213,7 +219,7 @@ class CheckpointedOperator(BaseOperator):
 
 def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> PreparedStage:
     """
-    Resolve the storage, the registration and the driver settings of a try, and set the link to the job's page.
+    Resolve the storage, the registration and the driver settings of a try, and set the link to the page of its checkpoints.
 
     :raises InvalidConfigurationError: A setting is out of range, a mapped task has no key, or a fork has no job.
     """
@@ -240,7 +246,7 @@ def prepare_stage(task: CheckpointedOperator, context: Mapping[str, Any]) -> Pre
     storage = open_storage(settings.checkpoint_dir, settings.storage_conn_id)
     storage = storage.allowing(settings.savepoint_dir, locations=settings.allowed_locations)
     registration = _with_restore_source(task, storage, _registration(task, context, settings, storage.base_uri))
-    push_link(task, context, registration.job_name)
+    push_link(task, context)
     driver = _driver_settings(task, context, settings, storage)
     return PreparedStage(storage, registration, driver, settings.on_overlap)
 
@@ -278,8 +284,8 @@ def _savepoint(
 def _fork(
     task: CheckpointedOperator, fork_point: str, storage: CheckpointStorage, registration: RegisterAttempt
 ) -> RegisterAttempt:
+    from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
     from airflow_provider_statecheck.hooks.transport import airflow_gateway
-    from airflow_provider_statecheck.spark.time_travel import find_fork_source, fork_name
 
     if not task.job or task.from_savepoint:
         raise InvalidConfigurationError(
@@ -357,7 +363,24 @@ def _registration(
         former_uids=former_uids(task.uid or task.task_id, task.renamed_uids or {}, task.map_key),
         dag_uids=uids_by_task([task] if dag is None else dag.tasks),
         allow_non_restored_state=task.allow_non_restored_state,
+        savepoint_at_end=_savepoint_at_end(task, settings),
     )
+
+
+def _savepoint_at_end(task: CheckpointedOperator, settings: StatecheckSettings) -> bool:
+    from airflow_provider_statecheck.configuration import parse_boolean
+
+    try:
+        is_wanted = parse_boolean(task.savepoint_at_end)
+    except ValueError as error:
+        raise InvalidConfigurationError(
+            f"Expected savepoint_at_end to be true or false, found {task.savepoint_at_end!r}."
+        ) from error
+    if is_wanted and settings.savepoint_dir is None:
+        raise InvalidConfigurationError(
+            "Expected a directory for the savepoint at the end, found none; set savepoint_dir, or [statecheck] savepoint_dir."
+        )
+    return is_wanted
 
 
 def run_key_of(context: Mapping[str, Any]) -> str:

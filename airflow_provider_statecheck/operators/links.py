@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from airflow.sdk import BaseOperatorLink
 from typing_extensions import override
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH
 
 
 class CheckpointsLink(BaseOperatorLink):
-    """Link to the page of the task's job, available when the task starts."""
+    """Link to the page of the task's checkpoints, available when the task starts."""
 
     name = "Checkpoints"
 
@@ -24,16 +23,24 @@ class CheckpointsLink(BaseOperatorLink):
         return getattr(operator, "checkpoints_url", None) or ""
 
 
-def push_link(operator: Any, context: Mapping[str, Any], job_name: str) -> None:
+def push_link(operator: Any, context: Mapping[str, Any]) -> None:
     """Set the link when the task starts; Airflow itself sets it after the task ends."""
-    operator.checkpoints_url = page_of(job_name)
+    operator.checkpoints_url = page_of(context["ti"])
     context["ti"].xcom_push(key=CheckpointsLink().xcom_key, value=operator.checkpoints_url)
 
 
-def page_of(job_name: str) -> str:
-    """Return the external URL of a job's page."""
+def page_of(ti: Any) -> str:
+    """Return the external URL of the page of a task instance's checkpoints."""
+    dag_id, run_id, task_id = (quote(str(part), safe="") for part in (ti.dag_id, ti.run_id, ti.task_id))
+    map_index = getattr(ti, "map_index", -1)
+    query = f"?map_index={map_index}" if map_index >= 0 else ""
+    return f"{pages_root()}/dags/{dag_id}/runs/{run_id}/tasks/{task_id}{query}"
+
+
+def pages_root() -> str:
+    """Return the external URL below which the pages are, or its path if the base URL has no host."""
     from airflow.sdk.configuration import conf
 
     base = conf.get("api", "base_url", fallback="/") or "/"
     root = base if urlsplit(base).scheme else f"/{base.strip('/')}"
-    return f"{root.rstrip('/')}{MOUNT_PATH}{JOB_PAGES}/{job_id_of(job_name)}"
+    return f"{root.rstrip('/')}{MOUNT_PATH}"

@@ -10,7 +10,8 @@ from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.configuration import configured_savepoint_dir
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, StorageError
 from airflow_provider_statecheck.hooks.connection import DEFAULT_CONN_ID
-from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway, storage_opener
+from airflow_provider_statecheck.hooks.maintenance import maintenance_gateway, savepoint_gateway
+from airflow_provider_statecheck.hooks.storage import storage_opener
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, collect_job
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, each_job
 from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job

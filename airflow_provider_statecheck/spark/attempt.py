@@ -11,7 +11,8 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Set as AbstractSet
+import time
+from collections.abc import Callable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -31,6 +32,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     ConfirmCommits,
     ConfirmDiscards,
+    ConfirmRestore,
     DeclineCheckpoint,
     FinishAttempt,
     OpenEffects,
@@ -40,6 +42,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
 )
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord, OnOverlap
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, OperatorState
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import (
@@ -92,6 +95,8 @@ class CheckpointContent:
     """Whether a sink has committables to commit once the checkpoint is completed."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Numbers for logs and pages, such as those of snapshots and finished items."""
+    summary: SnapshotSummary | None = None
+    """Figures for pages, without the time to write the metadata; ``None`` if they are unknown."""
     new_bytes: int = 0
     """Bytes that were written since the last checkpoint."""
     increment_seconds: float = 0.0
@@ -118,6 +123,7 @@ class StageAttempt:
     :param savepoint_dir: Directory of savepoints whose request names none.
     :param data_inline_threshold: Largest size in bytes of state that is stored inside the metadata.
     :param on_overlap: Policy if an attempt of another run has the operator.
+    :param monotonic: Clock for durations, in seconds.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class StageAttempt:
         savepoint_dir: str | None = None,
         data_inline_threshold: int = INLINE_STATE_BYTES,
         on_overlap: OnOverlap = OnOverlap.FAIL,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gateway = gateway
         self._data_inline_threshold = data_inline_threshold
@@ -147,7 +154,11 @@ class StageAttempt:
         self._log.registered(self.grant)
         self._savepoints = StageSavepoints(gateway, storage, self._documents, self.grant.attempt, savepoint_dir)
         self.latest: CheckpointRecord | None = None
+        self._restored_id: int | None = None
+        self.restored_summary: SnapshotSummary | None = None
+        """What the attempt has restored so far, for display; sent with its end."""
         self._newer_epoch: int | None = None
+        self._monotonic = monotonic
 
     def restore(self) -> RestoredStage | None:
         """
@@ -187,8 +198,28 @@ class StageAttempt:
         self._gateway.confirm_restore(restored.confirmation(self.grant.attempt, claim=claim))
         self._documents.remember(restored.checkpoint.checkpoint_id, restored.document)
         self.latest = restored.checkpoint
+        self._restored_id = restored.checkpoint.checkpoint_id
         self._log.restored(restored.checkpoint)
         self._discard(self.grant.effects, frozenset(h.uri for h in restored.document.snapshots))
+
+    def report_restored(self, summary: SnapshotSummary) -> None:
+        """
+        Report what the attempt has restored so far, for pages; a report that fails is dropped.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        if self._restored_id is None:
+            return
+        self.restored_summary = summary
+        attempt = self.grant.attempt
+        report = ConfirmRestore(attempt=attempt, checkpoint_id=self._restored_id, restored_summary=summary)
+        try:
+            self._gateway.confirm_restore(report)
+        except StaleAttemptError:
+            raise
+        except (CoordinatorError, CheckpointNotFoundError) as error:
+            # The restored checkpoint may be subsumed; the figures of newer checkpoints then show the restored steps.
+            log.debug("The restored steps could not be reported: %s", error)
 
     @property
     def begins_from_savepoint(self) -> bool:
@@ -203,6 +234,7 @@ class StageAttempt:
         finished_items: int,
         new_bytes: int,
         pinned: AbstractSet[str],
+        summary: SnapshotSummary | None = None,
     ) -> CheckpointRecord | None:
         """
         Take a checkpoint of the stage.
@@ -212,13 +244,20 @@ class StageAttempt:
         :param finished_items: Number of finished loop items, for logs and pages.
         :param new_bytes: Bytes that were written since the last checkpoint.
         :param pinned: URIs of snapshots that must not be deleted even if no checkpoint references them.
+        :param summary: Figures for pages; ``None`` if they are unknown.
         :return: The completed checkpoint, or ``None`` if it failed and the failure is tolerated.
         :raises StaleAttemptError: if a newer attempt has taken over.
         :raises CheckpointDeclinedError: if more checkpoints failed than are tolerated.
         :raises StoppedWithSavepointError: if a stop with a savepoint was requested; the checkpoint is complete.
         """
-        counts = {"snapshots": len(snapshots), "items": finished_items}
-        content = CheckpointContent(snapshots=snapshots, state=state, counts=counts, new_bytes=new_bytes, pinned=pinned)
+        content = CheckpointContent(
+            snapshots=snapshots,
+            state=state,
+            counts={"snapshots": len(snapshots), "items": finished_items},
+            summary=summary,
+            new_bytes=new_bytes,
+            pinned=pinned,
+        )
         pending = self.begin_checkpoint(None)
         return None if pending is None else self.complete_checkpoint(pending, content)
 
@@ -259,14 +298,15 @@ class StageAttempt:
         self._savepoints.serve(effects.savepoints, completed)
         return completed
 
-    def confirm_commits(self, checkpoint_ids: tuple[int, ...]) -> None:
+    def confirm_commits(self, checkpoint_ids: tuple[int, ...], seconds: float | None = None) -> None:
         """
         Confirm that the sink has committed the committables of checkpoints, and delete discarded checkpoints.
 
+        :param seconds: Time of the commits, for pages; ``None`` if it was not measured.
         :raises StaleAttemptError: if a newer attempt has taken over.
         """
         effects = self._gateway.confirm_commits(
-            ConfirmCommits(attempt=self.grant.attempt, checkpoint_ids=checkpoint_ids)
+            ConfirmCommits(attempt=self.grant.attempt, checkpoint_ids=checkpoint_ids, seconds=seconds)
         )
         self._discard(effects, frozenset())
 
@@ -292,7 +332,11 @@ class StageAttempt:
         if status is AttemptStatus.FINISHED:
             self._serve_last_savepoints()
         closing = FinishAttempt(
-            attempt=self.grant.attempt, status=status, message=message, damaged_snapshots=damaged_snapshots
+            attempt=self.grant.attempt,
+            status=status,
+            message=message,
+            damaged_snapshots=damaged_snapshots,
+            restored_summary=self.restored_summary,
         )
         effects = self._gateway.finish(closing)
         deleted = self._discard(effects, frozenset())
@@ -372,6 +416,7 @@ class StageAttempt:
         return self._acknowledge(message, content.pinned | frozenset(state_uris(content.operator_states)))
 
     def _write(self, pending: PendingCheckpoint, content: CheckpointContent) -> AcknowledgeCheckpoint:
+        begin = self._monotonic()
         state_handle, state_bytes = self._write_state(pending, content.state)
         document = self._document(pending, content, state_handle)
         uri = f"{pending.location}/{METADATA_FILE}"
@@ -390,6 +435,7 @@ class StageAttempt:
             counts=dict(content.counts),
             has_commit=content.has_commit,
             increment_seconds=content.increment_seconds,
+            summary=content.summary and replace(content.summary, write_seconds=self._monotonic() - begin),
         )
 
     def _write_state(

@@ -24,9 +24,8 @@ from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, requ
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
-from airflow_provider_statecheck.spark.loop_progress import keyed
 from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
-from airflow_provider_statecheck.spark.scope import ScopedNames, StepKey
+from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
 from airflow_provider_statecheck.spark.steps import (
     StageCheckpointer,
     StageState,
@@ -34,6 +33,7 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
+from airflow_provider_statecheck.state.loop_progress import StepKey
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -231,6 +231,7 @@ class StageContext:
         _require_when(when)
         step = self._names.claim(name)
         if when is False:
+            self._saving.figures.skipped(step)
             return built(build)
         fingerprint = self._steps.fingerprint(build, version)
         live = self._steps.restorable(step, fingerprint)
@@ -329,6 +330,7 @@ class StageContext:
         self._saving.snapshots.drop_unless_used()
         if not self._saving.is_saved():
             self.checkpoint()
+        self._saving.note_restored()
         self._attempt.finish(AttemptStatus.FINISHED)
         self._close()
 
@@ -341,6 +343,7 @@ class StageContext:
         damaged = self._saving.snapshots.damage_behind(error)
         for uri, problem in damaged.items():
             log.error("Snapshot %s is damaged; the next try recomputes it: %s", redact(uri), problem)
+        self._saving.note_restored()
         self._attempt.fail(error, tuple(damaged))
         self._close()
 
@@ -362,10 +365,12 @@ class StageContext:
     def _work(
         self, loop: StepKey, pairs: list[tuple[str, Item]], every: int, every_seconds: float | None
     ) -> Iterator[Item]:
+        self._saving.progress.expect(loop, (item_key for item_key, _ in pairs))
         rhythm = Rhythm(every, every_seconds, self.costs, self._saving.pace, self._monotonic)
         for item_key, item in pairs:
             if self._saving.progress.is_finished(loop, item_key):
                 continue
+            self._saving.report_restored()
             with self._names.inside(loop[1], item_key) as scope:
                 yield item
             self._saving.finish_item(loop, item_key)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.costs.pacing import require_every
 from airflow_provider_statecheck.spark.fingerprints.step import combined_fingerprint
-from airflow_provider_statecheck.spark.loop_progress import Iteration
-from airflow_provider_statecheck.spark.scope import Scope, ScopedNames, StepKey, describe
+from airflow_provider_statecheck.spark.scope import ScopedNames
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.state.loop_progress import Iteration, Scope, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -125,12 +125,15 @@ class RefiningLoop:
 
     def result(self) -> DataFrame:
         """Return the refined DataFrame, read from its snapshot."""
+        self._saving.iterations.expect(self._loop, self._refinement.steps)
         live, reached = self._restored()
         if live is not None and (reached.is_converged or reached.number == self._refinement.steps):
             self._steps.report(self._loop, live, is_restored=True)
             return self._steps.read(live)
         if live is not None:
             log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
+            self._saving.figures.restored(live.handle)
+        self._saving.report_restored()
         return self._refine(live, reached.number)
 
     @property

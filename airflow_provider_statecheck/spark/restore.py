@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable, Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptGrant,
     AttemptRef,
@@ -29,15 +27,15 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
     streams_of,
 )
 from airflow_provider_statecheck.exceptions import CorruptStateError, NoRestorableCheckpointError
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, verify_files, verify_footers
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import (
     UNREADABLE,
     CheckpointDocument,
-    InlineStateHandle,
     SnapshotHandle,
     load_document,
+    read_values,
 )
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, read_verified_manifest
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +115,7 @@ def _load(
     omits_damaged: bool = False,
 ) -> RestoredStage:
     document = load_document(storage, candidate)
-    find = _intact_manifest if omits_damaged else _verified_manifest
+    find = _intact_manifest if omits_damaged else read_verified_manifest
     # A snapshot that an earlier attempt failed to read may pass the checks here and fail again later.
     found = {handle.uri: find(storage, handle) for handle in document.snapshots if handle.uri not in damaged}
     _verify_operator_states(storage, document)
@@ -125,53 +123,14 @@ def _load(
         checkpoint=candidate,
         document=document,
         manifests={uri: manifest for uri, manifest in found.items() if manifest is not None},
-        state=read_state(storage, document),
+        state=read_values(storage, document),
         skipped=skipped,
     )
 
 
-def read_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
-    """
-    Return the manifest of a snapshot.
-
-    :raises CorruptStateError: if its size or digest differs from the handle.
-    :raises CheckpointNotFoundError: if it is missing.
-    """
-    uri = f"{handle.uri}/{MANIFEST_FILE}"
-    return SnapshotManifest.decode(storage.read_verified(uri, size=handle.manifest_size, sha256=handle.manifest_sha256))
-
-
-def read_state(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
-    """
-    Return the driver's state of a checkpoint.
-
-    :raises CorruptStateError: if its size or digest differs from the handle, or it is not a JSON object.
-    :raises CheckpointNotFoundError: if its file is missing.
-    """
-    handle = document.state
-    if isinstance(handle, InlineStateHandle):
-        return handle.value
-    data = storage.read_verified(handle.uri, size=handle.size, sha256=handle.sha256)
-    try:
-        state = json.loads(data)
-    except ValueError as error:
-        raise CorruptStateError(f"Expected JSON in {handle.uri}, found other text: {error}") from error
-    if not isinstance(state, dict):
-        raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(state).__name__}.")
-    return state
-
-
-def _verified_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest:
-    manifest = read_manifest(storage, handle)
-    data_uri = f"{handle.uri}/{DATA_DIRECTORY}"
-    verify_files(storage, data_uri, manifest)
-    verify_footers(storage, data_uri, manifest)
-    return manifest
-
-
 def _intact_manifest(storage: CheckpointStorage, handle: SnapshotHandle) -> SnapshotManifest | None:
     try:
-        return _verified_manifest(storage, handle)
+        return read_verified_manifest(storage, handle)
     except UNREADABLE as error:
         log.error("Snapshot %r is damaged and will be recomputed: %s", handle.name, error)  # noqa: TRY400 - the reason is in the text
         return None

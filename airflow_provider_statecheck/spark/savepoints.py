@@ -130,6 +130,7 @@ class StageSavepoints:
                 state_size_bytes=written.state_size_bytes,
                 full_size_bytes=written.state_size_bytes,
                 counts=dict(source.counts),
+                summary=source.summary,
             )
         )
         if reply.is_completed:

@@ -1,14 +1,17 @@
-"""Scopes of step names: each item of a loop is a scope."""
+"""Names of steps in their scopes, and keys of the items of loops, which are scopes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import date, datetime
+from typing import Any, TypeVar
+from uuid import UUID
 
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
+from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
 
-Scope = tuple[tuple[str, str], ...]
-StepKey = tuple[Scope, str]
+Item = TypeVar("Item")
 
 _MAX_NAME = 200
 
@@ -54,7 +57,36 @@ class ScopedNames:
             self._used = {step for step in self._used if step[0][: len(inner)] != inner}
 
 
-def describe(step: StepKey) -> str:
-    """Return a step's name with its items, such as ``days[2026-01-01]/sessions``."""
-    scope, name = step
-    return "/".join([*(f"{loop}[{item}]" for loop, item in scope), name])
+def keyed(items: Iterable[Item], key: Callable[[Item], Any] | None) -> list[tuple[str, Item]]:
+    """
+    Return pairs of an item's key, as text, and the item.
+
+    :param items: The items; all are read before the first pair is returned.
+    :param key: Function that returns the key of an item; by default an item that is text, a whole number, a date or a
+        UUID is its own key.
+    :raises InvalidConfigurationError: for an item without a key.
+    :raises DuplicateNameError: if two items have the same key.
+    """
+    pairs = [(_encoded_key(item if key is None else key(item)), item) for item in items]
+    seen: set[str] = set()
+    for encoded, item in pairs:
+        if encoded in seen:
+            raise DuplicateNameError(
+                f"Expected a unique key for each item, found {encoded!r} twice, the second time for {item!r}; pass key= to "
+                f"derive unique keys."
+            )
+        seen.add(encoded)
+    return pairs
+
+
+def _encoded_key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, datetime | date):
+        return key.isoformat()
+    if isinstance(key, int | UUID) and not isinstance(key, bool):
+        return str(key)
+    raise InvalidConfigurationError(
+        f"Expected the key of an item to be text, a whole number, a date or a UUID, found {key!r}; "
+        f"pass key= to derive a key that is the same in every try."
+    )

@@ -13,10 +13,10 @@ from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import SCRIPT_PREFIX, AttemptOwner, OnClear
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.gateway.time_travel import find_fork_source, fork_name
 from airflow_provider_statecheck.spark.attempt import INLINE_STATE_BYTES, StageAttempt
 from airflow_provider_statecheck.spark.driver.readiness import make_ready
 from airflow_provider_statecheck.spark.driver.session import give_workers_this_python
-from airflow_provider_statecheck.spark.time_travel import find_fork_source, fork_name
 from airflow_provider_statecheck.storage.allowed_locations import parse_locations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.pointers import find_source

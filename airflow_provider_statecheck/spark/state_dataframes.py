@@ -1,4 +1,4 @@
-"""Keyed state of checkpoints as Spark DataFrames, read and written by Spark's tasks."""
+"""Keyed state and snapshots of checkpoints as Spark DataFrames, read and written by Spark's tasks."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
 from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.spark.stages.planning import arrow_of_spark
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
 from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.columns import key_column_names
+from airflow_provider_statecheck.state.reading.snapshot_reader import find_snapshot
 from airflow_provider_statecheck.state.reading.state_reader import StateReader, StateView, milliseconds, registered
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.writing.new_rows import NewRows
 from airflow_provider_statecheck.state.writing.savepoint_edit import NewHandles, SavepointEdit, StateTarget
 from airflow_provider_statecheck.state.writing.write_savepoint import GivenState, audit_of, open_edit, target_of
+from airflow_provider_statecheck.storage.snapshot_manifest import read_verified_manifest
 from airflow_provider_statecheck.storage.state_json import decode_keyed, encode_keyed
 
 if TYPE_CHECKING:
@@ -76,6 +80,40 @@ def read_state(
     tasks = _number_of_tasks(spark, content, partitions)
     reading = StateReading(TaskStorage.of(states.storage), content, view, tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(reading, reading.spark_schema())
+
+
+def read_snapshot(
+    spark: SparkSession,
+    pointer: str,
+    name: str,
+    *,
+    scope: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allowed_locations: Sequence[str] = (),
+) -> DataFrame:
+    """
+    Return a named DataFrame snapshot of a checkpoint, with the columns that the stage gets after a restore.
+
+    :param spark: The session.
+    :param pointer: Directory of a checkpoint or savepoint, or its metadata file.
+    :param name: Name of the snapshot.
+    :param scope: Items of the loops around the snapshot, such as ``days[2026-01-01]``, or ``""`` for none; required if the
+        checkpoint has the name in several scopes.
+    :param storage_options: Options of the filesystem; they are sent to the tasks, but not part of any text. Files that Spark
+        has written are read with the credentials of the session.
+    :param allowed_locations: Further locations of files that the checkpoint may reference, as URIs such as
+        ``s3://archive``.
+    :raises CheckpointNotFoundError: if the checkpoint or the manifest of the snapshot is missing.
+    :raises UnknownStateError: if the checkpoint has no such snapshot; the message lists its snapshots.
+    :raises InvalidConfigurationError: if several scopes have the name.
+    :raises CorruptStateError: if a file of the snapshot was changed.
+    :raises UnsupportedStateError: if Spark has written the files to a filesystem that this session does not have.
+    :raises StorageError: if the storage fails.
+    """
+    states = CheckpointStates.load(pointer, storage_options, allowed_locations)
+    handle = find_snapshot(states.document, name, scope)
+    manifest = read_verified_manifest(states.storage, handle)
+    return StoredDataFrames(states.storage).read(spark, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 from typing_extensions import override
 
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError, UnsupportedStateError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.free_space import full_disk_named, require_room, shortage_of
 from airflow_provider_statecheck.spark.costs.pacing import Pace
 from airflow_provider_statecheck.spark.costs.stage_costs import AutoFacts, StageCosts, WriteTimes
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
-from airflow_provider_statecheck.spark.loop_progress import Iterations, LoopProgress
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, StageSnapshots, Stopwatch
 from airflow_provider_statecheck.spark.status_log import readable_seconds
+from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
+from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, Scope, StepKey, describe
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -111,8 +112,11 @@ class StageCheckpointer:
         self.pace = pace
         self.costs = StageCosts(overhead_budget, monotonic, saved.get("costs"))
         self.snapshots = StageSnapshots(attempt.storage, attempt.grant.attempt, restored)
+        self.figures = StepFigures(self.progress, self.iterations, monotonic)
         self.unsaved_bytes = 0
         """Size of the snapshots that no checkpoint references yet."""
+        self.unsaved_seconds = 0.0
+        """Measured or estimated time to write them."""
         self._saved = self._content() if restored else ((), _EMPTY_STATE)
 
     def checkpoint(self) -> CheckpointRecord | None:
@@ -127,11 +131,30 @@ class StageCheckpointer:
                 finished_items=self.progress.finished_items,
                 new_bytes=self.unsaved_bytes,
                 pinned=self.snapshots.pinned,
+                summary=figures_or_none(self._summary),
             )
         if completed is not None:
-            self._saved, self.unsaved_bytes = content, 0
+            self._saved, self.unsaved_bytes, self.unsaved_seconds = content, 0, 0.0
             self.pace.completed(self.costs.spent_seconds - before)
         return completed
+
+    def report_restored(self) -> None:
+        """
+        Report the restored steps for pages, if there are new ones; called before a computation, which may take hours.
+
+        :raises StaleAttemptError: if a newer attempt has taken over.
+        """
+        if self.figures.is_due():
+            summary = figures_or_none(self.figures.of_restore)
+            if summary is not None:
+                self._attempt.report_restored(summary)
+
+    def note_restored(self) -> None:
+        """Let the end of the attempt report what it has restored."""
+        self._attempt.restored_summary = figures_or_none(self.figures.of_restore)
+
+    def _summary(self) -> SnapshotSummary:
+        return self.figures.of_checkpoint(self.snapshots.handles, self.unsaved_seconds)
 
     def _copy_borrowed(self) -> bool:
         try:
@@ -289,6 +312,7 @@ class StageSteps:
         :raises StorageError: if there is too little space.
         """
         self.require_room(step)
+        self.saving.report_restored()
         stopwatch = self.stopwatch()
         written = self.write(step, built(build), fingerprint, stopwatch)
         return self.save(step, written)
@@ -327,6 +351,8 @@ class StageSteps:
             seconds = self.saving.write_times.part_of(seconds, size)
         self.saving.costs.spent_seconds += seconds
         self.saving.unsaved_bytes += size
+        self.saving.unsaved_seconds += seconds
+        self.saving.figures.computed(live.handle)
         return Written(live, seconds)
 
     def read(self, live: LiveSnapshot) -> DataFrame:
@@ -352,6 +378,7 @@ class StageSteps:
         self.reports.append(report)
         size, duration = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
         if is_restored:
+            self.saving.figures.restored(handle)
             log.info("Step %s restored: %s; saved %s", report.name, size, duration)
         else:
             log.info("Step %s computed in %s: %s", report.name, duration, size)

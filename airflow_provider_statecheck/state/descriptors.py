@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,7 @@ from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.state.serializers.serializer import TypeSerializer
 
 _MILLISECOND = timedelta(milliseconds=1)
+_IN_NO_URL = re.compile(r"\A\.\.?\Z|[\x00-\x1f\x7f\ud800-\udfff]")
 In = TypeVar("In", contravariant=True)
 Acc = TypeVar("Acc")
 Out = TypeVar("Out", covariant=True)
@@ -106,8 +108,8 @@ class StateDescriptor(Generic[T]):
     :param name: Name of the state, unique in the operator.
     :param type: Type of the values: a Python type, an Arrow type, a ``TypeSerializer`` or a custom serializer.
     :param ttl: Time to live; ``None`` if values never expire.
-    :param queryable_name: Name for queries from outside the stage, or ``None``.
-    :raises InvalidConfigurationError: for an empty name or an invalid time to live.
+    :param queryable_name: Name for queries from outside the stage, or ``None``; a URL must be able to contain it.
+    :raises InvalidConfigurationError: for an invalid name or time to live.
     """
 
     kind: ClassVar[StateKind]
@@ -183,9 +185,9 @@ class StateDescriptor(Generic[T]):
         """
         Make the state queryable from outside the stage.
 
-        :raises InvalidConfigurationError: if the name is empty, or if the state has a queryable name already.
+        :raises InvalidConfigurationError: if a URL cannot contain the name, or if the state has a queryable name already.
         """
-        _require_name("queryable_name", queryable_name)
+        require_queryable_name(queryable_name)
         if self.queryable_name is not None:
             raise InvalidConfigurationError(
                 f"Expected one queryable name for {self.name!r}, found {self.queryable_name!r} and {queryable_name!r}; set only one."
@@ -442,6 +444,20 @@ def _require_name(parameter: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidConfigurationError(
             f"Expected a non-empty string as {parameter} of a state, found {name!r}; pass a name."
+        )
+
+
+def require_queryable_name(name: Any) -> None:
+    """
+    Require a name that can be part of a URL.
+
+    :raises InvalidConfigurationError: if the name is empty, ``.`` or ``..``, or has a control character or a lone surrogate.
+    """
+    _require_name("queryable_name", name)
+    if _IN_NO_URL.search(name):
+        raise InvalidConfigurationError(
+            f"Expected a queryable_name that can be part of a URL, found {name!r:.100}; choose one other than . and .. and "
+            f"without control characters."
         )
 
 

@@ -7,7 +7,7 @@ Compatibility is decided from the schemas alone. No state is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -55,6 +55,8 @@ class StateSchema:
     """Whether each value carries the time of its last use."""
     ttl_ms: int | None = None
     """Time to live in milliseconds, if known."""
+    queryable_name: str | None = field(default=None, compare=False)
+    """Name for queries from outside the stage; a schema with another one describes the same state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ def _encode_state(state: StateSchema) -> dict[str, Any]:
         "value": encode_snapshot(state.value),
         "ttl": state.ttl,
         "ttl_ms": state.ttl_ms,
+        "queryable_name": state.queryable_name,
     }
 
 
@@ -214,6 +217,7 @@ def _decode_state(encoded: Mapping[str, Any]) -> StateSchema:
         value=decode_snapshot(encoded["value"]),
         ttl=encoded["ttl"],
         ttl_ms=encoded.get("ttl_ms"),
+        queryable_name=encoded.get("queryable_name"),
     )
 
 

@@ -9,6 +9,17 @@ Handle = TypeVar("Handle")
 
 
 @dataclass(frozen=True, slots=True)
+class StateSize:
+    """Number of keys and size of one state in a snapshot, as far as the backend knows them."""
+
+    name: str
+    keys: int | None = None
+    """Number of keys, counted once for each namespace; ``None`` if only a scan could tell."""
+    size_bytes: int | None = None
+    """Size of the files of the state; ``None`` if it shares a file with other states."""
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotResult(Generic[Handle]):
     """Result of a snapshot."""
 
@@ -16,6 +27,8 @@ class SnapshotResult(Generic[Handle]):
     """Handle of the snapshot; ``None`` if there was no state."""
     new_bytes: int = 0
     """Bytes written by this snapshot, without the files of earlier snapshots."""
+    sizes: tuple[StateSize, ...] = ()
+    """Sizes of single states, for display; a backend may omit them."""
 
     @classmethod
     def empty(cls) -> SnapshotResult[Handle]:

@@ -131,6 +131,12 @@ def is_unsupported(error: BaseException) -> bool:
     return any(_status(link) == 501 or _code(link) == "NotImplemented" for link in _chain(error))
 
 
+def is_refused(error: BaseException) -> bool:
+    """Return true if the storage refused the credentials, or if there were none."""
+    links = list(_chain(error))
+    return any(map(_is_denied, links)) or bool(_names(links) & _NO_CREDENTIALS_CLASSES)
+
+
 def advice(error: BaseException) -> str:
     """Return a sentence with the remedy, after a space, or an empty string."""
     links = list(_chain(error))
@@ -189,7 +195,7 @@ class RetryPolicy:
             try:
                 return action()
             except Exception as error:
-                pause = self._pause_after(number)
+                pause = self.pause_after(number)
                 if not is_transient(error) or self.monotonic() - started + pause > self.deadline_seconds:
                     raise
                 # Only the class, because messages of clients may contain signed URLs.
@@ -197,7 +203,8 @@ class RetryPolicy:
                 self.sleep(pause)
         return action()
 
-    def _pause_after(self, number: int) -> float:
+    def pause_after(self, number: int) -> float:
+        """Return the pause in seconds after the attempt with this number, from 1."""
         longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** (number - 1))
         return longest * self.random()
 

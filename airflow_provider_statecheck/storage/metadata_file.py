@@ -1,5 +1,5 @@
 """
-The ``_metadata`` file of a checkpoint: contents, format, reading and relative URIs.
+The ``_metadata`` file of a checkpoint: contents, encoding, decoding, reading and relative URIs.
 
 Files that move together with the metadata have relative URIs. A savepoint is self-contained, so its URIs are relative to
 its own directory; if it references a file outside that directory, it cannot be moved and all its URIs are absolute.
@@ -197,6 +197,26 @@ def load_document(storage: CheckpointStorage, checkpoint: CheckpointRecord) -> C
         checkpoint.metadata_uri, size=size, sha256=digest
     )
     return decode_metadata(data, uri=checkpoint.metadata_uri)
+
+
+def read_values(storage: CheckpointStorage, document: CheckpointDocument) -> dict[str, Any]:
+    """
+    Return the values of a checkpoint, which its driver wrote.
+
+    :raises CorruptStateError: if their size or digest differs from the handle, or they are not a JSON object.
+    :raises CheckpointNotFoundError: if their file is missing.
+    """
+    handle = document.state
+    if isinstance(handle, InlineStateHandle):
+        return dict(handle.value)
+    data = storage.read_verified(handle.uri, size=handle.size, sha256=handle.sha256)
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise CorruptStateError(f"Expected JSON in {handle.uri}, found other text: {error}") from error
+    if not isinstance(values, dict):
+        raise CorruptStateError(f"Expected the state in {handle.uri} to be a mapping, found {type(values).__name__}.")
+    return values
 
 
 class DocumentCache:

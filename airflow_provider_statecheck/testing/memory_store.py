@@ -12,25 +12,30 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.aligned.id_counter import JobIDCounter
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock, clamp_times, is_too_far_ahead, time_of_job
 from airflow_provider_statecheck.checkpoint.fencing import require_running
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, task_uids_of
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage, dag_of
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import ClaimRecord, already_claimed
 from airflow_provider_statecheck.checkpoint.records import (
     AcknowledgementRecord,
+    ActionRecord,
     AttemptRecord,
     CheckpointRecord,
     CheckpointStatus,
     JobRecord,
     OperatorRecord,
+    RowsVersion,
     SnapshotRequest,
     StatisticsRecord,
 )
+from airflow_provider_statecheck.checkpoint.savepoint_restore import newest_readable
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.state_handle_store import LONGEST_LEASE, HandleRow
 from airflow_provider_statecheck.checkpoint.state_pointers import StatePointer, uris_of
 from airflow_provider_statecheck.checkpoint.store import (
@@ -40,8 +45,11 @@ from airflow_provider_statecheck.checkpoint.store import (
     EndedCheckpoints,
     JobTransaction,
     JobView,
+    LatestCheckpoints,
+    no_such_job,
 )
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CoordinatorError
+from airflow_provider_statecheck.testing.memory_job_list import job_list
 
 _Handles = tuple[Callable[[], list[bytes]], Callable[[], None]]
 """Functions that return the encoded pointers of state handles, and that remove the handles."""
@@ -97,6 +105,30 @@ class InMemoryJobStore:
             rows = [r.job for r in self._jobs.values() if r.attempts]
         return tuple(sorted(rows, key=lambda job: job.seen_at, reverse=True))
 
+    def dag_ids(self, *, beside: str | None = None) -> frozenset[str]:
+        """Return the Dags with attempts in any job, or in any job with attempts of one Dag."""
+        with self._lock:
+            jobs = [{dag_of(attempt.owner) for attempt in rows.attempts.values()} for rows in self._jobs.values()]
+        return frozenset(filter(None, chain.from_iterable(each for each in jobs if beside is None or beside in each)))
+
+    def jobs_of_run(self, dag_id: str, run_id: str) -> tuple[JobId, ...]:
+        """Return the jobs that the tasks of a Dag run have worked on, the most recently active first."""
+        run = {("dag_id", dag_id), ("run_id", run_id)}
+        with self._lock:
+            matching = {
+                job_id
+                for job_id, rows in self._jobs.items()
+                for a in rows.attempts.values()
+                if run <= {*a.owner.airflow}
+            }
+        return tuple(job.job_id for job in self.jobs() if job.job_id in matching)
+
+    def job_overviews(self, page: JobsPage) -> JobList:
+        """Return a page of the list of jobs."""
+        with self._lock:
+            views = [rows.view(self._clock.now()) for rows in self._jobs.values() if rows.attempts]
+        return job_list(views, page)
+
     def describe(self, job_id: JobId) -> JobView:
         """Return a view of a job."""
         with self._lock:
@@ -125,16 +157,23 @@ class InMemoryJobStore:
     def latest(self, job_id: JobId, operator_id: OperatorId) -> CheckpointRecord | None:
         """Return the newest restorable checkpoint of an operator, ``None`` if there is none."""
         with self._lock:
+            return self._known(job_id).latest(operator_id)
+
+    def latest_checkpoints(self, job_id: JobId, known_version: RowsVersion | None = None) -> LatestCheckpoints | None:
+        """Return the newest readable checkpoint of each operator, ``None`` if the version is the known one."""
+        with self._lock:
             rows = self._known(job_id)
-            operator = rows.operators.get(operator_id)
-            of_operator = (c for _, c in sorted(rows.checkpoints.items(), reverse=True) if c.operator_id == operator_id)
-            usable = (c for c in of_operator if c.is_restorable and c.unusable_reason is None)
-            return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
+            operators = tuple(sorted(rows.operators.values(), key=lambda o: o.uid))
+            newest = (newest_readable(o, rows.newest_first(o.operator_id)) for o in operators)
+            view = LatestCheckpoints(
+                job=rows.job, operators=operators, checkpoints=tuple(c for c in newest if c is not None)
+            )
+        return None if rows.job.rows_version == known_version else view
 
     def _known(self, job_id: JobId) -> _Rows:
         rows = self._jobs.get(job_id)
         if rows is None or not rows.attempts:
-            raise _no_such_job(job_id)
+            raise no_such_job(job_id)
         return rows
 
     def _ensured(self, job_id: JobId, name: str) -> _Rows:
@@ -221,6 +260,11 @@ class InMemoryJobTransaction:
         """Return a checkpoint by the key of its request."""
         return next((c for c in self._rows.checkpoints.values() if c.request_key == request_key), None)
 
+    def summary(self, checkpoint_id: int) -> SnapshotSummary | None:
+        """Return the figures of a checkpoint."""
+        row = self.checkpoint(checkpoint_id)
+        return None if row is None else row.summary
+
     def open_checkpoints(self, operator_id: OperatorId) -> list[CheckpointRecord]:
         """Return the checkpoints of an operator that are not discarded, oldest first."""
         of_operator = (c for _, c in sorted(self._rows.checkpoints.items()) if c.operator_id == operator_id)
@@ -287,6 +331,24 @@ class InMemoryJobTransaction:
         for key in request_keys:
             self._rows.requests.pop(key, None)
 
+    def action(self, request_key: str) -> ActionRecord | None:
+        """Return an action of a user by its key."""
+        return self._rows.actions.get(request_key)
+
+    def open_actions(self, operator_id: OperatorId) -> list[ActionRecord]:
+        """Return the open actions on an operator, oldest first."""
+        rows = sorted(self._rows.actions.values(), key=lambda a: (a.requested_at, a.request_key))
+        return [a for a in rows if a.operator_id == operator_id and a.ended_at is None]
+
+    def save_action(self, record: ActionRecord) -> None:
+        """Insert or replace an action of a user."""
+        self._rows.actions[record.request_key] = record
+
+    def remove_actions(self, before: datetime) -> None:
+        """Remove the actions that ended before a time."""
+        kept = {k: a for k, a in self._rows.actions.items() if a.ended_at is None or a.ended_at >= before}
+        self._rows.actions = kept
+
     def claim(self, pointer: str) -> ClaimRecord | None:
         """Return the claim of a snapshot by any job."""
         return self._rows.claims.get(pointer) or self._other_claims.get(pointer)
@@ -329,7 +391,15 @@ class InMemoryJobTransaction:
         """Remove the rows of the job, except its id counter, its operators and its claims."""
         self.remove_state_handles()
         rows = self._rows
-        for table in (rows.attempts, rows.checkpoints, rows.acknowledgements, rows.requests, rows.statistics):
+        tables: tuple[dict[Any, Any], ...] = (
+            rows.attempts,
+            rows.checkpoints,
+            rows.acknowledgements,
+            rows.requests,
+            rows.actions,
+            rows.statistics,
+        )
+        for table in tables:
             table.clear()
 
 
@@ -469,6 +539,7 @@ class _Rows:
     checkpoints: dict[int, CheckpointRecord] = field(default_factory=dict)
     acknowledgements: dict[tuple[int, OperatorId], AcknowledgementRecord] = field(default_factory=dict)
     requests: dict[str, SnapshotRequest] = field(default_factory=dict)
+    actions: dict[str, ActionRecord] = field(default_factory=dict)
     statistics: dict[OperatorId, StatisticsRecord] = field(default_factory=dict)
     claims: dict[str, ClaimRecord] = field(default_factory=dict)
     """The claims of this job."""
@@ -481,6 +552,7 @@ class _Rows:
                 self.checkpoints,
                 self.acknowledgements,
                 self.requests,
+                self.actions,
             )
             for table in tables:
                 table.update({key: clamp_times(record, now) for key, record in table.items()})
@@ -495,8 +567,20 @@ class _Rows:
             checkpoints=self._current_checkpoints(),
             read_at=time_of_job(self.job.seen_at, now),
             requests=self._current_requests(),
+            actions=self._current_actions(),
             statistics=tuple(s for _, s in sorted(self.statistics.items())),
         )
+
+    def latest(self, operator_id: OperatorId) -> CheckpointRecord | None:
+        """Return the newest restorable checkpoint of an operator, ``None`` if there is none."""
+        operator = self.operators.get(operator_id)
+        usable = (c for c in self.newest_first(operator_id) if c.is_restorable and c.unusable_reason is None)
+        return next((c for c in usable if operator is not None and c.generation == operator.generation), None)
+
+    def newest_first(self, operator_id: OperatorId) -> Iterator[CheckpointRecord]:
+        """Return the checkpoints of an operator, newest first."""
+        newest_first = sorted(self.checkpoints.items(), reverse=True)
+        return (c for _, c in newest_first if c.operator_id == operator_id)
 
     def page(self, page: CheckpointPage) -> tuple[CheckpointRecord, ...]:
         """Return a page of checkpoints, newest first."""
@@ -512,8 +596,8 @@ class _Rows:
         recent = {r.request_key for r in rows[-RECENT:]}
         return tuple(r for r in rows if r.status.is_open or r.request_key in recent)
 
-
-def _no_such_job(job_id: JobId) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(
-        f"There is no job {job_id}; check the id, or wait for its first attempt.", job_id=job_id
-    )
+    def _current_actions(self) -> tuple[ActionRecord, ...]:
+        rows = sorted(self.actions.values(), key=lambda a: (a.requested_at, a.request_key))
+        ended = [a for a in rows if a.ended_at is not None]
+        dropped = {a.request_key for a in ended[: max(0, len(rows) - RECENT)]}
+        return tuple(a for a in rows if a.request_key not in dropped)

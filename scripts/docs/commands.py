@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from argparse import SUPPRESS, Action, ArgumentParser
+from collections.abc import Iterable, Iterator
 
-from airflow.cli.cli_config import ActionCommand, GroupCommand
+from airflow.cli.cli_config import ActionCommand, CLICommand, GroupCommand
 
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from scripts.docs.tables import code, table
@@ -16,9 +17,16 @@ _ALLOWED_IN_HELP = re.compile(r"\s*Allowed values: .*$")
 
 
 def commands() -> dict[str, ActionCommand]:
-    """Return the commands by their names."""
-    groups = [group for group in get_statecheck_commands() if isinstance(group, GroupCommand)]
-    return {each.name: each for group in groups for each in group.subcommands if isinstance(each, ActionCommand)}
+    """Return the commands by their names below ``airflow statecheck``, such as ``state get``."""
+    return {" ".join(words[1:]): command for words, command in _named(get_statecheck_commands())}
+
+
+def _named(found: Iterable[CLICommand], group: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ActionCommand]]:
+    for each in found:
+        if isinstance(each, GroupCommand):
+            yield from _named(each.subcommands, (*group, each.name))
+        else:
+            yield (*group, each.name), each
 
 
 def command_reference(name: str) -> str:
@@ -56,8 +64,9 @@ def _is_required(action: Action) -> bool:
 
 
 def _positional(action: Action) -> str:
-    suffix = {"*": " ..."}.get(str(action.nargs), "")
-    return f"[{_placeholder(action)}{suffix}]" if action.nargs in ("*", "?") else _placeholder(action)
+    suffix = " ..." if action.nargs in ("*", "+") else ""
+    shown = f"{_placeholder(action)}{suffix}"
+    return f"[{shown}]" if action.nargs in ("*", "?") else shown
 
 
 def _row(action: Action) -> tuple[str, str, str]:
@@ -82,7 +91,7 @@ def _default(action: Action) -> str:
     stated = _DEFAULT_IN_HELP.search(action.help or "")
     if stated:
         return code(stated["default"])
-    return "" if action.nargs == 0 or action.default in (None, SUPPRESS, []) else code(action.default)
+    return "" if action.nargs == 0 or action.default in (None, SUPPRESS, [], "") else code(action.default)
 
 
 def _meaning(action: Action) -> str:

@@ -10,7 +10,7 @@ from scripts.docs.arguments import arguments_table
 from scripts.docs.commands import command_reference, exit_statuses_table
 from scripts.docs.options import arrow_settings_table, flink_keys_table, options_table
 
-_REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>\S+))? -->\n.*?<!-- end -->", re.DOTALL)
+_REGION = re.compile(r"<!-- generated: (?P<part>\S+)(?: (?P<name>[^>]+))? -->\n.*?<!-- end -->", re.DOTALL)
 _PARTS: dict[str, Callable[..., str]] = {
     "options": options_table,
     "flink-keys": flink_keys_table,

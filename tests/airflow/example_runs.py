@@ -1,12 +1,14 @@
 """
-Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <increment that fails>``.
+Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <increment that fails> <params>``.
 
-The answer to each line is the state of the run, written to the file descriptor that is the argument. One process has one
-Airflow and one JVM for all of them.
+The answer to each line is the state of the run, ``refused`` if the params are not what the Dag asks for, written to the file
+descriptor that is the argument. One process has one Airflow and one JVM for all of them.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +17,9 @@ from typing import Any
 
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from airflow.sdk.exceptions import ParamValidationError
+
+log = logging.getLogger(__name__)
 
 
 def fail_once(dag: Any, increment: int) -> None:
@@ -43,12 +48,19 @@ def main() -> None:
     bag = DagBag()
     sync_bag_to_db(bag, "dags-folder", None)
     for line in sys.stdin:
-        dag_id, date, failing = line.split()
+        dag_id, date, failing, params = line.split(maxsplit=3)
         dag = bag.dags[dag_id]
         if int(failing):
             fail_once(dag, int(failing))
-        run = dag.test(logical_date=datetime.fromisoformat(date))
-        print(str(run.state), file=answers, flush=True)
+        print(end_of(dag, datetime.fromisoformat(date), json.loads(params)), file=answers, flush=True)
+
+
+def end_of(dag: Any, date: datetime, params: dict[str, Any]) -> str:
+    try:
+        return str(dag.test(logical_date=date, run_conf=params).state)
+    except ParamValidationError as error:
+        log.error("%s", error)
+        return "refused"
 
 
 main()

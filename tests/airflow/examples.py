@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -36,14 +37,15 @@ class Examples:
     home: Path
     work: Path
 
-    def run(self, dag_id: str, date: str = "2026-01-01", *, failing: int = 0) -> str:
+    def run(self, dag_id: str, date: str = "2026-01-01", *, failing: int = 0, **params: Any) -> str:
         """
         Run a Dag and return the state of its run.
 
         :param failing: Number of the increment that fails in the first try; none does by default.
+        :param params: What a user enters on the trigger form.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{dag_id} {date}T00:00:00+00:00 {failing}\n")
+        self._process.stdin.write(f"{dag_id} {date}T00:00:00+00:00 {failing} {json.dumps(params)}\n")
         self._process.stdin.flush()
         answered, _, _ = select.select([self._answers], [], [], LIMIT_SECONDS)
         if not answered:
@@ -118,5 +120,6 @@ class Examples:
             "PYTHONPATH": str(ROOT),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(self.work / "checkpoints"),
+            "AIRFLOW__STATECHECK__SAVEPOINT_DIR": (self.work / "savepoints").as_uri(),
             "PYSPARK_SUBMIT_ARGS": f"{SPARK} pyspark-shell",
         }

@@ -241,3 +241,14 @@ def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Exa
         for row in map(json.loads, file.read_text().splitlines()):
             reported[month, row["origin"], row["dest"], row["carrier"]] += row["flights"]
     assert reported == Counter((leg["month"], leg["origin"], leg["dest"], leg["carrier"]) for leg in few_flights())
+
+
+def test_state_of_a_few_aircraft_is_queried_by_the_task_after_the_stage(examples: Examples) -> None:
+    assert examples.run("example_queryable_state") == SUCCESS, examples.log
+    hours = {
+        tailnum: sum(int(leg["air_time"]) for leg in legs if leg["air_time"] != "NA") / 60
+        for tailnum, legs in by_aircraft().items()
+    }
+    due = [tailnum for tailnum in ("N293PQ", "N935AT", "N978AT") if hours[tailnum] > 120]
+    assert due == ["N293PQ", "N935AT"]
+    assert json.loads((examples.data / "aircraft_checks.json").read_text()) == due

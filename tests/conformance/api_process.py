@@ -1,7 +1,7 @@
 """
 The coordinator's API in a process of its own, which may be killed before each reply.
 
-``python -m tests.conformance.api_process`` listens on a free port, which it prints, and forks a server. For each line on
+``python -m tests.conformance.api_process PORT`` listens on a port, or on a free one for 0, prints it, and forks a server. For each line on
 its standard input it forks a new one that serves the database and the clock in the folder which the line names. A server
 that died is replaced at once; meanwhile connections wait in the queue of the listening socket.
 """
@@ -20,14 +20,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow  # noqa: F401 - imported once, before the servers are forked
 import uvicorn
 from sqlalchemy import create_engine
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.api.app import create_server_app
 from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.state_server import load_libraries
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
 from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 KILL_FOLDER = "killed"
 KILL_RATE_FILE = "one_in"
@@ -114,7 +117,13 @@ def serve(listener: socket.socket, folder: Path) -> None:
         return create_engine(f"sqlite:///{folder}/state.db", connect_args={"timeout": 30})
 
     app = create_server_app(
-        Services(engine, TrustingTasks(), liveness=FolderLiveness(folder), clock=FolderClock(folder))
+        Services(
+            engine,
+            TrustingTasks(),
+            liveness=FolderLiveness(folder),
+            clock=FolderClock(folder),
+            open_storage=CheckpointStorage.open,
+        )
     )
     server = uvicorn.Server(uvicorn.Config(DiesBeforeReplies(app, folder), lifespan="off", log_level="warning"))
     server.run(sockets=[listener])
@@ -123,8 +132,8 @@ def serve(listener: socket.socket, folder: Path) -> None:
 class Forker:
     """Keeps one server alive."""
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
         self._folder = Path()
         self._child = 0
 
@@ -175,7 +184,8 @@ def say(text: object) -> None:
 
 
 def main() -> None:
-    forker, woken = Forker(), wake_at_the_end_of_a_child()
+    forker, woken = Forker(int(sys.argv[1])), wake_at_the_end_of_a_child()
+    load_libraries()
     say(forker.port)
     while True:
         ready, _, _ = select.select([sys.stdin, woken], [], [])

@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck.metadata.database import open_engine
@@ -59,3 +60,16 @@ class OnPostgres:
             connection.execute(text(f"TRUNCATE {names}"))
         yield engine
         engine.dispose()
+
+
+@contextmanager
+def traced(engine: Engine) -> Iterator[list[str]]:
+    """Collect the statements that SQLite runs for an engine, also those of the driver alone."""
+    statements: list[str] = []
+
+    def trace(connection: Any, *_: object) -> None:
+        connection.set_trace_callback(statements.append)
+
+    event.listen(engine, "checkout", trace)
+    yield statements
+    event.remove(engine, "checkout", trace)

@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[2]
 
 
 class ApiProcess:
-    """The process that serves one folder after the other."""
+    """
+    The process that serves one folder after the other.
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.conformance.api_process"]
+    :param port: Port to listen on; 0 for any free port.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        command = [sys.executable, "-m", "tests.conformance.api_process", str(port)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.url = f"http://127.0.0.1:{self._answer()}"
+        self.port = int(self._answer())
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def serve(self, folder: Path) -> None:
         assert self._process.stdin is not None
@@ -31,7 +36,8 @@ class ApiProcess:
         assert self._answer() == "serving"
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        if self._process.poll() is None:
+            self._process.communicate(timeout=30)
 
     def _answer(self) -> str:
         assert self._process.stdout is not None

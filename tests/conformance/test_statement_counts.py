@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from airflow_provider_statecheck.checkpoint.clock import SystemClock
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.job_list import JobSort, JobsPage
 from airflow_provider_statecheck.checkpoint.messages import (
     AttemptRef,
     ConfirmDiscards,
@@ -44,15 +46,16 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.aligned_job import JOB, AlignedJob, AlignedTask
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.messages import (
+    complete_checkpoint,
     make_acknowledgement,
     make_registration,
 )
-from tests.conformance.databases import OnPostgres, OnSqlite
+from tests.conformance.databases import OnPostgres, OnSqlite, traced
 from tests.contracts.maintenance_contract import NoTokens
 
 CHECKPOINT = CheckpointProperties.for_checkpoint()
-MOST_STATEMENTS = {"trigger": 6, "acknowledge": 8, "confirm": 4}
-"""A call that needs more has to say why."""
+MOST_STATEMENTS = {"trigger": 6, "acknowledge": 9, "confirm": 4}
+"""A call that needs more has to say why. The last statement of an acknowledgement updates the job in the list of jobs."""
 
 
 class StatementContract:
@@ -82,6 +85,51 @@ class StatementContract:
             latest = stage.coordinator.latest(stage.attempt.job_id, stage.attempt.operator_id)
         assert latest is not None
         assert (latest.checkpoint_id, len(statements), rows) == (1, 1, [1])
+
+    def test_the_newest_checkpoints_of_all_operators_take_one_statement(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        for number in range(20):
+            other = stage.coordinator.register(make_registration(uid=f"operator-{number}")).attempt
+            complete_checkpoint(stage.coordinator, other)
+        add_history(stage, 2 * RECENT)
+        with counted(engine) as statements, fetched(engine) as rows:
+            latest = stage.coordinator.latest_checkpoints(stage.attempt.job_id)
+        assert latest is not None
+        assert (len(latest.checkpoints), len(statements), len(rows)) == (21, 1, 21)
+
+    def test_a_page_of_the_list_of_jobs_takes_three_statements(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2 * RECENT)
+        for number in range(30):
+            other = make_registration(job_name=f"job {number}", uid=f"operator {number % 3}")
+            complete_checkpoint(stage.coordinator, stage.coordinator.register(other).attempt)
+        with counted(engine) as statements:
+            listed = stage.coordinator.job_overviews(JobsPage(limit=20, sort=JobSort.SIZE))
+        assert (len(listed.jobs), len(statements)) == (20, 3)
+
+    def test_a_run_that_registers_and_ends_updates_the_list_twice(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.coordinator.finish(FinishAttempt(attempt=stage.attempt, status=AttemptStatus.FINISHED))
+        with counted(engine) as statements:
+            attempt = stage.coordinator.register(make_registration()).attempt
+            for _ in range(3):
+                stage.coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+            stage.coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        updates = [s for s in statements if s.startswith("UPDATE statecheck_job SET status")]
+        assert len(updates) == 2
+        assert not [s for s in statements if "statecheck_job_dag" in s]
+
+    def test_a_changed_version_takes_one_statement_more_than_its_check(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        known = stage.coordinator.describe(stage.attempt.job_id).job.rows_version
+        with counted(engine) as statements:
+            assert (
+                stage.coordinator.latest_checkpoints(stage.attempt.job_id, known._replace(number=known.number - 1))
+                is not None
+            )
+        assert len(statements) == 1, "besides the read of the version"
 
     def test_a_view_does_not_grow_with_the_history(self, engine: Engine) -> None:
         stage = Stage(engine)
@@ -156,6 +204,13 @@ class StatementContract:
         ref = keys(job_id=stage.attempt.job_id, operator_id=stage.attempt.operator_id)
         assert index in plan_of(engine, query(stage), ref | values)
 
+    def test_the_newest_checkpoints_are_found_without_a_look_at_the_history(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        stage.checkpoint()
+        add_history(stage, 2000, generations=50)
+        plan = plan_of(engine, statements.LATEST_CHECKPOINTS, keys(job_id=stage.attempt.job_id))
+        assert re.search("idx_statecheck_checkpoint_(undiscarded|job_id_operator_id_discarded_at)", plan), plan
+
     def test_statements_of_an_aligned_checkpoint_are_linear_in_its_operators(self, engine: Engine) -> None:
         one, two, three = (aligned_statements(engine, operators=count) for count in (4, 8, 12))
         assert three - two == two - one > 0
@@ -188,7 +243,16 @@ INDEXED: dict[str, tuple[Callable[[Stage], Select[Any]], dict[str, object], str]
 }
 
 
-class TestSqlite(OnSqlite, StatementContract): ...
+class TestSqlite(OnSqlite, StatementContract):
+    def test_an_unchanged_version_takes_one_statement_that_reads_the_version_alone(self, engine: Engine) -> None:
+        stage = Stage(engine)
+        known = stage.coordinator.describe(stage.attempt.job_id).job.rows_version
+        with traced(engine) as statements:
+            assert stage.coordinator.latest_checkpoints(stage.attempt.job_id, known) is None
+        [statement] = statements
+        assert " ".join(statement.split()).startswith(
+            "SELECT statecheck_job.version, statecheck_job.seen_at FROM statecheck_job WHERE"
+        )
 
 
 class TestPostgres(OnPostgres, StatementContract): ...

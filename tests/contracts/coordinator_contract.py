@@ -42,7 +42,9 @@ from airflow_provider_statecheck.testing.messages import (
 from tests.contracts.across_runs_contract import AcrossRunsContract
 from tests.contracts.commit_contract import CommitContract
 from tests.contracts.history_contract import HistoryContract
+from tests.contracts.latest_contract import LatestContract
 from tests.contracts.operator_uids_contract import OperatorUidsContract
+from tests.contracts.summary_contract import SummaryContract
 
 JOB = job_id_of("sales")
 OPERATOR = operator_id_of("aggregate")
@@ -56,7 +58,9 @@ def _finish(gateway: CheckpointCoordinatorGateway, grant: AttemptGrant, status: 
     gateway.finish(FinishAttempt(attempt=grant.attempt, status=status))
 
 
-class CoordinatorContract(CommitContract, AcrossRunsContract, HistoryContract, OperatorUidsContract):
+class CoordinatorContract(
+    CommitContract, AcrossRunsContract, HistoryContract, LatestContract, OperatorUidsContract, SummaryContract
+):
     """What holds for every coordinator, whatever keeps its rows and whatever lies in between."""
 
     loses_replies = False

@@ -126,6 +126,45 @@ class SavepointContract:
         first = self.ask(savepoints, running, request_key="k" * 32)
         assert self.ask(savepoints, running, request_key="k" * 32, target="memory://elsewhere") == first
 
+    def test_a_savepoint_at_the_end_is_requested_with_the_attempt(self, coordinator: AttemptCoordinator) -> None:
+        grant = coordinator.register(make_registration(savepoint_at_end=True))
+        [asked] = grant.effects.savepoints
+        assert (asked.properties.snapshot_type, asked.target) == (CheckpointType.SAVEPOINT_TERMINATE, None)
+        assert asked.requested_by == make_owner().label
+
+    def test_a_retry_takes_over_the_request_of_the_attempt_that_failed(self, coordinator: AttemptCoordinator) -> None:
+        [asked] = coordinator.register(make_registration(savepoint_at_end=True)).effects.savepoints
+        assert coordinator.register(make_registration(savepoint_at_end=True)).effects.savepoints == (asked,)
+
+    @pytest.mark.parametrize("run", ["2026-01-01", "2026-01-02"], ids=["its retry", "another run"])
+    @pytest.mark.parametrize("status", [None, AttemptStatus.FAILED, AttemptStatus.FINISHED])
+    def test_a_savepoint_at_the_end_of_another_attempt_is_not_taken(
+        self, coordinator: AttemptCoordinator, run: str, status: AttemptStatus | None
+    ) -> None:
+        grant = coordinator.register(make_registration(savepoint_at_end=True))
+        [asked] = grant.effects.savepoints
+        if status is not None:
+            coordinator.finish(FinishAttempt(attempt=grant.attempt, status=status))
+        owner = make_owner(run_key=run, run_id="scheduled__2026-01-01" if run == "2026-01-01" else run)
+        assert coordinator.register(make_registration(owner=owner)).effects.savepoints == ()
+        found = self.request_of(coordinator, asked)
+        assert found.status is RequestStatus.FAILED
+        assert found.failure_message == "not taken before attempt 2 (dag.task) started"
+
+    def test_another_run_requests_a_savepoint_at_its_own_end(self, coordinator: AttemptCoordinator) -> None:
+        [asked] = coordinator.register(make_registration(savepoint_at_end=True)).effects.savepoints
+        owner = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
+        [own] = coordinator.register(make_registration(owner=owner, savepoint_at_end=True)).effects.savepoints
+        assert own.request_key != asked.request_key
+        assert self.request_of(coordinator, asked).status is RequestStatus.FAILED
+
+    def test_a_request_of_a_user_to_terminate_is_left_to_the_next_run(
+        self, coordinator: AttemptCoordinator, savepoints: JobSavepoints, running: AttemptRef
+    ) -> None:
+        asked = self.ask(savepoints, running, kind=CheckpointType.SAVEPOINT_TERMINATE)
+        owner = make_owner(run_key="2026-01-02", run_id="scheduled__2026-01-02")
+        assert coordinator.register(make_registration(owner=owner)).effects.savepoints == (asked,)
+
     def test_a_savepoint_of_an_unknown_operator_is_refused(
         self, savepoints: JobSavepoints, running: AttemptRef
     ) -> None:

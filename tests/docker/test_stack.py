@@ -276,8 +276,8 @@ class TestPaths:
 
         assert not stack.up()
 
-        eventually("an entry", (folder / "deaths.txt").exists)
-        assert "    why\n" in (folder / "deaths.txt").read_text()
+        deaths = folder / "deaths.txt"
+        eventually("an entry", lambda: deaths.exists() and "    why\n" in deaths.read_text())
         stack.down()
         assert not folder.exists()
 

@@ -8,26 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.cli.cli_config import ActionCommand, Arg, GroupCommand
+from airflow.cli.cli_config import ActionCommand, Arg
 
-from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.cli.output import Exit
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from scripts.docs import __main__ as program
 from scripts.docs.arguments import CLASSES
+from scripts.docs.commands import commands
 from scripts.docs.pages import generated
 from tests.docs.pages import ROOT
 
 CLI = (ROOT / "docs" / "cli.md").read_text()
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
 OPTIONS: dict[str, dict[str, Any]] = get_provider_info()["config"]["statecheck"]["options"]
-COMMANDS = [
-    command
-    for group in get_statecheck_commands()
-    if isinstance(group, GroupCommand)
-    for command in group.subcommands
-    if isinstance(command, ActionCommand)
-]
+COMMANDS = [pytest.param(name, command, id=name) for name, command in commands().items()]
 
 
 def region(page: str, name: str) -> str:
@@ -53,19 +47,19 @@ def test_a_page_is_up_to_date(page: Path):
     assert generated(page.read_text()) == page.read_text(), "out of date; run python -m scripts.docs"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_a_command_is_described_with_each_of_its_arguments(command: ActionCommand):
-    text = region(CLI, f"command {command.name}")
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_a_command_is_described_with_each_of_its_arguments(name: str, command: ActionCommand):
+    text = region(CLI, f"command {name}")
 
-    assert f"airflow statecheck {command.name} " in text
-    assert f"\n## {command.name}\n" in CLI
-    assert [name for arg in command.args for name in shown(arg) if name not in text] == []
+    assert f"airflow statecheck {name} " in text
+    assert f"\n## {name}\n" in CLI
+    assert [row for arg in command.args for row in shown(arg) if row not in text] == []
     assert [arg.flags for arg in command.args if without_default(arg.kwargs["help"]) not in text] == []
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_defaults_and_choices_of_a_command_are_shown(command: ActionCommand):
-    text = region(CLI, f"command {command.name}")
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_defaults_and_choices_of_a_command_are_shown(name: str, command: ActionCommand):
+    text = region(CLI, f"command {name}")
     values = [choice for arg in command.args for choice in arg.kwargs.get("choices") or ()]
     defaults = [arg.kwargs["default"] for arg in command.args if isinstance(arg.kwargs.get("default"), int | str)]
 
@@ -74,7 +68,7 @@ def test_defaults_and_choices_of_a_command_are_shown(command: ActionCommand):
 
 def test_only_arguments_without_which_a_command_fails_are_required():
     assert "| `JOB` | | " in region(CLI, "command gc")
-    assert "| `NAME` | | " in region(CLI, "command state")
+    assert "| `NAME` | | " in region(CLI, "command state show")
     assert "| `JOB` | required | " in region(CLI, "command rewind")
     assert "airflow statecheck rewind --before RUN [OPTIONS] JOB " in region(CLI, "command rewind")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import shlex
@@ -19,10 +20,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from starlette.routing import BaseRoute, Match
 
-from airflow_provider_statecheck.api.app import health_router
 from airflow_provider_statecheck.configuration import SECTION, reject_unused_keys, state_backend_settings
-from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH, VERSION_PATH
+from airflow_provider_statecheck.gateway.protocol import MOUNT_PATH
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.state.backends.loading import backend_of_stage
 from tests.docs.pages import PAGES, ROOT, Block, all_blocks, code_spans, name_of
@@ -195,9 +196,27 @@ def check_pytest(arguments: list[str]) -> None:
     assert [path for path in paths if not (ROOT / path).exists() and not path.startswith("tests/my")] == []
 
 
+@cache
+def api_routes() -> list[BaseRoute]:
+    """Return the routes of the API on Airflow's api-server."""
+    from airflow_provider_statecheck.api.airflow_app import create_airflow_app
+    from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+
+    return create_airflow_app(CheckpointStorage.open).routes
+
+
 def check_curl(arguments: list[str]) -> None:
-    path = urlsplit(arguments[-1]).path
-    assert path == f"{MOUNT_PATH}{VERSION_PATH}{health_router.url_path_for('health')}"
+    """Let pass requests for which the API has a route."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--header", choices=["Authorization: Bearer $TOKEN", "Authorization: Bearer $AIRFLOW_TOKEN"])
+    parser.add_argument("--json", type=json.loads)
+    parser.add_argument("url", type=urlsplit)
+    given = parser.parse_args(arguments)
+    assert given.url.path.startswith(MOUNT_PATH)
+    path, method = given.url.path.removeprefix(MOUNT_PATH), "GET" if given.json is None else "POST"
+    scope = {"type": "http", "method": method, "path": path}
+    assert any(route.matches(scope)[0] is Match.FULL for route in api_routes()), f"no route for {method} {path}"
 
 
 PROGRAMS: dict[str, Callable[[list[str]], None]] = {

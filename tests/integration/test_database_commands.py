@@ -20,20 +20,26 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.checkpoint.properties import CheckpointProperties, ClaimRecord
-from airflow_provider_statecheck.checkpoint.records import AcknowledgementRecord, SnapshotRequest, StatisticsRecord
+from airflow_provider_statecheck.checkpoint.records import (
+    AcknowledgementRecord,
+    ActionRecord,
+    JobAction,
+    SnapshotRequest,
+    StatisticsRecord,
+)
 from airflow_provider_statecheck.checkpoint.state_handle_store import LeasedStateHandleStore
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.sql_state_handles import SqlHandleRows
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore
 from airflow_provider_statecheck.testing.memory_store import InMemoryStates
-from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
 
 pytestmark = pytest.mark.airflow
 
 ROOT = Path(__file__).parents[2]
 MANAGER = "airflow_provider_statecheck.metadata.db_manager.StatecheckDBManager"
-FIRST, HEAD = "0001_0_1_0", "0007_0_1_0"
+FIRST, HEAD = "0001_0_1_0", "0010_0_1_0"
 TABLES = set(Base.metadata.tables)
 AT_FIRST = {f"statecheck_{name}" for name in ("job", "operator", "attempt", "checkpoint")}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
@@ -92,7 +98,9 @@ class Airflow:
     def fill(self) -> None:
         """Put a job with an attempt, a checkpoint and a token into our tables, and a variable into Airflow's."""
         coordinator = AttemptCoordinator(SqlJobStore(self.engine))
-        coordinator_attempt = coordinator.register(make_registration(job_name=f"sales {new_key()}")).attempt
+        owner = make_owner(airflow=(("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "t"), ("map_index", "-1")))
+        registration = make_registration(job_name=f"sales {new_key()}", owner=owner)
+        coordinator_attempt = coordinator.register(registration).attempt
         complete_checkpoint(coordinator, coordinator_attempt)
         self.give_token()
         self.give_handle(coordinator_attempt)
@@ -113,6 +121,10 @@ class Airflow:
         with SqlJobStore(self.engine).transaction(attempt.job_id) as tx:
             properties = CheckpointProperties.for_savepoint()
             tx.save_request(SnapshotRequest(**keys, request_key=new_key(), properties=properties, requested_at=tx.now))
+            action = JobAction.RESTORE
+            tx.save_action(
+                ActionRecord(**keys, request_key=new_key(), action=action, requested_by="ann", requested_at=tx.now)
+            )
             tx.save_acknowledgement(AcknowledgementRecord(**keys, checkpoint_id=1, attempt_id="1"))
             tx.save_claim(ClaimRecord(**keys, pointer=f"memory://savepoints/{new_key()}", claimed_at=tx.now))
             tx.save_statistics(StatisticsRecord(**keys))
@@ -175,7 +187,8 @@ def test_migrate_keeps_rows_downgrade_drops_its_own_and_reset_drops_all(airflow:
 
     airflow.run("db-manager", "migrate", MANAGER)
     assert airflow.revision() == HEAD
-    assert airflow.rows() == EVERYTHING | dict.fromkeys(TABLES - AT_FIRST, 0)
+    from_attempts = {"statecheck_job_dag": 1}
+    assert airflow.rows() == EVERYTHING | dict.fromkeys(TABLES - AT_FIRST, 0) | from_attempts
     airflow.give_token()
 
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", "base", "--yes")
@@ -209,11 +222,11 @@ def test_the_statements_of_a_downgrade_are_shown_and_not_run(airflow: Airflow) -
     airflow.run("db-manager", "migrate", MANAGER)
     airflow.run("db-manager", "downgrade", MANAGER, "--to-revision", FIRST, "--show-sql-only")
     assert "DROP TABLE statecheck_token" in airflow.output
-    assert "DROP TABLE statecheck_job" not in airflow.output
+    assert "DROP TABLE statecheck_job;" not in airflow.output
     airflow.run(
         "db-manager", "downgrade", MANAGER, "--from-revision", FIRST, "--to-revision", "base", "--show-sql-only"
     )
-    assert "DROP TABLE statecheck_job" in airflow.output
+    assert "DROP TABLE statecheck_job;" in airflow.output
     assert "DROP TABLE statecheck_token" not in airflow.output
     assert (airflow.tables(), airflow.revision()) == (TABLES, HEAD)
 

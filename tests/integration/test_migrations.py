@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,15 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import MetaData, create_engine, inspect, text
 from sqlalchemy.engine import Engine
 
 from airflow_provider_statecheck import __version__
+from airflow_provider_statecheck.checkpoint.job_list import JobsPage
 from airflow_provider_statecheck.metadata import models
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.contracts.job_list_contract import History
 
 MIGRATIONS = Path(models.__file__).parent / "migrations"
 TABLES = set(models.Base.metadata.tables)
@@ -92,7 +98,7 @@ def _run(engine: Engine, direction: str) -> None:
 def test_upgrade_from_nothing_gives_the_models_tables(engine: Engine) -> None:
     _run(engine, "upgrade")
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, models.Base.metadata) == []
 
 
@@ -120,6 +126,51 @@ def test_what_an_older_release_wrote_learns_which_runs_it_is_of(engine: Engine) 
         assert set(connection.execute(text("SELECT retained_runs FROM statecheck_attempt")).scalars()) == {1}
         damaged = connection.execute(text("SELECT damaged_snapshots FROM statecheck_operator")).scalars()
         assert {json.dumps(found) if isinstance(found, list) else found for found in damaged} == {"[]"}
+        summaries = (
+            "SELECT summary FROM statecheck_checkpoint UNION ALL SELECT restored_summary FROM statecheck_attempt"
+        )
+        assert not any(connection.execute(text(summaries)).scalars())
+
+
+def test_an_api_server_of_the_version_before_writes_rows_until_its_restart(engine: Engine) -> None:
+    scripts = list(reversed(list(_scripts().walk_revisions())))
+    first_new = [script.revision for script in scripts].index("0008_0_1_0")
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        for script in scripts[:first_new]:
+            script.module.upgrade()
+        known = MetaData()
+        known.reflect(connection, only=lambda name, _: name.startswith("statecheck_"))
+        for script in scripts[first_new:]:
+            script.module.upgrade()
+        for table in known.sorted_tables:
+            connection.execute(table.insert().values({c.name: _EXAMPLES[c.type.python_type] for c in table.c}))
+
+
+_EXAMPLES: dict[type[object], object] = {
+    str: "1",
+    int: 1,
+    float: 1.0,
+    bool: True,
+    object: {},
+    bytes: b"",
+    datetime: datetime(2026, 1, 1, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_of_an_older_release_are_listed_like_those_of_this_one(engine: Engine, seed: int) -> None:
+    _run(engine, "upgrade")
+    clock = ManualClock()
+    store = SqlJobStore(engine, clock)
+    History(store, clock, random.Random(seed)).run(80)
+    page = JobsPage(limit=100, with_test_jobs=True)
+    listed = store.job_overviews(page)
+    assert len(listed.jobs) > 3
+    added = _scripts().get_revision("0010_0_1_0")
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        added.module.downgrade()
+        added.module.upgrade()
+    assert store.job_overviews(page) == listed
 
 
 def test_every_table_is_ours_by_name_and_refers_to_no_other() -> None:

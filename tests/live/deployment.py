@@ -26,8 +26,19 @@ from tests.live.postgres import Postgres, running_postgres
 from tests.live.rest import AirflowApi, wait_until
 
 DAGS = Path(__file__).with_name("dags")
-MAINTENANCE = Path(__file__).parents[2] / "dags" / "statecheck_maintenance.py"
-DAG_IDS = ("live_stage", "live_timed", "live_mapped", "live_pipeline", "live_leaks", "statecheck_maintenance")
+EXAMPLES = Path(__file__).parents[2] / "dags"
+DAG_IDS = (
+    "live_stage",
+    "live_timed",
+    "live_mapped",
+    "live_pipeline",
+    "live_steps",
+    "live_leaks",
+    "live_queries",
+    "example_trigger_form",
+    "statecheck_maintenance",
+)
+ADMIN, STRANGER = ("admin", "password of an administrator"), ("stranger", "password of a user without permissions")
 
 _HOST = "127.0.0.1"
 
@@ -38,7 +49,9 @@ class Deployment:
     def __init__(self, folder: Path, postgres: Postgres) -> None:
         self.folder = folder
         self.dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
-        shutil.copy(MAINTENANCE, self.dags)
+        for dag_id in ("statecheck_maintenance", "example_trigger_form"):
+            shutil.copy(EXAMPLES / f"{dag_id}.py", self.dags)
+        (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER))))
         self.postgres = postgres
         port = _free_port()
         self.environment = _environment(folder, postgres.url, port)
@@ -56,7 +69,7 @@ class Deployment:
     def start(self) -> None:
         self._migrate()
         self.ensure_running()
-        self.api.log_in()
+        self.api.log_in(*ADMIN)
         for dag_id in DAG_IDS:
             wait_until(f"the Dag {dag_id}", partial(self.api.has_dag, dag_id))
 
@@ -120,7 +133,8 @@ def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN[0]}:admin,{STRANGER[0]}:",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
         "AIRFLOW__API__HOST": _HOST,
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": url,
@@ -129,6 +143,7 @@ def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
         "AIRFLOW_CONN_SPARK_LOCAL": json.dumps({"conn_type": "spark", "host": "local[1]"}),
         "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # spark-submit is there
         "AIRFLOW__STATECHECK__CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "AIRFLOW__STATECHECK__SAVEPOINT_DIR": (folder / "savepoints").as_uri(),
     }
 
 

@@ -27,7 +27,7 @@ def wait_until(what: str, look: Callable[[], Value | None], limit: float = LIMIT
 
 
 class AirflowApi:
-    """Airflow as its only user, an administrator, sees it."""
+    """Airflow as an administrator sees it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -43,14 +43,19 @@ class AirflowApi:
         except httpx.TransportError:
             return False
 
-    def log_in(self, user: str | None = None, password: str | None = None) -> None:
-        """Log in, as a user or as everybody where that is an administrator."""
-        if user is None:
-            answer = self._client.get("/auth/token")
-        else:
-            answer = self._client.post("/auth/token", json={"username": user, "password": password})
-        token = answer.raise_for_status().json()["access_token"]
-        self._client.headers["Authorization"] = f"Bearer {token}"
+    def log_in(self, user: str, password: str) -> None:
+        """Log in."""
+        self._client.headers["Authorization"] = f"Bearer {self.token_of(user, password)}"
+
+    def token_of(self, user: str, password: str) -> str:
+        """Return a token of a user, who need not be the one that is logged in."""
+        answer = self._client.post("/auth/token", json={"username": user, "password": password})
+        return str(answer.raise_for_status().json()["access_token"])
+
+    def ask(self, method: str, path: str, token: str | None = None, body: Any = None) -> httpx.Response:
+        """Call our part of the API, as the user who is logged in or with a token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return self._client.request(method, f"/statecheck/v1/{path}", json=body, headers=headers)
 
     def has_dag(self, dag_id: str) -> bool:
         return self._client.get(f"/api/v2/dags/{dag_id}").is_success
@@ -67,6 +72,9 @@ class AirflowApi:
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         return str(self._send("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        return list(self._send("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"])
 
     def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
         """Return the task instances of a run, mapped ones too."""

@@ -31,8 +31,8 @@ from airflow_provider_statecheck.spark.snapshots.dataframes import (
     write_dataframe,
 )
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest, build_manifest, verify_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, build_manifest, verify_files
 
 # Each is compared by value, and where Python cannot hold the values, by their text in Spark.
 TYPES = {

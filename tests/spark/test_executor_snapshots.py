@@ -19,8 +19,8 @@ from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
 from airflow_provider_statecheck.spark.snapshots import dataframes
 from airflow_provider_statecheck.spark.snapshots.columns import file_schema
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotWriter, build_manifest, verify_files
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotWriter, build_manifest, verify_files
 from tests.object_store import SECRET
 from tests.spark.test_dataframe_snapshots import TYPES, as_text, nullable
 

@@ -16,9 +16,9 @@ from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandl
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.gateway.in_process import open_gateway
 from airflow_provider_statecheck.spark.context import StageContext
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import load_document
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 
 JOB = "two-operators"
 ITEMS = range(1, 8)

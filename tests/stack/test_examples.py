@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from scripts.example_data import flights
 from tests.stack.running import RunningStack
 
@@ -96,6 +98,17 @@ def test_running_balances_have_the_customers_of_the_day(stack: RunningStack) -> 
     orders = pq.read_table(stack.data / "tpch" / "orders.parquet").to_pylist()
     customers = {order["o_custkey"] for order in orders if order["o_orderdate"] == date(1993, 7, 15)}
     assert sorted(row["o_custkey"] for row in rows(stack.data / "balances")) == sorted(customers)
+
+
+def test_hours_of_an_aircraft_are_asked_for_by_a_task_and_by_a_user(stack: RunningStack) -> None:
+    run(stack, "example_queryable_state", job="aircraft")
+    hours: dict[str, float] = defaultdict(float)
+    for flight in FLOWN:
+        hours[flight["tailnum"]] += 0 if flight["air_time"] == "NA" else float(flight["air_time"]) / 60
+    due = json.loads((stack.data / "aircraft_checks.json").read_text())
+    assert due == sorted(tail for tail in ("N935AT", "N978AT", "N293PQ", "N14228") if hours[tail] > 120)
+    reply = stack.api.ask("GET", f"jobs/{job_id_of('aircraft')}/state/hours_flown?key=N14228").raise_for_status()
+    assert reply.json()["entries"] == [{"key": "N14228", "value": pytest.approx(hours["N14228"])}]
 
 
 def test_backfill_goes_on_from_month_to_month_and_a_month_is_rehearsed(stack: RunningStack) -> None:

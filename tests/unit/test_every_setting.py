@@ -13,7 +13,7 @@ from airflow.sdk.configuration import conf
 from airflow_provider_statecheck.api.airflow_services import _maintenance_dags
 from airflow_provider_statecheck.checkpoint.config import CheckpointConfig
 from airflow_provider_statecheck.checkpoint.config_options import ConfigOption
-from airflow_provider_statecheck.configuration import StatecheckSettings
+from airflow_provider_statecheck.configuration import StatecheckSettings, StateServingSettings
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.get_provider_info import get_provider_info
 from airflow_provider_statecheck.hooks import transport
@@ -49,7 +49,7 @@ VALUES = {
     "on_clear": "restart",
     "on_overlap": "wait",
 }
-ELSEWHERE = {"api_url", "maintenance_dags", "storage_conn_id"}
+ELSEWHERE = {"api_url", "maintenance_dags", "storage_conn_id", "serve_state", "state_requests_per_second"}
 """Options that have a test of their own."""
 
 
@@ -114,6 +114,23 @@ def test_the_address_and_the_maintenance_dags_are_used(in_file: Any, monkeypatch
     monkeypatch.setenv("AIRFLOW__STATECHECK__MAINTENANCE_DAGS", "mine, yours")
     assert coordinator_address().url == "https://airflow.example.com/x"
     assert _maintenance_dags() == {"mine", "yours"}
+
+
+def test_the_settings_of_a_server_of_state_are_used(in_file: Any) -> None:
+    assert StateServingSettings.read() == StateServingSettings()
+    in_file("serve_state", "off")
+    in_file("state_requests_per_second", "50")
+    assert StateServingSettings.read() == StateServingSettings(serve_state=False, state_requests_per_second=50.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("serve_state", "maybe"), *(("state_requests_per_second", each) for each in ("-1", "nan", "inf", "many"))],
+)
+def test_a_setting_of_a_server_of_state_that_is_out_of_range_is_refused(in_file: Any, key: str, value: str) -> None:
+    in_file(key, value)
+    with pytest.raises(InvalidConfigurationError, match=key):
+        StateServingSettings.read()
 
 
 def test_every_argument_of_the_operators_is_in_the_table() -> None:

@@ -153,11 +153,12 @@ class TestPreflight:
 
     @pytest.fixture
     def tools(self, tmp_path: Path) -> Path:
-        """A folder with what the script needs, but neither Java nor Python."""
+        """A folder with what the script needs, and Chromium, but neither Java nor Python."""
         for tool in ("sh", "awk", "df", "sed", "head"):
             found = shutil.which(tool)
             assert found is not None, tool
             (tmp_path / tool).symlink_to(found)
+        self._add(tmp_path, "chromium", "exit 0")
         return tmp_path
 
     @staticmethod
@@ -183,6 +184,16 @@ class TestPreflight:
         done = self._run(tools, sys.executable)
 
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_a_missing_browser_is_noted_and_no_trouble(self, tools):
+        self._add(tools, "java", "echo 'openjdk version \"17.0.9\" 2023-10-17' >&2")
+        (tools / "chromium").unlink()
+
+        done = self._run(tools, sys.executable)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(done.stdout.splitlines()) == 1
+        assert "will not run (apt-get install chromium)" in done.stdout
 
     @pytest.mark.parametrize(("version", "found"), [("11.0.21", "Java 11"), ("1.8.0_392", "Java 8")], ids=["11", "8"])
     def test_an_old_java_is_refused_with_its_version(self, tools, version, found):

@@ -24,8 +24,9 @@ INFO = get_provider_info()
 MODULES = ("operators", "sensors", "triggers", "hooks")
 (CONNECTION,) = INFO["connection-types"]
 OPTIONS: dict[str, dict[str, Any]] = INFO["config"]["statecheck"]["options"]
-# Where the API is and who tidies up belong to the deployment, all others to a stage.
-STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in ("api_url", "maintenance_dags")}
+# Where the API is, who tidies up and what is served belong to the deployment, all others to a stage.
+OF_DEPLOYMENT = {"api_url", "maintenance_dags", "serve_state", "state_requests_per_second"}
+STAGE_OPTIONS = {name: option for name, option in OPTIONS.items() if name not in OF_DEPLOYMENT}
 
 
 def _dotted_names(value: Any) -> Iterator[str]:

@@ -30,7 +30,8 @@ class ServedJobs:
         self._folder = folder
         self._engine = open_engine(f"sqlite:///{folder}/state.db")
         self.clock = FolderClock(folder)
-        self.coordinator = AttemptCoordinator(SqlJobStore(self._engine, self.clock))
+        self.store = SqlJobStore(self._engine, self.clock)
+        self.coordinator = AttemptCoordinator(self.store)
         self.url = api.url
 
     def begin(self, job: str = "sales", uid: str = "aggregate") -> AttemptRef:

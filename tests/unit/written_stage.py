@@ -19,13 +19,14 @@ from airflow_provider_statecheck.checkpoint.store import JobStore
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
-from airflow_provider_statecheck.spark.snapshots.manifest import build_manifest
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from airflow_provider_statecheck.testing.clock import ManualClock
 from airflow_provider_statecheck.testing.memory_store import InMemoryJobStore
 from airflow_provider_statecheck.testing.messages import make_registration
 from tests.contracts.maintenance_contract import KnownRuns, NoTokens
+from tests.written_snapshots import spark_schema
 
 JOB = "sales"
 
@@ -57,7 +58,7 @@ class WrittenStage:
         uri = f"{root}/{slug(name)}/{epoch_name(grant.attempt.epoch)}"
         for part in range(2):
             self.storage.write_bytes(f"{uri}/data/part-{part}.parquet", parquet(rows, part))
-        manifest = build_manifest(self.storage, f"{uri}/data", "{}")
+        manifest = build_manifest(self.storage, f"{uri}/data", spark_schema({"n": "long", "text": "string"}))
         data = manifest.encode()
         self.storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
         return SnapshotHandle(
@@ -109,7 +110,7 @@ class WrittenStage:
 def parquet(rows: int, part: int = 0, *, checksums: bool = True) -> bytes:
     """Return a file as Spark writes it: with a checksum for each page."""
     buffer = io.BytesIO()
-    numbers = pyarrow.table({"c0": list(range(part, part + rows)), "c1": [f"row {i}" for i in range(rows)]})
+    numbers = pyarrow.table({"_c0": list(range(part, part + rows)), "_c1": [f"row {i}" for i in range(rows)]})
     options = {"write_page_checksum": checksums, "compression": "none", "use_dictionary": False}
     pyarrow.parquet.write_table(numbers, buffer, **options)
     return buffer.getvalue()

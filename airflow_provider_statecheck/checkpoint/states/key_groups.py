@@ -1,5 +1,5 @@
 """
-Key groups, the units of keyed state that are assigned to subtasks, with Flink's formulas.
+Ranges of key groups, and their assignment to subtasks, with Flink's formulas.
 
 The number of key groups is the maximum parallelism, and each subtask owns a range of them. The ranges are disjoint, ordered,
 cover all key groups and differ in size by at most one.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.spark.costs.stage_costs import AutoFact
-from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
+from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,11 +50,12 @@ class AutoSnapshots:
 
         :raises UnsupportedStateError: if the step is written and cannot be restored unchanged.
         """
+        self._saving.report_restored()
         measured = self._saving.auto_facts.find(step, fingerprint)
         decision = None if measured is None else self._decide(step, measured)
         if measured is not None and decision is not None and not decision.is_written:
             self._log(step, decision, "measured by an earlier try")
-            self._unwritten_seconds += measured.compute_seconds
+            self._skip(step, measured)
             return self._cache(step, built(build))
         stopwatch = self._steps.stopwatch()
         frame = self._cache(step, built(build))
@@ -63,7 +64,7 @@ class AutoSnapshots:
         self._log(step, decision, f"about {fact.size_bytes} bytes")
         if decision.is_written:
             return self._write(step, frame, fingerprint, stopwatch)
-        self._unwritten_seconds += fact.compute_seconds
+        self._skip(step, fact)
         return frame
 
     def release(self, scope: Scope = ()) -> None:
@@ -106,6 +107,10 @@ class AutoSnapshots:
         self._unwritten_seconds = 0.0
         self._release_step(step)
         return self._steps.save(step, written)
+
+    def _skip(self, step: StepKey, fact: AutoFact) -> None:
+        self._unwritten_seconds += fact.compute_seconds
+        self._saving.figures.skipped(step, fact.compute_seconds)
 
     def _release_step(self, step: StepKey) -> None:
         frame = self._cached.pop(step, None)

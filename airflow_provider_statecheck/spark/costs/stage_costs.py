@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
-from airflow_provider_statecheck.spark.scope import Scope, StepKey
+from airflow_provider_statecheck.state.loop_progress import Scope, StepKey
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from airflow_provider_statecheck.exceptions import StateCheckError, UnsupportedS
 from airflow_provider_statecheck.spark.sinks.sink import Committable, SinkTaskContext, StagedFile, encode_schema
 from airflow_provider_statecheck.spark.sinks.target_files import TargetFiles, staged_name, staging_directory
 from airflow_provider_statecheck.spark.snapshots.executor_io import scratch_directory
-from airflow_provider_statecheck.spark.snapshots.manifest import footer_digest
+from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 
 log = logging.getLogger(__name__)
 ROW_GROUP_BYTES = 128 * 1024 * 1024

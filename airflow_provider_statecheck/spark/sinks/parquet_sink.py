@@ -47,7 +47,7 @@ from airflow_provider_statecheck.spark.sinks.target_files import (
     staging_directory,
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
-from airflow_provider_statecheck.spark.snapshots.manifest import footer_digest
+from airflow_provider_statecheck.storage.snapshot_manifest import footer_digest
 from airflow_provider_statecheck.storage.uris import redact
 
 log = logging.getLogger(__name__)

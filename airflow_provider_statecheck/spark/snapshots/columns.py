@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 
 
 _TRUSTED_UDT_PREFIX = "pyspark."
-
-
-def column_name(position: int) -> str:
-    """Return the name of a column in the files."""
-    return f"_c{position}"
 
 
 def file_type(data_type: DataType) -> DataType:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
 from airflow_provider_statecheck.spark.snapshots.columns import (
     arrow_schema,
-    column_name,
     contains_timestamp,
     file_schema,
     file_type,
@@ -44,14 +43,15 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     write_partition,
 )
 from airflow_provider_statecheck.spark.snapshots.hadoop_filesystems import HadoopFilesystems
-from airflow_provider_statecheck.spark.snapshots.manifest import (
+from airflow_provider_statecheck.state.reading.dataframe_columns import column_name
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.schemes import EXTRAS, open_filesystem, serves
+from airflow_provider_statecheck.storage.snapshot_manifest import (
     SnapshotFile,
     SnapshotManifest,
     SnapshotWriter,
     build_manifest,
 )
-from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.schemes import EXTRAS, open_filesystem, serves
 from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile, footer_digest
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import conceal, open_filesystem
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, footer_digest
 from airflow_provider_statecheck.storage.uris import redact
 
 # Each part of an upload takes tens of MiB of memory.

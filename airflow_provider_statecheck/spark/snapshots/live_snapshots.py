@@ -8,29 +8,26 @@ snapshot counts as damaged.
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import override
+from typing import TYPE_CHECKING
 
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.exceptions import CorruptStateError, StateCheckError, StorageError
+from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.scope import Scope, StepKey, describe
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile, SnapshotManifest, verify_footer
+from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotManifest, verify_footer
+from airflow_provider_statecheck.storage.snapshot_pages import read_pages
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -38,8 +35,6 @@ log = logging.getLogger(__name__)
 
 # Spark's errors for damage that Arrow does not detect: in page headers, or found by Hadoop's own checksums.
 _UNDECODABLE = re.compile(r"ParquetDecodingException|can not read class org\.apache\.parquet\.format|ChecksumException")
-_BATCH_ROWS = 64 * 1024
-_BUFFER_BYTES = 1024 * 1024
 
 
 Stopwatch = Callable[[], float]
@@ -265,32 +260,6 @@ def find_damage(
     return damaged
 
 
-def read_pages(storage: CheckpointStorage, uri: str, file: SnapshotFile) -> int:
-    """
-    Read all pages of a file and verify their checksums.
-
-    :return: Number of rows of the file.
-    :raises CorruptStateError: if a page was changed.
-    :raises NotImplementedError: for a type that only Spark supports.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = 0
-    try:
-        source = io.BufferedReader(_RangeReader(storage, uri, file.size_bytes), _BUFFER_BYTES)
-        # Spark writes a checksum with each page. Without checksums, only undecodable pages are detected.
-        parquet: Any = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            batch.validate(full=True)
-            rows += batch.num_rows
-    except pyarrow.ArrowNotImplementedError:
-        raise
-    except (OSError, pyarrow.ArrowException) as error:
-        raise CorruptStateError(f"A page of {redact(uri)} cannot be read: {error}", uri=redact(uri)) from error
-    return rows
-
-
 def _texts(error: BaseException | None) -> Iterator[str]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -316,42 +285,3 @@ def _problem_of(storage: CheckpointStorage, uri: str, file: SnapshotFile, is_und
     except (StorageError, NotImplementedError) as error:
         log.warning("File %s could not be checked for damage: %s", redact(uri), error)
     return f"Spark cannot decode {redact(uri)}." if is_undecodable else ""
-
-
-class _RangeReader(io.RawIOBase):
-    """File on checkpoint storage that is read by ranges."""
-
-    def __init__(self, storage: CheckpointStorage, uri: str, size: int) -> None:
-        self._storage = storage
-        self._uri = uri
-        self._size = size
-        self._position = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._position
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = start + offset
-        return self._position
-
-    @override
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        end = min(self._position + len(view), self._size)
-        if end <= self._position:
-            return 0
-        data = self._storage.read_range(self._uri, self._position, end)
-        view[: len(data)] = data
-        self._position += len(data)
-        return len(data)

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.spark.sources.source import require_count
 from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change, reconcile
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,7 +25,7 @@ from airflow_provider_statecheck.spark.sources.file_listing import NULL, FileLis
 from airflow_provider_statecheck.spark.sources.file_source import FileFormat, FileReader
 from airflow_provider_statecheck.spark.sources.source_changes import Changes, OnChange, require_unchanged
 from airflow_provider_statecheck.spark.sources.source_columns import quoted_column
-from airflow_provider_statecheck.spark.sources.splits import Item
+from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 

@@ -34,7 +34,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, WANTED_INCREMENTS, column_names
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange, parse_on_change
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import redact
 

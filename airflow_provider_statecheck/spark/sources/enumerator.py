@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
-from airflow_provider_statecheck.spark.sources.splits import (
+from airflow_provider_statecheck.state.source_items import (
     Intervals,
     Item,
     Ledger,

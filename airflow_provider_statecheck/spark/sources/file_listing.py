@@ -25,7 +25,7 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.spark.sources.source_changes import Changes
-from airflow_provider_statecheck.spark.sources.splits import Item
+from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy, advice
 from airflow_provider_statecheck.storage.file_operations import find
 from airflow_provider_statecheck.storage.schemes import conceal, harmless, open_filesystem

@@ -45,7 +45,7 @@ from airflow_provider_statecheck.spark.sources.source_columns import (
     select_fields,
     to_struct_type,
 )
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

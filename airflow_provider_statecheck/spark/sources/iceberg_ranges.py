@@ -20,7 +20,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources.enumerator import SourceState
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange
-from airflow_provider_statecheck.spark.sources.splits import Item
+from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.uris import redact
 
 _SHOWN = 3

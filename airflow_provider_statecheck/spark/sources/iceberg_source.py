@@ -35,7 +35,7 @@ from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGE
 from airflow_provider_statecheck.spark.sources.iceberg_ranges import IcebergRanges, PlannedFiles
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.schemes import conceal
 
 if TYPE_CHECKING:

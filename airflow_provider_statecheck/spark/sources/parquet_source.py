@@ -23,7 +23,7 @@ from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit, Sour
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, partition_values
 from airflow_provider_statecheck.spark.sources.file_source import FileReader, FileSource
 from airflow_provider_statecheck.spark.sources.source_columns import find_column, quoted_column, reads_like_spark
-from airflow_provider_statecheck.spark.sources.splits import Item
+from airflow_provider_statecheck.state.source_items import Item
 from airflow_provider_statecheck.storage.failures import RetryPolicy
 from airflow_provider_statecheck.storage.schemes import conceal, open_filesystem
 from airflow_provider_statecheck.storage.uris import redact

@@ -15,7 +15,6 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
 )
 from airflow_provider_statecheck.spark.sources.source import require_count
 from airflow_provider_statecheck.spark.sources.source_changes import parse_on_change
-from airflow_provider_statecheck.spark.sources.splits import Ledger
 from airflow_provider_statecheck.spark.sources.sql.changed_rows import Watch
 from airflow_provider_statecheck.spark.sources.sql.database import Address, Database, open_database, shown_address
 from airflow_provider_statecheck.spark.sources.sql.reader import Cuts, Position, SavedPosition, SqlReader, next_run
@@ -25,6 +24,7 @@ from airflow_provider_statecheck.spark.sources.sql.relation import (
     columns_of_schema,
     columns_of_table,
 )
+from airflow_provider_statecheck.state.source_items import Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -39,7 +39,7 @@ from airflow_provider_statecheck.spark.sources.file_source import (
 )
 from airflow_provider_statecheck.spark.sources.source import AUTO, parse_bytes_per_increment, require_count
 from airflow_provider_statecheck.spark.sources.source_changes import OnChange, compare, parse_on_change
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:

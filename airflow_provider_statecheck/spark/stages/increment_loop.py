@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
 from airflow_provider_statecheck.checkpoint.messages import PendingCheckpoint
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, SourceSummary
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import Pace
@@ -24,8 +25,10 @@ from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
 from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs, IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
-from airflow_provider_statecheck.spark.stages.stage_state import SINK, SOURCE, STATE_KEY, StageStates, driver_state
+from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, StageStates, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress
+from airflow_provider_statecheck.spark.step_figures import figures_or_none
+from airflow_provider_statecheck.state.source_items import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +60,7 @@ class IncrementLoop:
     :param progress: Logs the progress of the stage.
     :param run_key: Name of the run.
     :param monotonic: Clock for durations, in seconds.
+    :param restored_seconds: Time of the increments of this run before the restored checkpoint.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class IncrementLoop:
         progress: StageProgress,
         run_key: str,
         monotonic: Callable[[], float],
+        restored_seconds: float = 0.0,
     ) -> None:
         self._attempt = attempt
         self._enumerator = enumerator
@@ -88,6 +93,8 @@ class IncrementLoop:
         self._completing = ThreadPoolExecutor(1, thread_name_prefix="statecheck-checkpoint")
         self._completion: Future[None] | None = None
         self._unsaved_bytes = 0
+        self._unsaved_seconds = 0.0
+        self._restored_seconds = self._run_seconds = restored_seconds
         self._cost_seconds = 0.0
         self._is_saved = False
         """Whether the last completed checkpoint includes the last increment."""
@@ -128,6 +135,8 @@ class IncrementLoop:
         self._states.update(reports, uids, moment.checkpoint_id)
         self._commits.stage(c for report in reports for c in report.committables)
         self._unsaved_bytes += sum(report.new_bytes for report in reports)
+        self._unsaved_seconds += max((report.snapshot_seconds for report in reports), default=0.0)
+        self._run_seconds += self._monotonic() - begin
         self._enumerator.require_unchanged(increment)
         self._enumerator.finish(increment)
         rows = sum(report.rows for report in reports if report.vertex == 0)
@@ -172,7 +181,7 @@ class IncrementLoop:
     def _complete(self, pending: PendingCheckpoint, increment_seconds: float = 0.0) -> None:
         self._commits.assign(pending.checkpoint_id)
         prepared = _Prepared(pending, self._content(pending.checkpoint_id, increment_seconds))
-        self._unsaved_bytes = 0
+        self._unsaved_bytes, self._unsaved_seconds = 0, 0.0
         self._pace.completed()
         self._completion = self._completing.submit(self._acknowledge_and_commit, prepared)
         self._completion.add_done_callback(self._cancel_job_on_failure)
@@ -196,7 +205,7 @@ class IncrementLoop:
 
     def _commit(self, prepared: _Prepared) -> None:
         if prepared.content.has_commit:
-            self._commits.commit(prepared.pending.checkpoint_id)
+            self._commits.commit(prepared.pending.checkpoint_id, self._monotonic)
 
     def _require_saved(self) -> None:
         # A failed checkpoint is covered by the next one, so only the last one must be repeated.
@@ -229,8 +238,18 @@ class IncrementLoop:
             operator_states=(*self._states.operator_states(), source, sink),
             has_commit=self._commits.has_open,
             counts={"splits": self._enumerator.finished_splits, "of_splits": self._enumerator.total_splits},
+            summary=figures_or_none(self._summary),
             new_bytes=self._unsaved_bytes,
             increment_seconds=increment_seconds,
+        )
+
+    def _summary(self) -> SnapshotSummary:
+        return SnapshotSummary(
+            sources=(source_summary(self._enumerator, self._progress.seconds_left),),
+            states=tuple(self._states.summaries(self._uid)),
+            open_commits=self._commits.texts(),
+            seconds_saved=self._restored_seconds,
+            snapshot_seconds=self._unsaved_seconds,
         )
 
     def _small_values(self, checkpoint_id: int) -> dict[str, Any]:
@@ -240,6 +259,7 @@ class IncrementLoop:
             "run": self._run_key,
             "now_ms": self._tasks.now_ms,
             "cost_seconds": self._cost_seconds or None,
+            "run_seconds": round(self._run_seconds, 3),
         }
 
 
@@ -290,17 +310,24 @@ class SinkCommits:
         """Whether there are uncommitted committables of a checkpoint."""
         return bool(self._open)
 
-    def commit(self, completed: int) -> None:
+    def texts(self) -> tuple[str, ...]:
+        """Return a text about the uncommitted committables of each checkpoint, oldest first."""
+        counts = ((checkpoint_id, len(each)) for checkpoint_id, each in sorted(self._open.items()))
+        return tuple(f"checkpoint {i}: {n} {'committable' if n == 1 else 'committables'}" for i, n in counts)
+
+    def commit(self, completed: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         """
         Commit all committables, oldest first, and confirm the commits to the coordinator.
 
         :param completed: The completed checkpoint that contains the committables.
+        :param monotonic: Clock for durations, in seconds.
         :raises StateCheckError: if the sink fails; the committables are retained then.
         """
+        begin = monotonic()
         for checkpoint_id in sorted(self._open):
             if self._sink is not None:
                 self._sink.commit(checkpoint_id, self._open[checkpoint_id])
-        self._attempt.confirm_commits((completed,))
+        self._attempt.confirm_commits((completed,), monotonic() - begin)
         self._open = {}
 
     def end(self) -> None:
@@ -335,6 +362,20 @@ def require_all_subtasks(reports: Iterable[TaskReport], vertices: Sequence[Plann
 def total_size(enumerator: SplitEnumerator) -> int:
     """Return the size of the source in bytes, or in splits if its size is unknown."""
     return enumerator.total_splits if enumerator.total_bytes is None else enumerator.total_bytes
+
+
+def source_summary(enumerator: SplitEnumerator, remaining_seconds: float | None) -> SourceSummary:
+    """
+    Return the figures of a source.
+
+    :param remaining_seconds: Estimated time to its end; ``None`` if unknown.
+    """
+    return SourceSummary(
+        uid=SOURCE,
+        finished_splits=enumerator.finished_splits,
+        total_splits=enumerator.total_splits,
+        remaining_seconds=remaining_seconds,
+    )
 
 
 def finished_size(enumerator: SplitEnumerator) -> int:

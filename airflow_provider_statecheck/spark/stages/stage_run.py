@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.layout import shared_uri
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
 from airflow_provider_statecheck.checkpoint.run_order import logical_date_of
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
@@ -28,6 +29,7 @@ from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
     finished_size,
+    source_summary,
     total_size,
 )
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex, StagePlanner, vertices_of
@@ -47,6 +49,7 @@ from airflow_provider_statecheck.spark.stages.stage_state import (
     restore_functions,
 )
 from airflow_provider_statecheck.spark.status_log import StageProgress
+from airflow_provider_statecheck.spark.step_figures import figures_or_none
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,6 +197,7 @@ class StageRun:
                 # Without rows no function is planned, so the state of a savepoint cannot be checked, and is not taken
                 # over.
                 self._confirm(None if self._attempt.begins_from_savepoint else found, restored)
+                self._report_restored(restored, enumerator, None)
                 self._open_sink(restored, None)
                 closing.push(self._close_sink)
                 _commit_restored(restored, commits)
@@ -204,6 +208,7 @@ class StageRun:
             states, schemas = self._restore_states(restored, planned)
             # The restored state has been checked against the functions.
             self._confirm(found, restored)
+            self._report_restored(restored, enumerator, states)
             self._open_sink(restored, planned[-1].output_schema)
             closing.push(self._close_sink)
             _commit_restored(restored, commits)
@@ -220,6 +225,7 @@ class StageRun:
                 self._progress(enumerator),
                 self._run_key(),
                 self._settings.monotonic,
+                self._restored_seconds(restored),
             )
             closing.callback(loop.close)
             increments, rows = loop.run(first, frame)
@@ -231,6 +237,25 @@ class StageRun:
         # A source that starts over uses nothing of a savepoint, so its owner keeps the savepoint.
         is_unused = restored.checkpoint_id is None and self._attempt.begins_from_savepoint
         self._attempt.confirm_restore(None if is_unused else found)
+
+    def _report_restored(
+        self, restored: RestoredStageState, enumerator: SplitEnumerator, states: StageStates | None
+    ) -> None:
+        if restored.checkpoint_id is None:
+            return
+        summary = figures_or_none(
+            lambda: SnapshotSummary(
+                sources=(source_summary(enumerator, None),),
+                states=() if states is None else tuple(states.summaries(self._uid)),
+                seconds_saved=self._restored_seconds(restored),
+            )
+        )
+        if summary is not None:
+            self._attempt.report_restored(summary)
+
+    def _restored_seconds(self, restored: RestoredStageState) -> float:
+        # The restore of an earlier run saves no time of this one.
+        return restored.run_seconds if restored.run == self._run_key() else 0.0
 
     def _start(self, found: RestoredStage | None) -> tuple[RestoredStageState, SplitEnumerator]:
         restored = RestoredStageState(self._attempt, found)

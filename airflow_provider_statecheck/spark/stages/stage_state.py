@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.layout import STATE_DIRECTORY, shared_uri
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
+from airflow_provider_statecheck.checkpoint.snapshot_summary import StateSummary
 from airflow_provider_statecheck.checkpoint.states.assignment import assign_states
 from airflow_provider_statecheck.checkpoint.states.compatibility import RestoreTarget
 from airflow_provider_statecheck.checkpoint.states.handles import (
@@ -33,15 +34,18 @@ from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskReport
 from airflow_provider_statecheck.spark.stages.planning import PlannedOperator
+from airflow_provider_statecheck.state.reading.summaries import size_of_only_state, state_summaries
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.snapshots import StateSize
+from airflow_provider_statecheck.state.source_items import SOURCE
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state
 
 STATE_KEY = "stage"
 """Key of the values of a stage in the state of a checkpoint."""
-SOURCE, SINK = "source", "sink"
-"""Uids of the source and the sink within the stage."""
+SINK = "sink"
+"""Uid of the sink within the stage."""
 
 
 class RestoredStageState:
@@ -99,6 +103,11 @@ class RestoredStageState:
         """Measured duration of a checkpoint in that run; empty if unknown."""
         cost = self._small_values.get("cost_seconds")
         return () if cost is None else (float(cost),)
+
+    @property
+    def run_seconds(self) -> float:
+        """Time of the increments before the checkpoint, over all attempts of its run; 0 if unknown."""
+        return float(self._small_values.get("run_seconds") or 0.0)
 
     @property
     def source(self) -> Any:
@@ -255,6 +264,8 @@ class StageStates:
             }
             for uid in schemas
         }
+        self._types = dict(schemas)
+        self._sizes: dict[str, dict[int, tuple[StateSize, ...]]] = {uid: {} for uid in schemas}
         self._unchanged = dict(unchanged or {})
         self._saved_with = dict.fromkeys(self._unchanged, restored_checkpoint_id)
 
@@ -284,10 +295,37 @@ class StageStates:
                     self._states[uid][report.subtask] = saved[uid]
                 else:
                     self._states[uid].pop(report.subtask, None)
+                self._sizes[uid][report.subtask] = report.sizes.get(uid, ())
 
     def operator_states(self) -> tuple[OperatorState, ...]:
         """Return the state of all operators for a checkpoint, including operators without state."""
         return tuple(self._operator_state(uid) for uid in self._states)
+
+    def summaries(self, stage_uid: str) -> Iterator[StateSummary]:
+        """
+        Return the figures of all states, from what the tasks have reported.
+
+        :param stage_uid: Uid of the stage within its job.
+        """
+        for uid, types in self._types.items():
+            known = size_of_only_state(types, [self._operator_state(uid)])
+            reported = self._reported_sizes(uid)
+            sizes = {name: (reported[name].keys, known.get(name, reported[name].size_bytes)) for name in reported} | {
+                name: (None, size) for name, size in known.items() if name not in reported
+            }
+            yield from state_summaries(uid.removeprefix(f"{stage_uid}/"), types, sizes)
+
+    def _reported_sizes(self, uid: str) -> dict[str, StateSize]:
+        # Without a report of each subtask with state since the restore, the sums would be too low.
+        if uid in self._unchanged or not self._states[uid].keys() <= self._sizes[uid].keys():
+            return {}
+        by_name: dict[str, list[StateSize]] = {}
+        for size in (each for found in self._sizes[uid].values() for each in found):
+            by_name.setdefault(size.name, []).append(size)
+        return {
+            name: StateSize(name, _sum(each.keys for each in found), _sum(each.size_bytes for each in found))
+            for name, found in by_name.items()
+        }
 
     def _operator_state(self, uid: str) -> OperatorState:
         if uid in self._unchanged:
@@ -302,6 +340,11 @@ class StageStates:
             subtask_states=dict(self._states[uid]),
             coordinator_state=self._schemas[uid],
         )
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
 
 
 def coordinator_state(value: Any) -> ByteStreamStateHandle:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
 from airflow_provider_statecheck.state.arrow.layout import DELETED, VALUE, position_columns, single
+from airflow_provider_statecheck.state.lru_cache import LruCache
 
-_BLOCK_OVERHEAD = 1024
-BlockKey = tuple[str, int, bool]
-"""Path of the file, offset of the block, and whether the block has a namespace column."""
+_BLOCK_OVERHEAD = 4096
+"""Size of the objects of a cached block besides its columns, in bytes."""
+BlockKey = tuple[Any, ...]
+"""Identity of a block: the file and the offset in it, and everything that determines the columns and types of the rows."""
 
 
 class Block:
@@ -27,8 +28,12 @@ class Block:
         self.nbytes: int = table.nbytes
 
     @cached_property
-    def _positions(self) -> tuple[Any, ...]:
-        return tuple(_searchable(column) for column in position_columns(self.table))
+    def _positions(self) -> tuple[Sequence[Any], ...]:
+        return tuple(_searchable(column) for column in self._order_columns)
+
+    @cached_property
+    def _order_columns(self) -> list[Any]:
+        return position_columns(self.table)
 
     @cached_property
     def _deleted(self) -> Any:
@@ -40,15 +45,22 @@ class Block:
         """Return the value column."""
         return single(self.table.column(VALUE))
 
+    @property
+    def cached_nbytes(self) -> int:
+        """Return the size in a cache in bytes, with the order columns that are computed for searches."""
+        shared = {_address(single(column)) for column in self.table.columns}
+        computed = [int(column.nbytes) for column in self._order_columns if _address(column) not in shared]
+        return self.nbytes + sum(computed) + _BLOCK_OVERHEAD
+
     def find(self, position: tuple[Any, ...]) -> tuple[int, int]:
         """Return the range of rows whose sort key is equal to, or starts with, a position."""
         low, high = 0, self.table.num_rows
         for column, wanted in zip(self._positions, position, strict=False):
-            left = _bisect_left(column, wanted, low, high)
-            high = _bisect_right(column, wanted, left, high)
-            low = left
-            if low >= high:
-                break
+            low = bisect_left(column, wanted, low, high)
+            if low == high or column[low] != wanted:
+                return low, low
+            if column[high - 1] != wanted:
+                high = bisect_right(column, wanted, low, high)
         return low, high
 
     def is_deleted(self, row: int) -> bool:
@@ -56,7 +68,7 @@ class Block:
         return self._deleted is not None and bool(self._deleted[row].as_py())
 
 
-class BlockCache:
+class BlockCache(LruCache[BlockKey, Block]):
     """
     LRU cache of blocks, safe for threads.
 
@@ -64,36 +76,7 @@ class BlockCache:
     """
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._blocks: OrderedDict[BlockKey, Block] = OrderedDict()
-        self._lock = Lock()
-        self.nbytes = 0
-
-    def get(self, key: BlockKey) -> Block | None:
-        """Return a cached block, or ``None``."""
-        with self._lock:
-            block = self._blocks.get(key)
-            if block is not None:
-                self._blocks.move_to_end(key)
-            return block
-
-    def put(self, key: BlockKey, block: Block) -> None:
-        """Cache a block, unless it exceeds the capacity."""
-        size = block.nbytes + _BLOCK_OVERHEAD
-        if size > self._capacity:
-            return
-        with self._lock:
-            if key not in self._blocks:
-                self._blocks[key] = block
-                self.nbytes += size
-            while self.nbytes > self._capacity:
-                self.nbytes -= self._blocks.popitem(last=False)[1].nbytes + _BLOCK_OVERHEAD
-
-    def clear(self) -> None:
-        """Remove all blocks."""
-        with self._lock:
-            self._blocks.clear()
-            self.nbytes = 0
+        super().__init__(capacity_bytes, lambda block: block.cached_nbytes)
 
 
 class _ArrowSequence:
@@ -109,19 +92,13 @@ class _ArrowSequence:
         return len(self._array)
 
 
+def _address(column: Any) -> Any:
+    last = column.buffers()[-1]
+    return None if last is None else last.address
+
+
 def _searchable(column: Any) -> Any:
     import pyarrow as pa
 
-    return column.to_numpy(zero_copy_only=False) if pa.types.is_integer(column.type) else _ArrowSequence(column)
-
-
-def _bisect_left(column: Any, wanted: Any, low: int, high: int) -> int:
-    if isinstance(column, _ArrowSequence):
-        return bisect_left(column, wanted, low, high)
-    return low + int(column[low:high].searchsorted(wanted, "left"))
-
-
-def _bisect_right(column: Any, wanted: Any, low: int, high: int) -> int:
-    if isinstance(column, _ArrowSequence):
-        return bisect_right(column, wanted, low, high)
-    return low + int(column[low:high].searchsorted(wanted, "right"))
+    # The items of a memory view are Python integers, which bisect compares without conversion.
+    return memoryview(column.to_numpy()) if pa.types.is_integer(column.type) else _ArrowSequence(column)

@@ -29,6 +29,7 @@ from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, Inva
 from airflow_provider_statecheck.state.arrow.layout import DELETED, KEY_GROUP, NAMESPACE, position_names, single
 from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.waiting import about_to_wait
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.uris import LOCAL_SCHEMES, redact, scheme_of
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
@@ -118,11 +119,12 @@ class PartBytes:
     Range reads of state files, safe for threads.
 
     :param storage: Storage of the files.
+    :param files: Open local files, by default separate ones.
     """
 
-    def __init__(self, storage: CheckpointStorage) -> None:
+    def __init__(self, storage: CheckpointStorage, files: LocalFiles | None = None) -> None:
         self._storage = storage
-        self._files = _LocalFiles()
+        self._files = LocalFiles() if files is None else files
 
     def read(self, handle: StreamStateHandle, pieces: Sequence[Piece]) -> list[memoryview]:
         """
@@ -139,6 +141,15 @@ class PartBytes:
             for offset, length in members
         ]
 
+    def require_allowed(self, handle: StreamStateHandle) -> None:
+        """
+        Require that the storage may read a file, which a cache of its blocks does not check.
+
+        :raises LocationNotAllowedError: if the file is not in an allowed location.
+        """
+        if not isinstance(handle, ByteStreamStateHandle):
+            self._storage.allowed.require(_location(handle)[0])
+
     def close(self) -> None:
         """Close the open local files."""
         self._files.close()
@@ -146,11 +157,12 @@ class PartBytes:
     def _read_ranges(self, handle: StreamStateHandle, ranges: Sequence[Piece]) -> list[bytes]:
         if isinstance(handle, ByteStreamStateHandle):
             return [handle.data[start : start + length] for start, length in ranges]
+        about_to_wait()
         uri, begin = _location(handle)
         if scheme_of(uri) in LOCAL_SCHEMES:
             self._storage.allowed.require(uri)
             return [self._files.read(uri, begin + start, length) for start, length in ranges]
-        if len(ranges) == 1:
+        if len(ranges) <= 1:
             return [self._read_remote(uri, begin, piece) for piece in ranges]
         with ThreadPoolExecutor(min(_MAX_REQUESTS, len(ranges))) as pool:
             return list(pool.map(lambda piece: self._read_remote(uri, begin, piece), ranges))
@@ -263,18 +275,28 @@ class PartWriter:
             self._parts.append(file.close(self._state))
 
 
-class _LocalFiles:
-    """LRU cache of open local files. ``pread`` avoids the resident memory of a mapping."""
+class LocalFiles:
+    """
+    LRU cache of open local files, safe for threads. ``pread`` avoids the resident memory of a mapping.
 
-    def __init__(self) -> None:
-        self._open: OrderedDict[str, int] = OrderedDict()
+    :param limit: Maximum number of open files.
+    """
+
+    def __init__(self, limit: int = _MAX_OPEN_FILES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = Lock()
 
     def read(self, uri: str, start: int, length: int) -> bytes:
-        """Return bytes of a file."""
+        """
+        Return bytes of a file.
+
+        :raises CheckpointNotFoundError: if the file is missing.
+        :raises StorageError: if the file cannot be read.
+        """
         try:
-            with self._lock:
-                return os.pread(self._descriptor(uri), length, start)
+            file = self._file(uri)
+            return os.pread(file.descriptor, length, start)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"Expected a state file at {redact(uri)}, found none; restore from another checkpoint.",
@@ -289,17 +311,33 @@ class _LocalFiles:
     def close(self) -> None:
         """Close all files."""
         with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+            self._open.clear()
 
-    def _descriptor(self, uri: str) -> int:
-        if uri in self._open:
+    def _file(self, uri: str) -> _OpenFile:
+        with self._lock:
+            if uri in self._open:
+                self._open.move_to_end(uri)
+                return self._open[uri]
+        # Not under the lock: a network file system that hangs must not block the readers of open files.
+        opened = _OpenFile(os.open(uri.partition("://")[2], os.O_RDONLY))
+        with self._lock:
+            file = self._open.setdefault(uri, opened)
             self._open.move_to_end(uri)
-        else:
-            self._open[uri] = os.open(uri.partition("://")[2], os.O_RDONLY)
-            if len(self._open) > _MAX_OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-        return self._open[uri]
+            if len(self._open) > self._limit:
+                self._open.popitem(last=False)
+            return file
+
+
+class _OpenFile:
+    """File descriptor that closes with the last reference: a thread may still read a file that another one evicts."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 def _location(handle: StreamStateHandle) -> tuple[str, int]:

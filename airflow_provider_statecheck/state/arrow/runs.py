@@ -1,18 +1,19 @@
-"""Sorted runs of rows in files and in memory, and lookups in them."""
+"""Sorted runs of rows in files and in memory, and the search for the blocks that hold a key."""
 
 from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
+from sys import getsizeof
 from typing import Any, Protocol
 
 from airflow_provider_statecheck.checkpoint.states.handles import FileStateHandle, SegmentFileStateHandle
 from airflow_provider_statecheck.exceptions import CorruptStateError
-from airflow_provider_statecheck.state.arrow.blocks import Block, BlockCache
+from airflow_provider_statecheck.state.arrow.blocks import Block, BlockCache, BlockKey
 from airflow_provider_statecheck.state.arrow.layout import (
     DELETED,
     KEY_GROUP,
@@ -30,26 +31,49 @@ from airflow_provider_statecheck.storage.uris import redact
 
 _BLOCK_ROWS = 1 << 16
 _CHUNK_BLOCKS = 64
+_BLOCK_INDEX_BYTES = 400
+"""Size of the tuples that locate a block in memory, in bytes."""
 _DENSE_KEYS_PER_BLOCK = 2
 """Number of keys per block from which all candidate blocks are read without a search."""
 
 
-class SortedRun(Protocol):
+class SearchedRun(Protocol):
     """Immutable sequence of blocks with distinct sort keys, in ascending order. Several threads may read it."""
 
     @property
     def firsts(self) -> Sequence[tuple[Any, ...]]:
-        """Return the sort key of the first row of each block."""
-        ...
-
-    @property
-    def block_key_groups(self) -> Any:
-        """Return the key group of the first row of each block, as a numpy array."""
+        """Return the sort key of the first row of each block, or its start."""
         ...
 
     @property
     def block_last_key_groups(self) -> Any:
-        """Return the key group of the last row of each block, as a numpy array."""
+        """Return the key group of the last row of each block."""
+        ...
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Return whether the rows have a namespace column."""
+        ...
+
+    def block(self, number: int) -> Block:
+        """Return one block. Runs in files cache it."""
+        ...
+
+
+class StoredRun(SearchedRun, Protocol):
+    """Run in files."""
+
+    def blocks(self, numbers: Sequence[int]) -> dict[int, Block]:
+        """Return several blocks, in ascending order. Blocks that are not cached are read together."""
+        ...
+
+
+class SortedRun(SearchedRun, Protocol):
+    """Run that is also merged with others."""
+
+    @property
+    def block_key_groups(self) -> Any:
+        """Return the key group of the first row of each block, as a numpy array."""
         ...
 
     @property
@@ -65,15 +89,6 @@ class SortedRun(Protocol):
     @property
     def deletions(self) -> int:
         """Return the number of tombstones."""
-        ...
-
-    @property
-    def has_namespaces(self) -> bool:
-        """Return whether the rows have a namespace column."""
-        ...
-
-    def block(self, number: int) -> Block:
-        """Return one block. Runs in files cache it."""
         ...
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
@@ -130,35 +145,73 @@ class FileRun:
 
         return np.concatenate([part.rows for part in self.parts]).astype(np.int64)
 
+    @cached_property
+    def _block_keys(self) -> list[BlockKey]:
+        return [key for part in self.parts for key in self._keys_of(part)]
+
+    def _keys_of(self, part: Part) -> Iterator[BlockKey]:
+        # A block may have a namespace column in one run and none in another. Migrated rows depend on their form.
+        form = None if self._form.is_current(part) else self._form
+        # A path in metadata may be forged, so the file itself identifies the bytes.
+        source = part.handle.uri if isinstance(part.handle, FileStateHandle) else part.handle
+        for offset in part.offsets.tolist():
+            yield source, offset, self.has_namespaces, form
+
+    @property
+    def index_bytes(self) -> int:
+        """Return the approximate size of the index of the blocks in memory, in bytes."""
+        columns = sum(
+            _nbytes(part.firsts, part.offsets, part.lengths, part.rows, part.checksums) for part in self.parts
+        )
+        return columns + sum(_BLOCK_INDEX_BYTES + sum(map(getsizeof, first)) for first in self.firsts)
+
     def block(self, number: int) -> Block:
         """Return one block from the cache, or with one range read."""
-        index, row = self._block_locations[number]
-        part = self.parts[index]
-        # A block may have a namespace column in one run and none in another.
-        key = (part.path, int(part.offsets[row]), self.has_namespaces)
-        block = self._cache.get(key)
-        if block is None:
-            block = Block(self._read(part, [row])[0])
-            self._cache.put(key, block)
-        return block
+        return self._cache.get_or_load(self._block_keys[number], lambda: Block(self.tables([number])[0]))
+
+    def blocks(self, numbers: Sequence[int]) -> dict[int, Block]:
+        """Return several blocks, in ascending order. Blocks that are not cached are read together."""
+        keys = self._block_keys
+        found = {number: self._cache.get(keys[number]) for number in numbers}
+        missing = [number for number, block in found.items() if block is None]
+        read = {number: Block(table) for number, table in zip(missing, self._tables(missing, _copied), strict=True)}
+        for number, block in read.items():
+            self._cache.put(keys[number], block)
+        return {number: block or read[number] for number, block in found.items()}
 
     def tables(self, numbers: Sequence[int]) -> list[Any]:
         """Return several blocks as tables. Adjacent blocks share a range read."""
+        return self._tables(numbers, _shared)
+
+    def _tables(self, numbers: Sequence[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         locations = (self._block_locations[number] for number in numbers)
         return [
             table
             for index, members in groupby(locations, key=lambda location: location[0])
-            for table in self._read(self.parts[index], [row for _, row in members])
+            for table in self._read(self.parts[index], [row for _, row in members], bytes_of)
         ]
 
-    def _read(self, part: Part, rows: list[int]) -> list[Any]:
+    def _read(self, part: Part, rows: list[int], bytes_of: Callable[[memoryview], Any]) -> list[Any]:
         pieces = [(int(part.offsets[row]), int(part.lengths[row])) for row in rows]
-        found = self._files.read(part.handle, pieces)
+        found = map(bytes_of, self._files.read(part.handle, pieces))
         tables = (_decode(part, row, data) for row, data in zip(rows, found, strict=True))
         return [self._form.rows(part, table, namespace=self.has_namespaces) for table in tables]
 
 
-def _decode(part: Part, row: int, data: memoryview) -> Any:
+def _nbytes(*columns: Any) -> int:
+    return sum(column.nbytes for column in columns)
+
+
+def _shared(data: memoryview) -> memoryview:
+    return data
+
+
+def _copied(data: memoryview) -> bytes:
+    # A table may refer to the bytes that were read, and a cached one would keep its whole range in memory.
+    return bytes(data)
+
+
+def _decode(part: Part, row: int, data: memoryview | bytes) -> Any:
     import pyarrow as pa
 
     if len(data) != part.lengths[row] or zlib.crc32(data) != part.checksums[row]:
@@ -300,13 +353,16 @@ def positions_of(keys: KeyBatch) -> list[tuple[Any, ...]]:
     return row_tuples([part for column in columns for part in order_columns(single(column))])
 
 
-def blocks_at(run: SortedRun, position: tuple[Any, ...]) -> range:
+def blocks_at(run: SearchedRun, position: tuple[Any, ...]) -> range:
     """Return the blocks that may contain rows whose sort key is equal to, or starts with, a position."""
     firsts, length = run.firsts, len(position)
     start = max(0, bisect_right(firsts, position) - 1)
     if run.block_last_key_groups[start] < position[0]:
         start += 1
-    return range(start, bisect_right(firsts, position, lo=start, key=lambda first: first[:length]))
+    end = start
+    while end < len(firsts) and firsts[end][:length] <= position:
+        end += 1
+    return range(start, end)
 
 
 def _key_indexes(columns: Sequence[Any], wanted: Sequence[Any]) -> Any:

@@ -29,10 +29,11 @@ from airflow_provider_statecheck.state.arrow.settings import ArrowStateSettings
 from airflow_provider_statecheck.state.arrow.snapshot_metadata import SnapshotMeta, StateFiles, encode_meta
 from airflow_provider_statecheck.state.arrow.state_runs import Captured, StateRuns, schema_of
 from airflow_provider_statecheck.state.backends.full_snapshot import cancelled_error
+from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.keyed.expiry import unexpired
 from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
+from airflow_provider_statecheck.state.snapshots import SnapshotResult, StateSize
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
 
@@ -108,7 +109,7 @@ class ArrowSnapshot:
             handle = self._handle(named) if named else None
             self._finish()
         self.files = files
-        return SnapshotResult(handle, self._written.size)
+        return SnapshotResult(handle, self._written.size, tuple(map(_size_of, named)))
 
     def cancel(self) -> None:
         """Stop the write and delete its files. Has no effect after the end of the write."""
@@ -201,6 +202,17 @@ class ArrowSnapshot:
     def _require_running(self) -> None:
         if self._is_cancelled:
             raise cancelled_error()
+
+
+def _size_of(files: StateFiles) -> StateSize:
+    parts = [part for run in files.runs for part in run]
+    # Several runs may have a row of the same key, and a map has a row for each of its entries.
+    is_countable = len(files.runs) == 1 and files.state.kind is not StateKind.MAP
+    return StateSize(
+        files.state.name,
+        sum(int(part.rows.sum()) - part.deletions for part in parts) if is_countable else None,
+        sum(part.handle.state_size for part in parts),
+    )
 
 
 def _runs_to_migrate(base: Sequence[FileRun]) -> int:

@@ -7,7 +7,7 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,10 @@ from airflow_provider_statecheck.state.arrow.layout import (
     VALUE,
     count_owners,
     distinct_heads,
-    order_columns,
-    row_tuples,
     single,
 )
-from airflow_provider_statecheck.state.arrow.runs import MatchedRows, SortedRun, blocks_at
+from airflow_provider_statecheck.state.arrow.point_lookups import PositionEncoder, Target, newest_row, rows_in
+from airflow_provider_statecheck.state.arrow.runs import MatchedRows
 from airflow_provider_statecheck.state.arrow.state_runs import (
     REMOVED,
     StateRuns,
@@ -88,7 +87,7 @@ class TableCore:
         self._key_groups: dict[Any, int] = {}
         self._read_ahead = ReadAhead()
         self._limit = _INITIAL_LIMIT
-        self._has_naturally_ordered_keys = _have_natural_order(keys.arrow_types)
+        self._positions = PositionEncoder(keys, state.key_serializer)
 
     def advance_to(self, key_group: int) -> None:
         """Seal the changes if that frees enough memory."""
@@ -151,21 +150,6 @@ class TableCore:
     def _changed_values(self) -> Iterator[Any]:
         raise NotImplementedError
 
-    def _position(self, key: Any, key_group: int) -> tuple[Any, ...]:
-        """Return the start of the sort key of a key."""
-        if self._has_naturally_ordered_keys:
-            return (key_group, key) if len(self._keys.fields) == 1 else (key_group, *key)
-        columns = [part for column in key_columns(self._keys, [key]) for part in order_columns(column)]
-        return (key_group, *row_tuples(columns)[0])
-
-    def _rows_at(self, run: SortedRun, position: tuple[Any, ...]) -> Iterator[tuple[Block, int, int]]:
-        """Return the rows of a run whose sort key starts with a position, as blocks with ranges of rows."""
-        for number in blocks_at(run, position):
-            block = run.block(number)
-            start, end = block.find(position)
-            if start < end:
-                yield block, start, end
-
     def _value(self, block: Block, row: int) -> Any:
         return self._freezing.read(block.values.slice(row, 1))[0]
 
@@ -183,13 +167,6 @@ def _in_namespace(table: Any, namespace: str) -> Any:
     if NAMESPACE in table.schema.names:
         return table.filter(pc.equal(table.column(NAMESPACE), namespace))
     return table if namespace == VOID_NAMESPACE else table.slice(0, 0)
-
-
-def _have_natural_order(types: Sequence[Any]) -> bool:
-    """Return whether Python values of the types have the same order as rows."""
-    from pyarrow import types as kinds
-
-    return all(kinds.is_integer(t) or kinds.is_string(t) or kinds.is_binary(t) for t in types)
 
 
 class ArrowValueTable(TableCore):
@@ -287,13 +264,8 @@ class ArrowValueTable(TableCore):
         self._read_ahead = ahead
 
     def _load(self, key: Any, key_group: int, namespace: str) -> Any:
-        position = self._position(key, key_group)
-        for run in self.runs.all:
-            if not run.has_namespaces and namespace != VOID_NAMESPACE:
-                continue
-            for block, row, _ in self._rows_at(run, (*position, namespace) if run.has_namespaces else position):
-                return None if block.is_deleted(row) else self._value(block, row)
-        return None
+        found = newest_row(self.runs.all, Target(self._positions.key(key, key_group), namespace))
+        return None if found is None else self._value(*found)
 
     def _live_rows(self, keys: KeyBatch, *, all_namespaces: bool = False) -> Iterator[MatchedRows]:
         """Return the live rows of keys."""
@@ -415,12 +387,9 @@ class ArrowMapTable(TableCore):
         return self._load(key, key_group, namespace, user_key)
 
     def _load(self, key: Any, key_group: int, namespace: str, user_key: Any) -> Any:
-        position = self._position(key, key_group)
-        tail = row_tuples(order_columns(self._user_key_serializer.to_arrow([user_key]), nullable=True))[0]
-        for run in self._runs_with(namespace):
-            for block, row, _ in self._rows_at(run, (*_position_in_namespace(run, position, namespace), *tail)):
-                return REMOVED if block.is_deleted(row) else self._value(block, row)
-        return REMOVED
+        position = self._positions.key(key, key_group)
+        found = newest_row(self.runs.all, Target(position, namespace, self._positions.user_key(user_key)))
+        return REMOVED if found is None else self._value(*found)
 
     def _stored_entries(self, key: Any, key_group: int, namespace: str) -> dict[Any, Any]:
         """Return the entries of a key without unsealed changes."""
@@ -429,9 +398,9 @@ class ArrowMapTable(TableCore):
             known: dict[Any, Any] = ahead.cells.get(namespace, _NO_CELLS).get(key, _NO_CELLS)
             return known
         found: dict[Any, Any] = {}
-        position = self._position(key, key_group)
-        for run in reversed(list(self._runs_with(namespace))):
-            for block, start, end in self._rows_at(run, _position_in_namespace(run, position, namespace)):
+        target = Target(self._positions.key(key, key_group), namespace)
+        for run in reversed(self.runs.all):
+            for block, start, end in rows_in(run, target):
                 column = single(block.table.column(USER_KEY)).slice(start, end - start)
                 user_keys = self._user_key_serializer.from_arrow(column)
                 cells = self._freezing.read(block.values.slice(start, end - start))
@@ -440,9 +409,6 @@ class ArrowMapTable(TableCore):
                     if block.is_deleted(row):
                         del found[user_key]
         return found
-
-    def _runs_with(self, namespace: str) -> Iterator[SortedRun]:
-        return (run for run in self.runs.all if run.has_namespaces or namespace == VOID_NAMESPACE)
 
     def _rows_of_changes(self) -> Any:
         layout = self.runs.layout
@@ -468,7 +434,3 @@ class ArrowMapTable(TableCore):
     def _changed_values(self) -> Iterator[Any]:
         entries = (entries for keys in self._cells.values() for entries in keys.values())
         return (value for values in entries for value in values.values() if value is not REMOVED)
-
-
-def _position_in_namespace(run: SortedRun, position: tuple[Any, ...], namespace: str) -> tuple[Any, ...]:
-    return (*position, namespace) if run.has_namespaces else position

@@ -37,9 +37,10 @@ from airflow_provider_statecheck.exceptions import (
     StorageError,
 )
 from airflow_provider_statecheck.state.backends.restored_state import StateRows
+from airflow_provider_statecheck.state.descriptors import StateKind
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, decode_schemas, encode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
-from airflow_provider_statecheck.state.snapshots import SnapshotResult
+from airflow_provider_statecheck.state.snapshots import SnapshotResult, StateSize
 from airflow_provider_statecheck.storage.views.state_streams import CheckpointStateOutputStream
 
 MAGIC = b"SCKEYED\x01"
@@ -129,7 +130,8 @@ class FullSnapshot:
             raise
         self._finish(handle)
         assert handle is not None  # noqa: S101 - the header was written
-        return SnapshotResult(KeyGroupsStateHandle(self._key_group_range, offsets, handle), handle.state_size)
+        sizes = tuple(map(_size_of, states))
+        return SnapshotResult(KeyGroupsStateHandle(self._key_group_range, offsets, handle), handle.state_size, sizes)
 
     def cancel(self) -> None:
         """Stop the write and delete its file. Has no effect after the end of the write."""
@@ -168,6 +170,12 @@ class FullSnapshot:
             raise cancelled_error()
 
 
+def _size_of(rows: StateRows) -> StateSize:
+    # A map has a row for each of its entries.
+    is_map = rows.schema.kind is StateKind.MAP
+    return StateSize(rows.schema.name, None if is_map else sum(batch.num_rows for _, batch in rows.blocks))
+
+
 def cancelled_error() -> SnapshotCancelledError:
     """Return the error of a cancelled snapshot."""
     return SnapshotCancelledError(
@@ -203,25 +211,21 @@ class FullSnapshotReader:
                 f"Expected a full snapshot of keyed state, found a {type(handle).__name__} of another state backend; restore "
                 f"with that backend."
             )
-        wanted = [each for each in self._offsets_of(handle) if each[1] != EMPTY_KEY_GROUP]
+        wanted = [each for each in offsets_of(handle) if each[0] in self._key_group_range]
         if not wanted:
             return None
         with self._open_stream(handle.stream) as stream:
             return self._read(stream, wanted, handle.stream.state_size)
 
-    def _offsets_of(self, handle: KeyGroupsStateHandle) -> KeyGroupRangeOffsets:
-        try:
-            offsets = KeyGroupRangeOffsets(handle.key_group_range, handle.offsets)
-        except InvalidConfigurationError as error:
-            raise CorruptStateError(f"Expected a valid handle of keyed state, found a broken one: {error}") from error
-        return offsets.get_intersection(self._key_group_range)
+    def read_header(self, handle: KeyGroupsStateHandle) -> SnapshotHeader:
+        """Return the header of a handle; raises as :meth:`read`."""
+        with self._open_stream(handle.stream) as stream:
+            return self._header(stream, handle.stream.state_size)
 
     def _read(
         self, stream: io.BufferedIOBase, wanted: Iterable[tuple[int, int]], size: int
     ) -> tuple[SnapshotHeader, tuple[StateRows, ...]]:
-        prefix = stream.read(PREFIX_SIZE)
-        header = decode_header(prefix, _read_exactly(stream, decode_prefix(prefix), size))
-        self._require_key_groups(header.number_of_key_groups)
+        header = self._header(stream, size)
         blocks: list[list[tuple[int, Any]]] = [[] for _ in header.schemas.keyed]
         for key_group, offset in wanted:
             for state, batch in _read_section(stream, offset, header, size):
@@ -229,12 +233,31 @@ class FullSnapshotReader:
         states = zip(header.schemas.keyed, header.arrow_schemas, blocks, strict=True)
         return header, tuple(StateRows(schema, columns, tuple(found)) for schema, columns, found in states)
 
+    def _header(self, stream: io.BufferedIOBase, size: int) -> SnapshotHeader:
+        prefix = stream.read(PREFIX_SIZE)
+        header = decode_header(prefix, _read_exactly(stream, decode_prefix(prefix), size))
+        self._require_key_groups(header.number_of_key_groups)
+        return header
+
     def _require_key_groups(self, found: int) -> None:
         if found != self._number_of_key_groups:
             raise IncompatibleCheckpointError(
                 f"Expected state with {self._number_of_key_groups} key groups, found {found}; restore with the maximum "
                 f"parallelism of the checkpoint, or rescale the checkpoint."
             )
+
+
+def offsets_of(handle: KeyGroupsStateHandle) -> list[tuple[int, int]]:
+    """
+    Return the key groups of a handle that are not empty, with the offsets of their sections.
+
+    :raises CorruptStateError: if the handle has another number of offsets than key groups.
+    """
+    try:
+        offsets = KeyGroupRangeOffsets(handle.key_group_range, handle.offsets)
+    except InvalidConfigurationError as error:
+        raise CorruptStateError(f"Expected a valid handle of keyed state, found a broken one: {error}") from error
+    return [(key_group, offset) for key_group, offset in offsets if offset != EMPTY_KEY_GROUP]
 
 
 def _read_section(stream: io.BufferedIOBase, offset: int, header: SnapshotHeader, size: int) -> list[tuple[int, Any]]:

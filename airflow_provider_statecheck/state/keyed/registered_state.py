@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ class RegisteredState:
     key_serializer: TypeSerializer[Any] | None = None
     """Serializer of the user keys; ``None`` unless the state is a map."""
     ttl: StateTtlConfig | None = None
+    queryable_name: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, descriptor: StateDescriptor[Any]) -> RegisteredState:
@@ -40,6 +41,7 @@ class RegisteredState:
             serializer=descriptor.serializer,
             key_serializer=descriptor.key_serializer if descriptor.kind is StateKind.MAP else None,
             ttl=descriptor.ttl,
+            queryable_name=descriptor.queryable_name,
         )
 
     @property
@@ -76,6 +78,7 @@ class RegisteredState:
             value=self.serializer.snapshot(),
             ttl=self.ttl is not None,
             ttl_ms=None if self.ttl is None else self.ttl.ttl_ms,
+            queryable_name=self.queryable_name,
         )
 
 

@@ -1,4 +1,4 @@
-"""Serializer of the keys of keyed state: normal form, Arrow columns and key groups."""
+"""Serializer of the keys of keyed state: normal form, Arrow columns, and the key group of a key."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KeySerializer:
         """
         if key is None or (len(self.fields) > 1 and (len(self._parts(key)) != len(self.fields) or None in key)):
             raise InvalidConfigurationError(
-                f"Expected a key with a value for each of {self._column_names}, found {key!r}; filter rows without a key out."
+                f"Expected a key with a value for each of {self._column_names}, found {key!r:.100}; filter rows without a key out."
             )
 
     def normalized(self, key: Any) -> Any:
@@ -93,8 +93,12 @@ class KeySerializer:
         :raises InvalidConfigurationError: if the key or a part is ``None``.
         :raises UnsupportedStateError: if the type of a part differs from its column.
         """
+        return self.key_group_of_normalized(self.normalized(key), max_parallelism)
+
+    def key_group_of_normalized(self, key: Any, max_parallelism: int) -> int:
+        """Return the key group of a key in normal form."""
         hashed = SPARK_SEED
-        for key_type, part in zip(self._key_types, self._parts(self.normalized(key)), strict=True):
+        for key_type, part in zip(self._key_types, self._parts(key), strict=True):
             hashed = key_type.hashed(part, hashed)
         return key_group_of_hash(hashed, max_parallelism)
 
@@ -188,10 +192,10 @@ def _key_type(field: KeyField) -> KeyType:
 def _normalized(field: KeyField, key_type: KeyType, value: Any) -> Any:
     try:
         return key_type.normalized(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         detail = f": {error}" if str(error) else ""
         raise UnsupportedStateError(
-            f"Expected a {key_type.name} as the part {field.name} of a key, found {value!r}{detail}."
+            f"Expected a {key_type.name} as the part {field.name} of a key, found {value!r:.100}{detail}."
         ) from error
 
 

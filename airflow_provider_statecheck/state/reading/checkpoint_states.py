@@ -23,7 +23,7 @@ from airflow_provider_statecheck.state.backends.full_snapshot import PREFIX_SIZE
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle
+from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, read_values
 from airflow_provider_statecheck.storage.pointers import pointer_uri, resolve_checkpoint
 from airflow_provider_statecheck.storage.views.state_files import open_input_stream, read_state
 
@@ -53,6 +53,11 @@ class StateContent:
     """Handles of all subtasks, each restricted to the key groups of its subtask."""
     taken_at_ms: int
     """Time of the checkpoint in milliseconds since the epoch, by which expiry is decided."""
+
+    @property
+    def all_key_groups(self) -> KeyGroupRange:
+        """Return all key groups of the function."""
+        return KeyGroupRange(0, self.max_parallelism - 1)
 
     def within(self, owned: KeyGroupRange) -> StateContent:
         """Return the content restricted to a range of key groups."""
@@ -150,6 +155,15 @@ class CheckpointStates:
                 f"Expected the state {name!r} in one function, found it in {uids}; set the uid of the function."
             )
         function, schema = found[0]
+        return self.content_of(function, schema)
+
+    def content_of(self, function: FunctionState, schema: StateSchema) -> StateContent:
+        """
+        Return the content of a keyed state of a function.
+
+        :raises CorruptStateError: if the values of the checkpoint do not match their checksum.
+        :raises StorageError: if the storage fails.
+        """
         assert function.schemas.key is not None  # noqa: S101 - the function has keyed state
         return StateContent(
             uid=function.uid,
@@ -179,10 +193,7 @@ class CheckpointStates:
         :raises CorruptStateError: if the values do not match their checksum.
         :raises StorageError: if the storage fails.
         """
-        state = self.document.state
-        if isinstance(state, InlineStateHandle):
-            return dict(state.value)
-        return dict(json.loads(self.storage.read_verified(state.uri, size=state.size, sha256=state.sha256)))
+        return read_values(self.storage, self.document)
 
     def stage_values(self) -> dict[str, Any]:
         """Return the values of the stage; raises like :meth:`values`."""
@@ -227,10 +238,16 @@ def owned_handles(operator: OperatorState) -> Iterator[KeyedStateHandle]:
 
     Files shared between subtasks may have outdated rows of key groups that the subtask does not own.
     """
-    for index, subtask in sorted(operator.subtask_states.items()):
-        own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
-        for handle in subtask.managed_keyed:
-            yield from _restricted(handle, own)
+    for index in range(operator.parallelism):
+        yield from handles_of_subtask(operator, index)
+
+
+def handles_of_subtask(operator: OperatorState, index: int) -> Iterator[KeyedStateHandle]:
+    """Return the handles of a subtask's keyed state, restricted to its key groups; none for a subtask without state."""
+    own = key_group_range_of(index, operator.parallelism, operator.max_parallelism)
+    subtask = operator.subtask_states.get(index)
+    for handle in () if subtask is None else subtask.managed_keyed:
+        yield from _restricted(handle, own)
 
 
 def _restricted(handle: KeyedStateHandle, owned: KeyGroupRange) -> Iterator[KeyedStateHandle]:

@@ -110,7 +110,7 @@ class StateDiff:
         :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
-        for owned in self._before.content.windows(self._before.all_key_groups, self._bytes_at_once):
+        for owned in self._before.content.windows(self._before.content.all_key_groups, self._bytes_at_once):
             before, after = rows_of_both(self._before, self._after, owned)
             yield from self._compared(before, after).to_batches()
 

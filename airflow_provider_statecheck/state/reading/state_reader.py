@@ -30,7 +30,7 @@ from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeyS
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, StateContent
 from airflow_provider_statecheck.state.reading.columns import StateColumns
 from airflow_provider_statecheck.state.schemas import StateSchema
-from airflow_provider_statecheck.state.serializers.resolve import restored_serializer
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
 from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.views.state_files import open_input_stream
@@ -135,15 +135,10 @@ class StateReader:
         :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
-        for table in self.rows.tables(self.all_key_groups if owned is None else owned):
+        for table in self.rows.tables(self.content.all_key_groups if owned is None else owned):
             shown = self.columns.shown(table, self.now_ms)
             if shown.num_rows:
                 yield shown
-
-    @property
-    def all_key_groups(self) -> KeyGroupRange:
-        """Return all key groups of the function."""
-        return KeyGroupRange(0, self.content.max_parallelism - 1)
 
 
 class StateRowsReader:
@@ -157,7 +152,7 @@ class StateRowsReader:
 
     def __init__(self, storage: CheckpointStorage, content: StateContent, columns: StateColumns) -> None:
         self._storage = storage
-        self._content = content
+        self.content = content
         self._columns = columns
 
     def tables(self, owned: KeyGroupRange) -> Iterator[Any]:
@@ -168,7 +163,7 @@ class StateRowsReader:
         :raises CheckpointNotFoundError: if a state file is missing.
         :raises StorageError: if the storage fails.
         """
-        handles = self._content.within(owned).handles
+        handles = self.content.within(owned).handles
         snapshots = [each for each in handles if isinstance(each, KeyGroupsStateHandle)]
         yield from self._of_snapshots(snapshots, owned) if snapshots else ()
         yield from self.merged(self.files(owned).runs)
@@ -179,9 +174,9 @@ class StateRowsReader:
 
         :raises CorruptStateError: if the metadata of the files is corrupt.
         """
-        handles = [each for each in self._content.within(owned).handles if _is_incremental(each)]
-        found = restored_files(handles, self._storage, self._columns.keys, self._content.max_parallelism, owned)
-        return found.get(self._content.schema.name, StateFiles(self._content.schema, ()))
+        handles = [each for each in self.content.within(owned).handles if _is_incremental(each)]
+        found = restored_files(handles, self._storage, self._columns.keys, self.content.max_parallelism, owned)
+        return found.get(self.content.schema.name, StateFiles(self.content.schema, ()))
 
     def merged(self, runs: tuple[Parts, ...]) -> Iterator[Any]:
         """Return the newest version of each row in the runs, which are ordered from newest to oldest."""
@@ -189,39 +184,45 @@ class StateRowsReader:
             return
         with closing(PartBytes(self._storage)) as files:
             reading = Reading(files, BlockCache(0), ArrowStateSettings())
-            schema, layout = self._content.schema, self._columns.layout
-            yield from StateRuns(schema, layout, self._form, reading, runs).rows()
+            schema, layout = self.content.schema, self._columns.layout
+            yield from StateRuns(schema, layout, self.form, reading, runs).rows()
 
     def written(self, parts: Parts) -> Iterator[Any]:
         """Return all rows of the parts, including deletion markers."""
         with closing(PartBytes(self._storage)) as files:
-            run = FileRun(parts, files, BlockCache(0), self._form)
+            run = FileRun(parts, files, BlockCache(0), self.form)
             count = len(run.block_rows)
             for start in range(0, count, _BLOCKS_AT_ONCE):
                 yield from run.tables(range(start, min(count, start + _BLOCKS_AT_ONCE)))
 
     def firsts(self, part: Part) -> Any:
         """Return the first position of each block of a part, with a namespace column."""
-        return self._form.firsts(part, namespace=True)
+        return self.form.firsts(part, namespace=True)
 
     @cached_property
-    def _form(self) -> StateRowForm:
-        columns, schema = self._columns, self._content.schema
-        return StateRowForm(columns.state, schema, columns.layout, self._content.taken_at_ms)
+    def form(self) -> StateRowForm:
+        """Return the conversion of rows to the types of the state."""
+        columns, schema = self._columns, self.content.schema
+        return StateRowForm(columns.state, schema, columns.layout, self.content.taken_at_ms)
 
     def _of_snapshots(self, handles: list[KeyGroupsStateHandle], owned: KeyGroupRange) -> Iterator[Any]:
-        for window in self._content.windows(owned, _BYTES_AT_ONCE):
-            reader = FullSnapshotReader(self._open, self._content.max_parallelism, window)
+        for window in self.content.windows(owned, _BYTES_AT_ONCE):
+            reader = self.snapshots(window)
             for handle in handles:
                 snapshot = reader.read(handle)
                 for rows in () if snapshot is None else snapshot[1]:
-                    if rows.schema.name == self._content.schema.name and rows.blocks:
-                        yield self._in_layout(rows)
+                    if rows.schema.name == self.content.schema.name and rows.blocks:
+                        yield self.in_layout(rows)
 
     def _open(self, stream: Any) -> Any:
         return open_input_stream(self._storage, stream)
 
-    def _in_layout(self, rows: StateRows) -> Any:
+    def snapshots(self, owned: KeyGroupRange) -> FullSnapshotReader:
+        """Return a reader of full snapshots."""
+        return FullSnapshotReader(self._open, self.content.max_parallelism, owned)
+
+    def in_layout(self, rows: StateRows) -> Any:
+        """Return rows of a full snapshot as a table with the columns of the state backend, unsorted."""
         import pyarrow as pa
 
         batch = pa.concat_batches([each for _, each in rows.blocks])
@@ -241,7 +242,7 @@ class StateRowsReader:
     def _migrated(self, rows: StateRows, batch: Any) -> MigratedCells:
         state = self._columns.state
         cells, user_keys = batch.column(VALUE), batch.column(USER_KEY) if state.is_map else None
-        migration = CellMigration.of(rows.schema, state, self._content.taken_at_ms)
+        migration = CellMigration.of(rows.schema, state, self.content.taken_at_ms)
         return MigratedCells(user_keys, cells) if migration is None else migration.migrated(cells, user_keys)
 
 
@@ -279,8 +280,9 @@ def registered(schema: StateSchema) -> RegisteredState:
         name=schema.name,
         kind=schema.kind,
         serializer=restored_serializer(schema.value),
-        key_serializer=None if schema.key is None else restored_serializer(schema.key),
+        key_serializer=None if schema.key is None else restored_user_keys(schema.key),
         ttl=_time_to_live(schema) if schema.ttl else None,
+        queryable_name=schema.queryable_name,
     )
 
 

@@ -257,6 +257,35 @@ class DictShape:
         return lambda row: dict(zip(names, row, strict=True))
 
 
+class HashableRecord(dict[str, Any]):
+    """Record as a dictionary in a place that needs a hash, such as the key of a map. It must not be modified."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+class HashableDictShape(DictShape):
+    """
+    Shape of dictionaries that are keys of a map or elements of a set.
+
+    :param names: The field names.
+    """
+
+    type: type = HashableRecord
+    can_be_changed = False
+
+    def build(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """Return the records whose field values the columns contain."""
+        return list(map(HashableRecord, super().build(columns)))
+
+    def with_values(self, record: Any, values: Mapping[str, Any]) -> Any:
+        """Return a copy of a record with some fields replaced."""
+        return HashableRecord({**record, **values})
+
+    def row_maker(self, names: Sequence[str]) -> None:
+        """Return ``None``: the records are immutable and need no separate frozen form."""
+
+
 def _taker(getter: Callable[..., Callable[[Any], Any]], names: Sequence[Any]) -> RowTaker:
     take: Callable[[Any], Any] = getter(*names) if names else lambda _: ()
     return take if len(names) != 1 else lambda record: (take(record),)

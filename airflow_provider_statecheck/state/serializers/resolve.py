@@ -42,6 +42,7 @@ from airflow_provider_statecheck.state.serializers.record_serializer import (
 from airflow_provider_statecheck.state.serializers.record_shapes import (
     DataclassShape,
     DictShape,
+    HashableDictShape,
     NamedTupleShape,
     RecordShape,
     TupleShape,
@@ -199,6 +200,8 @@ def _unsupported(found: str, advice: str) -> UnsupportedStateError:
 
 
 _Config = Mapping[str, Any]
+_Shape = Callable[[list[str]], RecordShape]
+"""Returns the shape of records with the given field names."""
 
 
 def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
@@ -211,6 +214,15 @@ def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
     :raises IncompatibleCheckpointError: if a newer version wrote the snapshot.
     :raises CorruptStateError: if the config of the snapshot is malformed.
     """
+    return _restored(snapshot, DictShape)
+
+
+def restored_user_keys(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
+    """Return the serializer of the keys of a map, whose values are hashable; raises as :func:`restored_serializer`."""
+    return _restored(snapshot, HashableDictShape)
+
+
+def _restored(snapshot: SerializerSnapshot, shape: _Shape) -> TypeSerializer[Any]:
     if is_custom(snapshot):
         return OpaqueSerializer(snapshot)
     make = _CLASSES.get(snapshot.class_id)
@@ -221,33 +233,39 @@ def restored_serializer(snapshot: SerializerSnapshot) -> TypeSerializer[Any]:
         )
     require_known_version(snapshot, AbstractSerializer.version)
     try:
-        return make(snapshot.config)
+        return make(snapshot.config, shape)
     except (LookupError, TypeError, AttributeError) as error:
         raise CorruptStateError(
             f"Expected the config of {snapshot.class_id!r}, found {snapshot.config!r:.200}."
         ) from error
 
 
-def _collection(config: _Config) -> TypeSerializer[Any]:
-    return CollectionSerializer(COLLECTIONS[config["collection"]], _restored_part(config["element"]))
+def _collection(config: _Config, shape: _Shape) -> TypeSerializer[Any]:
+    collection = COLLECTIONS[config["collection"]]
+    hashed = collection in (set, frozenset)
+    return CollectionSerializer(collection, _restored_part(config["element"], HashableDictShape if hashed else shape))
 
 
-def _restored_record(config: _Config) -> TypeSerializer[Any]:
-    fields = [_restored_field(field) for field in config["fields"]]
-    return RecordSerializer(DictShape([field.name for field in fields]), fields)
+def _dict(config: _Config, shape: _Shape) -> TypeSerializer[Any]:
+    return DictSerializer(_restored_part(config["key"], HashableDictShape), _restored_part(config["value"], shape))
 
 
-def _restored_field(config: _Config) -> RecordField:
+def _restored_record(config: _Config, shape: _Shape) -> TypeSerializer[Any]:
+    fields = [_restored_field(field, shape) for field in config["fields"]]
+    return RecordSerializer(shape([field.name for field in fields]), fields)
+
+
+def _restored_field(config: _Config, shape: _Shape) -> RecordField:
     return RecordField(
         name=config["name"],
-        serializer=_restored_part(config["type"]),
+        serializer=_restored_part(config["type"], shape),
         aliases=tuple(config.get("aliases", ())),
         default=_unknown_default if config.get("default") else None,
     )
 
 
-def _restored_part(encoded: _Config) -> TypeSerializer[Any]:
-    return restored_serializer(decode_snapshot(encoded))
+def _restored_part(encoded: _Config, shape: _Shape) -> TypeSerializer[Any]:
+    return _restored(decode_snapshot(encoded), shape)
 
 
 def _unknown_default() -> Any:
@@ -256,14 +274,14 @@ def _unknown_default() -> Any:
     )
 
 
-_CLASSES: dict[str, Callable[[_Config], TypeSerializer[Any]]] = {
-    "arrow": lambda config: ArrowSerializer(decode_type(config["type"])),
+_CLASSES: dict[str, Callable[[_Config, _Shape], TypeSerializer[Any]]] = {
+    "arrow": lambda config, _: ArrowSerializer(decode_type(config["type"])),
     "collection": _collection,
-    "datetime": lambda _: DatetimeSerializer(),
-    "dict": lambda config: DictSerializer(_restored_part(config["key"]), _restored_part(config["value"])),
-    "enum": lambda config: EnumNames(config["names"]),
-    "optional": lambda config: OptionalSerializer(_restored_part(config["value"])),
+    "datetime": lambda *_: DatetimeSerializer(),
+    "dict": _dict,
+    "enum": lambda config, _: EnumNames(config["names"]),
+    "optional": lambda config, shape: OptionalSerializer(_restored_part(config["value"], shape)),
     "record": _restored_record,
-    "ttl": lambda config: TtlSerializer(_restored_part(config["value"])),
-    "uuid": lambda _: UuidSerializer(),
+    "ttl": lambda config, shape: TtlSerializer(_restored_part(config["value"], shape)),
+    "uuid": lambda *_: UuidSerializer(),
 }

@@ -9,11 +9,11 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.gateway.time_travel import find_checkpoint
 from airflow_provider_statecheck.spark.sinks.parquet_sink import ParquetSink
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
 from airflow_provider_statecheck.spark.stages.stage import Stage, Sum
 from airflow_provider_statecheck.spark.state_dataframes import read_state, write_savepoint
-from airflow_provider_statecheck.spark.time_travel import find_checkpoint
 from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
 from airflow_provider_statecheck.state.reading.diff_states import diff_states
 from airflow_provider_statecheck.storage.pointers import find_source

@@ -17,10 +17,13 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.messages import RegisterAttempt
 from airflow_provider_statecheck.checkpoint.records import AttemptOwner
+from airflow_provider_statecheck.configuration import StateServingSettings
 from airflow_provider_statecheck.exceptions import AccessDeniedError
 from airflow_provider_statecheck.gateway.wire import encode
 from airflow_provider_statecheck.metadata.models import Base
 from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.queryable.locations import OpenStorage
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.clock import ManualClock
 from tests.contracts.maintenance_contract import KnownRuns
 
@@ -80,6 +83,8 @@ class ApiServer:
     tasks: Tasks = field(default_factory=Tasks)
     runs: KnownRuns = field(default_factory=KnownRuns)
     is_of_test_run: bool = False
+    open_storage: OpenStorage | None = CheckpointStorage.open
+    state_settings: StateServingSettings = field(default_factory=StateServingSettings)
 
     def __post_init__(self) -> None:
         self.services = Services(
@@ -88,6 +93,8 @@ class ApiServer:
             clock=self.clock,
             runs=self.runs,
             maintenance_dags=lambda: frozenset({MAINTENANCE.dag_id}),
+            open_storage=self.open_storage,
+            state_settings=lambda: self.state_settings,
         )
         self.client = TestClient(create_server_app(self.services) if self.is_of_test_run else self._api_server())
 

@@ -48,6 +48,8 @@ class Rule:
 
     right: Callable[[Stage], str]
     fit: Callable[[Stage], dict[str, Any]] = lambda stage: {}
+    query: str = ""
+    status: int = 200
 
 
 RULES: dict[Route, Rule] = {
@@ -66,9 +68,17 @@ RULES: dict[Route, Rule] = {
     ("POST", "/v1/attempts/finish"): Rule(Stage.attempt_token),
     ("GET", "/v1/jobs"): Rule(Stage.task_token),
     ("GET", "/v1/jobs/{job_id}"): Rule(Stage.reading_token),
+    ("GET", "/v1/jobs/{job_id}/latest"): Rule(Stage.reading_token),
     ("GET", "/v1/jobs/{job_id}/checkpoints"): Rule(Stage.reading_token),
     ("GET", "/v1/jobs/{job_id}/checkpoints/{checkpoint_id}"): Rule(Stage.reading_token),
     ("GET", "/v1/jobs/{job_id}/operators/{operator_id}/latest"): Rule(Stage.reading_token),
+    # The checkpoints of the stage have no files.
+    ("GET", "/v1/jobs/{job_id}/state"): Rule(Stage.reading_token),
+    ("GET", "/v1/jobs/{job_id}/state/{name}"): Rule(Stage.reading_token, query="?key=EUR", status=503),
+    ("POST", "/v1/jobs/{job_id}/state/{name}"): Rule(Stage.reading_token, status=503),
+    ("GET", "/v1/jobs/{job_id}/snapshots"): Rule(Stage.reading_token, status=404),
+    ("GET", "/v1/jobs/{job_id}/snapshots/{name}"): Rule(Stage.reading_token, status=404),
+    ("GET", "/v1/jobs/{job_id}/items"): Rule(Stage.reading_token, query="?loop=months", status=404),
 }
 MAINTENANCE_ROUTES = {
     ("POST", "/v1/maintenance/confirm-discards"): Rule(Stage.maintenance_token, lambda s: {"checkpoint_ids": [1]}),
@@ -119,7 +129,8 @@ def _request(stage: Stage, route: Route) -> Request:
         identities = {"attempt": ref, "job_id": ref["job_id"], "owner": encode(owner_of(CALLER))}
         body |= {name: value for name, value in identities.items() if name in body}
         body |= RULES[route].fit(stage)
-    return Request(route[0], route[1].format(checkpoint_id=stage.pending, **ref), body)
+    path = route[1].format(checkpoint_id=stage.pending, name="totals", **ref)
+    return Request(route[0], f"{path}{RULES[route].query}", body)
 
 
 def _example(operation: dict[str, Any]) -> dict[str, Any] | None:
@@ -255,7 +266,7 @@ def test_every_route_of_the_description_has_a_rule() -> None:
 def test_no_route_is_hidden_from_the_description() -> None:
     app = create_app(Services(lambda: create_engine("sqlite://"), Tasks()))
     described = {path for _, path in _operations()}
-    served = {getattr(route, "path", "") for route in app.routes}
+    served = {getattr(route, "path_format", "") for route in app.routes}
     assert described <= served
     assert served == described
 
@@ -264,7 +275,8 @@ def test_no_route_is_hidden_from_the_description() -> None:
 def test_the_right_token_is_taken(stage: Stage, route: Route) -> None:
     request, token = _request(stage, route), RULES[route].right(stage)
     before = stage.api.rows()
-    accepted(request.send(stage.api, f"Bearer {token}"))
+    response = request.send(stage.api, f"Bearer {token}")
+    assert response.status_code == RULES[route].status, response.text
     assert (stage.api.rows() == before) == (route in CHANGES_NOTHING)
 
 
@@ -288,7 +300,8 @@ def test_a_wrong_token_is_refused_and_changes_nothing(
 def test_any_token_of_a_job_reads_that_job(
     stage: Stage, route: Route, token: Callable[[Stage, Route], str | None]
 ) -> None:
-    accepted(_request(stage, route).send(stage.api, token(stage, route)))
+    response = _request(stage, route).send(stage.api, token(stage, route))
+    assert response.status_code == RULES[route].status, response.text
 
 
 SPEAKING = sorted(route for route, rule in RULES.items() if rule.right is Stage.attempt_token)

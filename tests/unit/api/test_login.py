@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +18,15 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.maintenance.recover import JobRecovery, RecoverJob
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller
-from airflow_provider_statecheck.testing.messages import make_owner, make_registration
+from airflow_provider_statecheck.queryable.answers import decode_reply
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.conformance.test_statement_counts import counted
+from tests.contracts.queried_stage import QueriedStage
 from tests.unit.api.airflow_rows import SECRET, RunningTask
 from tests.unit.api.server import accepted, registration
+from tests.written_state import BACKENDS, StatefulJob
 
 USERS = {"the-editor": "user", "the-viewer": "viewer"}
 CALLER = Caller(dag_id="nightly", run_id="run-1", task_id="features")
@@ -143,7 +148,16 @@ def test_every_route_but_the_public_ones_refuses_nobody_in_particular(airflow: T
                 continue
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("examples")
             example = next(iter(body.values()))["value"] if body else None
-            place = path.format(job_id="0" * 32, operator_id="0" * 32, checkpoint_id=1)
+            place = path.format(
+                job_id="0" * 32,
+                operator_id="0" * 32,
+                checkpoint_id=1,
+                name="totals",
+                action="rewind",
+                dag_id="nightly",
+                run_id="run-1",
+                task_id="features",
+            )
             reply = airflow.request(verb, f"/statecheck{place}", json=example)
             assert reply.status_code in (401, 403), f"{verb} {path}: {reply.text}"
             assert operation["description"]
@@ -155,6 +169,94 @@ def test_a_request_without_a_token_is_told_so_through_airflows_middleware(airflo
         reply = airflow.get("/statecheck/v1/jobs", headers=headers)
         assert reply.status_code == 403
         assert "found none" in reply.json()["message"]
+
+
+class TestJobList:
+    """The jobs ``list/…`` of three Dags; ``private`` is one that the user may not read."""
+
+    @pytest.fixture(autouse=True)
+    def _jobs(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+        dags = {"list/mine": ("nightly",), "list/both": ("nightly", "private"), "list/theirs": ("private",)}
+        coordinator = AttemptCoordinator(SqlJobStore(engine))
+        for name, dag_ids in dags.items():
+            for dag_id in dag_ids:
+                owner = make_owner(logical_task=f"{dag_id}/t", airflow=(("dag_id", dag_id),))
+                attempt = coordinator.register(make_registration(job_name=name, uid=dag_id, owner=owner)).attempt
+                complete_checkpoint(coordinator, attempt, full_size_bytes=100)
+        monkeypatch.setattr(
+            SimpleAuthManager, "is_authorized_dag", lambda self, *, details, **_: details.id != "private"
+        )
+
+    @staticmethod
+    def ask(airflow: TestClient, token: str, **query: Any) -> Any:
+        headers = {"Authorization": f"Bearer {token}"}
+        return airflow.get("/statecheck/v1/job-list", params={"contains": "LIST/"} | query, headers=headers)
+
+    def test_a_user_gets_only_jobs_all_of_whose_dags_are_readable(self, airflow: TestClient, log_in: Any) -> None:
+        listed = accepted(self.ask(airflow, log_in("the-viewer")))
+        [overview] = listed["jobs"]
+        assert (overview["name"], overview["dag_ids"], overview["full_size_bytes"]) == ("list/mine", ["nightly"], 100)
+        assert (listed["counts"], listed["following"]) == ({"running": 1}, None)
+        hidden = accepted(self.ask(airflow, log_in("the-viewer"), dag_id="private"))
+        assert hidden == {"jobs": [], "counts": {}, "following": None}
+
+    def test_one_who_may_read_all_dags_follows_the_pages(
+        self, airflow: TestClient, log_in: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: True)
+        query = {"limit": 2, "sort": "name", "descending": True}
+        first = accepted(self.ask(airflow, log_in("the-viewer"), **query))
+        second = accepted(self.ask(airflow, log_in("the-viewer"), after=first["following"], **query))
+        found = [overview["name"] for page in (first, second) for overview in page["jobs"]]
+        assert found == ["list/theirs", "list/mine", "list/both"]
+        assert (first["counts"], second["following"]) == ({"running": 3}, None)
+
+    def test_one_who_may_not_read_task_instances_gets_none(
+        self, airflow: TestClient, log_in: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda self, **_: False)
+        assert accepted(self.ask(airflow, log_in("the-viewer")))["jobs"] == []
+
+    @pytest.mark.parametrize("query", [{}, {"dag_id": "many-00"}])
+    def test_it_takes_as_many_statements_for_many_dags_as_for_few(
+        self, airflow: TestClient, engine: Engine, log_in: Any, query: dict[str, Any]
+    ) -> None:
+        from airflow.models.dag import clear_team_name_cache
+
+        token, taken = log_in("the-viewer"), list[int]()
+        for numbers in (range(2), range(2, 30)):
+            self._work_of_many_dags(AttemptCoordinator(SqlJobStore(engine)), numbers)
+            clear_team_name_cache()
+            with counted(engine) as statements:
+                assert accepted(self.ask(airflow, token, contains="many/", **query))["jobs"]
+            taken.append(len(statements))
+            assert sum("team.name" in statement for statement in statements) == 1
+        assert taken[0] == taken[1]
+
+    @staticmethod
+    def _work_of_many_dags(coordinator: AttemptCoordinator, numbers: range) -> None:
+        for dag_id in (f"many-{number:02}" for number in numbers):
+            owner = make_owner(logical_task=f"{dag_id}/t", airflow=(("dag_id", dag_id),))
+            coordinator.register(make_registration(job_name="many/dags", uid=dag_id, owner=owner))
+
+    @pytest.mark.parametrize(
+        "query", [{"limit": 0}, {"limit": 1001}, {"sort": "age"}, {"status": "x"}, {"after": "x"}, {"dag_id": "a\0"}]
+    )
+    def test_a_wrong_parameter_is_refused(self, airflow: TestClient, log_in: Any, query: dict[str, Any]) -> None:
+        assert self.ask(airflow, log_in("the-viewer"), **query).status_code in (400, 422)
+
+    def test_the_description_shows_an_example(self, airflow: TestClient, log_in: Any) -> None:
+        headers = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        described = accepted(airflow.get("/statecheck/openapi.json", headers=headers))
+        reply = described["paths"]["/v1/job-list"]["get"]["responses"]["200"]["content"]["application/json"]
+        assert reply["examples"]["normal"]["value"]["counts"] == {"running": 1, "finished": 30}
+        assert reply["schema"] == {"$ref": "#/components/schemas/JobList"}
 
 
 class TestPages:
@@ -174,21 +276,27 @@ class TestPages:
         assert reply.status_code == 200
         assert "nightly/2026-05-05" in reply.text
 
-    def test_it_may_be_framed_by_airflow_and_loads_its_own_style_alone(
+    def test_it_is_a_page_of_airflows_ui_with_files_that_need_no_login(
         self, airflow: TestClient, log_in: Any, page: str
     ) -> None:
-        reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
-        policy = dict(each.split(" ", 1) for each in reply.headers["Content-Security-Policy"].split("; "))
-        style = reply.text.partition("<style>")[2].partition("</style>")[0]
-        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        assert policy.pop("style-src") == f"'sha256-{digest}'"
-        assert policy == {
-            "default-src": "'none'",
-            "base-uri": "'none'",
-            "form-action": "'none'",
-            "frame-ancestors": "'self'",
-        }
-        assert "style=" not in reply.text, "the policy would not let it"
+        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        reply = airflow.get(page, headers=user)
+        assert "script-src 'self'" in reply.headers["Content-Security-Policy"]
+        for name in ("pages.css", "pages.js", "theme.js", "checkpoints.svg"):
+            assert airflow.get(f"/statecheck/static/{name}").status_code == 200
+        (plugin,) = [
+            p for p in airflow.get("/api/v2/plugins", headers=user).json()["plugins"] if p["name"] == "statecheck"
+        ]
+        views = {view["destination"]: view["url_route"] for view in plugin["external_views"]}
+        assert views.keys() == {"nav", "dag", "dag_run", "task_instance"}
+
+    def test_the_page_of_a_task_is_found_by_its_coordinates(self, airflow: TestClient, log_in: Any, page: str) -> None:
+        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        reply = airflow.get("/statecheck/dags/nightly/runs/run-1/tasks/features", headers=user)
+        assert reply.status_code == 200
+        assert page in reply.text
+        assert page in airflow.get("/statecheck/dags/nightly/runs/run-1", headers=user).text
+        assert page in airflow.get("/statecheck/jobs", headers=user).text
 
     @pytest.mark.parametrize("path", ["/statecheck/v1/health", "/statecheck/v1/jobs", "/statecheck/nowhere"])
     def test_every_reply_says_how_far_a_browser_may_trust_it(self, airflow: TestClient, path: str) -> None:
@@ -218,13 +326,14 @@ class TestPages:
         recover(engine, job)
         path = f"/statecheck/jobs/{job_id_of(job)}"
         reply = airflow.get(path, headers={"Authorization": f"Bearer {log_in(user)}"})
-        assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
+        assert reply.status_code == 404
         assert "2026-06-06" not in reply.text
 
     def test_nobody_else_does(self, airflow: TestClient, page: str) -> None:
         for headers in ({}, {"Authorization": "Bearer forged"}):
             reply = airflow.get(page, headers=headers)
             assert reply.status_code in (401, 403)
+            assert "Log in to Airflow" in reply.text
             assert "nightly" not in reply.text
 
     def test_one_who_may_not_read_the_dag_does_not(
@@ -234,5 +343,85 @@ class TestPages:
 
         monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
         reply = airflow.get(page, headers={"Authorization": f"Bearer {log_in('the-viewer')}"})
-        assert reply.status_code == 403
+        assert reply.status_code == 404
         assert "2026-05-05" not in reply.text
+
+
+@pytest.fixture(scope="module")
+def stage(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueriedStage]:
+    storage = CheckpointStorage.open(tmp_path_factory.mktemp("checkpoints").as_uri())
+    descriptors = [ValueStateDescriptor("balance", int, queryable_name="balances")]
+    written = StatefulJob(storage, BACKENDS["arrow"](), descriptors, job_name="nightly/2026-07-07")
+    stage = QueriedStage(SqlJobStore(engine), (written,))
+    coordinates = (("dag_id", "nightly"), ("run_id", "run-1"), ("task_id", "features"), ("map_index", "-1"))
+    stage.begin(owner=make_owner(airflow=coordinates))
+    stage.put("balance", {"ann": 5})
+    stage.checkpoint()
+    yield stage
+    stage.close()
+
+
+class TestState:
+    """Queryable state for Airflow users, and read tokens that they request for clients."""
+
+    @staticmethod
+    def _read(airflow: TestClient, stage: QueriedStage, **sent: Any) -> Any:
+        return airflow.get(f"/statecheck/v1/jobs/{stage.job_id}/state/balances?key=ann", **sent)
+
+    def test_user_who_may_read_the_dag_reads_its_state(
+        self, airflow: TestClient, log_in: Any, stage: QueriedStage
+    ) -> None:
+        user = log_in("the-viewer")
+        for sent in ({"headers": {"Authorization": f"Bearer {user}"}}, {"headers": {"Cookie": f"_token={user}"}}):
+            assert decode_reply(accepted(self._read(airflow, stage, **sent))).values == (5,)
+
+    def test_token_for_a_client_reads_the_state_of_its_job_and_nothing_else(
+        self, airflow: TestClient, log_in: Any, stage: QueriedStage
+    ) -> None:
+        body = {"job_id": stage.job_id, "lifetime_seconds": 60.0}
+        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        token = accepted(airflow.post("/statecheck/v1/token/state", json=body, headers=user))["token"]
+        client = {"Authorization": f"Bearer {token}"}
+        assert decode_reply(accepted(self._read(airflow, stage, headers=client))).values == (5,)
+        other = f"/statecheck/v1/jobs/{job_id_of('another job')}/state"
+        assert airflow.get(other, headers=client).status_code == 403
+        for path in ("token/read", "token/renew", "attempts/register"):
+            message = {"job_id": stage.job_id} if path == "token/read" else registration()
+            assert airflow.post(f"/statecheck/v1/{path}", json=message, headers=client).status_code == 403
+
+    @pytest.mark.parametrize("seconds", [0, -1.0, 24 * 3600 + 1, 1e300])
+    def test_token_lives_a_day_at_most(
+        self, airflow: TestClient, log_in: Any, stage: QueriedStage, seconds: float
+    ) -> None:
+        body = {"job_id": stage.job_id, "lifetime_seconds": seconds}
+        user = {"Authorization": f"Bearer {log_in('the-viewer')}"}
+        assert airflow.post("/statecheck/v1/token/state", json=body, headers=user).status_code == 400
+
+    def test_one_who_may_not_read_the_dag_gets_neither_state_nor_token(
+        self, airflow: TestClient, log_in: Any, stage: QueriedStage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+        monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
+        user = {"Authorization": f"Bearer {log_in('the-editor')}"}
+        replies = [self._replies(airflow, job_id, user) for job_id in (stage.job_id, job_id_of("no job of this name"))]
+        assert {(reply.status_code, reply.json()["code"]) for reply in replies[0]} == {(404, "checkpoint_not_found")}
+        hidden, missing = ([self._text(reply) for reply in each] for each in replies)
+        assert hidden == missing
+
+    @staticmethod
+    def _replies(airflow: TestClient, job_id: str, user: dict[str, str]) -> list[Any]:
+        job = f"/statecheck/v1/jobs/{job_id}"
+        paths = [job, f"{job}/latest", f"{job}/state", f"{job}/state/balances?key=ann", f"{job}/snapshots"]
+        token = airflow.post("/statecheck/v1/token/state", json={"job_id": job_id}, headers=user)
+        return [*(airflow.get(path, headers=user) for path in paths), token]
+
+    @staticmethod
+    def _text(reply: Any) -> str:
+        """The text of a reply without the id of the job."""
+        return re.sub("[0-9a-f]{32}", "…", reply.text)
+
+    @pytest.mark.parametrize("sent", [{}, {"Authorization": "Bearer a.b.c"}, {"Authorization": "Bearer forged"}])
+    def test_nobody_else_reads_state(self, airflow: TestClient, stage: QueriedStage, sent: dict[str, str]) -> None:
+        reply = self._read(airflow, stage, headers=sent)
+        assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")

@@ -24,7 +24,7 @@ OPERATIONS = [
     for verb, operation in verbs.items()
 ]
 MESSAGES = [each for each in OPERATIONS if "requestBody" in each[2]]
-PLACES = {"job_id": "0" * 32, "operator_id": "0" * 32, "checkpoint_id": "1"}
+PLACES = {"job_id": "0" * 32, "operator_id": "0" * 32, "checkpoint_id": "1", "name": "totals"}
 HIDDEN = "a-secret-in-the-wrong-place"
 
 
@@ -90,7 +90,7 @@ class TestMalformedMessages:
         token = stage.task_token()
         refused = 0
         for message in _malformed(copy.deepcopy(_examples(operation)[0])):
-            response = stage.api.call(verb, path, token, message)
+            response = stage.api.call(verb, path.format(**PLACES), token, message)
             refused += response.status_code == 422
             assert response.status_code < 500
             if response.status_code == 422:
@@ -102,7 +102,8 @@ class TestMalformedMessages:
     def test_what_is_no_message_is_refused_without_being_shown(self, stage: Stage, body: str) -> None:
         headers = {"Authorization": f"Bearer {stage.attempt.token}", "Content-Type": "application/json"}
         for verb, path, _ in MESSAGES:
-            response = stage.api.client.request(verb, f"/statecheck{path}", content=body, headers=headers)
+            place = path.format(job_id=stage.attempt.job_id, name="totals")
+            response = stage.api.client.request(verb, f"/statecheck{place}", content=body, headers=headers)
             assert response.status_code in (400, 422)
             assert HIDDEN not in response.text
 
@@ -132,7 +133,8 @@ class TestMalformedMessages:
         assert stage.api.rows() == before
 
     def test_a_place_in_the_path_is_looked_at_too(self, api: ApiServer) -> None:
-        assert api.call("GET", "/v1/jobs/a%00b", api.task_token()).status_code == 400
+        path = f"/v1/jobs/{PLACES['job_id']}/operators/a%00b/latest"
+        assert api.call("GET", path, api.task_token()).status_code == 400
 
     def test_the_largest_numbers_and_any_other_text_are_kept(self, stage: Stage) -> None:
         body = acknowledgement(stage.attempt, stage.pending) | {

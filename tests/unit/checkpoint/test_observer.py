@@ -17,7 +17,7 @@ from airflow_provider_statecheck.checkpoint.messages import (
     SkippedCheckpoint,
     TriggerCheckpoint,
 )
-from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, ObservedJobStore
+from airflow_provider_statecheck.checkpoint.observer import AttemptChange, Change, JobRemoval, ObservedJobStore
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobRecord
 from airflow_provider_statecheck.exceptions import StaleAttemptError
 from airflow_provider_statecheck.testing.clock import ManualClock
@@ -40,6 +40,8 @@ class Witness:
 
 
 def _brief(change: Change) -> tuple[str, str | None, str]:
+    if isinstance(change, JobRemoval):
+        return "job", None, "removed"
     before = None if change.before is None else change.before.value
     if isinstance(change, AttemptChange):
         return f"attempt {change.attempt.epoch}", before, change.attempt.status.value
@@ -149,3 +151,17 @@ def test_a_checkpoint_that_cannot_be_restored_is_told_and_one_whose_bytes_are_go
     coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=2, skipped=skipped))
     coordinator.confirm_discards(ConfirmDiscards(job_id=retry.job_id, checkpoint_ids=(1,), attempt=retry))
     assert witness.told() == [("checkpoint 3", "completed", "completed"), ("checkpoint 1", "subsumed", "subsumed")]
+
+
+def test_each_observer_is_told_of_the_removal_of_a_job_after_its_commit(clock: ManualClock) -> None:
+    witnesses = Witness(), Witness()
+    store = ObservedJobStore(InMemoryJobStore(clock), *witnesses)
+    coordinator = AttemptCoordinator(store)
+    attempt = coordinator.register(make_registration()).attempt
+    coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED))
+    for witness in witnesses:
+        witness.told()
+    with store.transaction(attempt.job_id) as tx:
+        tx.remove_job()
+        assert [witness.told() for witness in witnesses] == [[], []]
+    assert [witness.told() for witness in witnesses] == [[("job", None, "removed")]] * 2

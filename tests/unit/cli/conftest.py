@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
-from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
+from airflow_provider_statecheck.cli import (
+    content_commands,
+    maintenance_commands,
+    savepoint_commands,
+    state_commands,
+)
 from airflow_provider_statecheck.cli.definition import get_statecheck_commands
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
@@ -40,8 +45,11 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenSt
         monkeypatch.setattr(module, "savepoint_gateway", lambda: stage.savepoints)
         monkeypatch.setattr(module, "configured_savepoint_dir", lambda: f"file://{tmp_path}/savepoints")
         monkeypatch.setattr(module, "storage_opener", lambda conn_id: CheckpointStorage.open)
-    monkeypatch.setattr(state_commands, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    for reading in (content_commands, state_commands):
+        monkeypatch.setattr(reading, "storage_opener", lambda conn_id: CheckpointStorage.open)
+    monkeypatch.setattr(content_commands, "airflow_gateway", lambda conn_id: stage.coordinator)
     monkeypatch.setattr(state_commands, "maintenance_gateway", lambda: stage.maintenance)
+    monkeypatch.setattr(maintenance_commands, "job_coordinator", lambda: stage.coordinator)
     monkeypatch.setattr(maintenance_commands, "job_recovery", lambda: JobRecovery(store))
     monkeypatch.setattr(maintenance_commands, "maintenance_gateway", lambda: stage.maintenance)
     monkeypatch.setattr(maintenance_commands, "job_rewinding", lambda: JobRewinding(store, UnknownLiveness()))

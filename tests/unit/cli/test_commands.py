@@ -42,56 +42,70 @@ def lose_storage(monkeypatch: pytest.MonkeyPatch, of: str = "") -> None:
 
 
 class TestJobs:
-    def test_lists_each_job_with_its_newest_checkpoint_and_attempt(self, stage, run):
-        stage.run("older")
+    def test_lists_each_job_with_its_newest_checkpoint_and_last_failure(self, stage, run):
+        stage.run("with a checkpoint")
         stage.clock.advance(60)
-        stage.attempt("newer")
+        stage.attempt("test/without one")
         found = rows(run("jobs", "-o", "json"))
-        assert [row["name"] for row in found] == ["newer", "older"]
-        assert found[0] == {
-            "name": "newer",
-            "job_id": job_id_of("newer"),
-            "operators": ["aggregate"],
+        assert [row["name"] for row in found] == ["with a checkpoint", "test/without one"]
+        assert found[1] == {
+            "name": "test/without one",
+            "job_id": job_id_of("test/without one"),
+            "status": "running",
+            "operators": 1,
+            "dags": [],
             "checkpoint": None,
             "completed_at": None,
             "bytes": None,
-            "attempt": "running",
+            "earlier_bytes": None,
+            "failed_at": None,
+            "failure": None,
         }
-        assert (found[1]["checkpoint"], found[1]["attempt"]) == (3, "failed")
-        assert found[1]["completed_at"] == "2026-01-01T00:00:00+00:00"
-        assert found[1]["bytes"] > 10_000
+        assert (found[0]["checkpoint"], found[0]["status"]) == (3, "failed")
+        assert found[0]["completed_at"] == found[0]["failed_at"] == "2026-01-01T00:00:00+00:00"
+        assert found[0]["bytes"] > 10_000
+        assert found[0]["earlier_bytes"] is not None
 
-    def test_lists_those_of_a_pattern_and_not_more_than_asked_for(self, stage, run):
+    def test_lists_those_that_match_and_not_more_than_asked_for(self, stage, run):
         for job in ("sales/1", "sales/2", "sales/3", "other"):
             stage.attempt(job)
-            stage.clock.advance(1)
-        outcome = run("jobs", "--name", "sales/*", "--limit", "2", "-o", "json")
-        assert [row["name"] for row in rows(outcome)] == ["sales/3", "sales/2"]
+        outcome = run("jobs", "--name", "Sales/", "--sort", "name", "--limit", "2", "-o", "json")
+        assert [row["name"] for row in rows(outcome)] == ["sales/1", "sales/2"]
         assert outcome.err == "1 more jobs; raise --limit to list them.\n"
+        reverse = run("jobs", "--status", "running", "--sort", "name", "--reverse", "-o", "json")
+        assert [row["name"] for row in rows(reverse)] == ["sales/3", "sales/2", "sales/1", "other"]
+        for arguments in (("--status", "failed"), ("--dag-id", "nightly")):
+            outcome = run("jobs", *arguments, "-o", "json")
+            assert (rows(outcome), outcome.err) == ([], "")
+
+    def test_lists_more_jobs_than_fit_on_a_page(self, stage, run, monkeypatch):
+        monkeypatch.setattr(maintenance_commands, "LARGEST_JOB_PAGE", 2)
+        for number in range(5):
+            stage.attempt(f"job {number}")
+        outcome = run("jobs", "--limit", "3", "-o", "json")
+        assert [row["name"] for row in rows(outcome)] == ["job 0", "job 1", "job 2"]
+        assert outcome.err == "2 more jobs; raise --limit to list them.\n"
+        assert len(rows(run("jobs", "-o", "json"))) == 5
+
+    def test_begins_with_the_newest_and_the_largest(self, stage, run):
+        for job in ("older", "newer"):
+            stage.run(job)
+            stage.clock.advance(60)
+        for sort in ("completed_at", "failed_at"):
+            assert [row["name"] for row in rows(run("jobs", "--sort", sort, "-o", "json"))] == ["newer", "older"]
+            reverse = rows(run("jobs", "--sort", sort, "--reverse", "-o", "json"))
+            assert [row["name"] for row in reverse] == ["older", "newer"]
 
     def test_prints_names_as_they_are(self, stage, run):
         """Brackets and colons are markup to the printer of tables."""
         stage.attempt("a [bold]:x: job", uid="features[eu]")
         for output in ("table", "plain"):
             assert "a [bold]:x: job" in run("jobs", "-o", output).out
-            assert "features[eu]" in run("jobs", "-o", output).out
+            assert "features[eu]" in run("stats", "a [bold]:x: job", "-o", output).out
 
     def test_prints_yaml(self, stage, run):
         stage.run()
         assert yaml.safe_load(run("jobs", "-o", "yaml").out) == rows(run("jobs", "-o", "json"))
-
-    def test_passes_over_a_job_that_is_removed_while_it_lists(self, stage, run, monkeypatch):
-        stage.run("gone")
-        stage.run("here")
-        describe = stage.maintenance.describe
-
-        def removed(job_id):
-            with stage.store.transaction(job_id_of("gone"), create_as="gone") as tx:
-                tx.remove_job()
-            return describe(job_id)
-
-        monkeypatch.setattr(stage.maintenance, "describe", removed)
-        assert [row["name"] for row in rows(run("jobs", "-o", "json"))] == ["here"]
 
     def test_says_that_there_are_none(self, stage, run):
         assert run("jobs").out.strip() == "No data found"
@@ -331,5 +345,6 @@ def test_every_command_ends_with_3_and_one_line_where_the_database_fails(stage, 
         raise kind("The database\nis away.")
 
     monkeypatch.setattr(maintenance_commands, "maintenance_gateway", fail)
+    monkeypatch.setattr(maintenance_commands, "job_coordinator", fail)
     outcome = run(*arguments)
     assert (outcome.status, outcome.out, outcome.err) == (3, "", "error: The database is away.\n")

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
-from airflow.cli.cli_config import GroupCommand
+import re
 
-from airflow_provider_statecheck.cli import maintenance_commands, savepoint_commands, state_commands
-from airflow_provider_statecheck.cli.definition import get_statecheck_commands
+from airflow_provider_statecheck.cli import (
+    content_commands,
+    maintenance_commands,
+    query_commands,
+    savepoint_commands,
+    serve_commands,
+    state_commands,
+)
 from airflow_provider_statecheck.get_provider_info import get_provider_info
+from scripts.docs.commands import commands
 from tests.unit.interpreter import modules_loaded_by
+
+MODULES = (content_commands, maintenance_commands, query_commands, savepoint_commands, serve_commands, state_commands)
 
 
 def test_the_declaration_loads_nothing_of_the_commands():
@@ -26,20 +35,8 @@ def test_the_declaration_loads_nothing_of_the_commands():
 
 def test_each_command_leads_to_its_function_and_takes_an_output_format():
     """Airflow sends log lines to stderr only for commands that have one."""
-    (group,) = get_statecheck_commands()
-
-    assert isinstance(group, GroupCommand)
-    for each in group.subcommands:
-        assert any(
-            callable(getattr(module, each.name, None))
-            for module in (
-                maintenance_commands,
-                maintenance_commands,
-                savepoint_commands,
-                state_commands,
-                state_commands,
-            )
-        )
+    for name, each in commands().items():
+        assert any(callable(getattr(module, re.sub("[ -]", "_", name), None)) for module in MODULES), name
         assert "--output" in {flag for arg in each.args for flag in arg.flags}
 
 

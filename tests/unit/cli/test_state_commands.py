@@ -48,7 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StatefulJob
 
 
 def test_states_of_a_checkpoint_are_listed_with_their_types(job: StatefulJob, run: Run) -> None:
-    outcome = run("state", job.save(), "--output", "json")
+    outcome = run("state", "show", job.save(), "--output", "json")
     assert outcome.status == 0
     found = {row.pop("state"): row for row in json.loads(outcome.out)}
     key = "key(account string)"
@@ -69,10 +69,10 @@ def test_rows_of_a_state_are_shown_up_to_the_limit(job: StatefulJob, run: Run) -
     for number in range(5):
         job.state(f"key {number}", "tags").add(number)
     pointer = job.save()
-    outcome = run("state", pointer, "tags", "--limit", "3", "--output", "json")
+    outcome = run("state", "show", pointer, "tags", "--limit", "3", "--output", "json")
     assert len(json.loads(outcome.out)) == 3
     assert "more than 3 rows" in outcome.err
-    outcome = run("state", pointer, "tags", "--limit", "5", "--output", "json")
+    outcome = run("state", "show", pointer, "tags", "--limit", "5", "--output", "json")
     assert sorted(row["value"] for row in json.loads(outcome.out)) == [[number] for number in range(5)]
     assert outcome.err == ""
 
@@ -80,11 +80,11 @@ def test_rows_of_a_state_are_shown_up_to_the_limit(job: StatefulJob, run: Run) -
 def test_values_of_all_types_are_shown(job: StatefulJob, run: Run) -> None:
     job.state("ann", "account").update(Account(Decimal("1.5"), date(2026, 1, 2), b"\x01\xff"))
     pointer = job.save()
-    [row] = json.loads(run("state", pointer, "account", "--output", "json").out)
+    [row] = json.loads(run("state", "show", pointer, "account", "--output", "json").out)
     assert Decimal(row["value"].pop("balance")) == Decimal("1.5")
-    assert row == {"account": "ann", "value": {"day": "2026-01-02", "data": "01ff"}}
+    assert row == {"account": "ann", "value": {"day": "2026-01-02", "data": "Af8="}}
     for output in ("table", "plain", "yaml"):
-        assert "2026-01-02" in run("state", pointer, "account", "--output", output).out.replace("\n", "")
+        assert "2026-01-02" in run("state", "show", pointer, "account", "--output", output).out.replace("\n", "")
 
 
 def test_difference_is_a_finding(job: StatefulJob, run: Run) -> None:
@@ -100,11 +100,11 @@ def test_difference_is_a_finding(job: StatefulJob, run: Run) -> None:
 
 
 def test_state_that_is_not_there_is_wrong_usage_and_names_those_that_are(job: StatefulJob, run: Run) -> None:
-    outcome = run("state", job.save(), "other")
+    outcome = run("state", "show", job.save(), "other")
     assert outcome.status == 2
     assert f"{FUNCTION}: tags" in outcome.err
 
 
 def test_checkpoint_that_is_not_there_is_wrong_usage(job: StatefulJob, run: Run, tmp_path: Path) -> None:
-    assert run("state", f"file://{tmp_path}/none/chk-1").status == 2
+    assert run("state", "show", f"file://{tmp_path}/none/chk-1").status == 2
     assert run("diff", job.save(), f"file://{tmp_path}/none/chk-1", "tags").status == 2

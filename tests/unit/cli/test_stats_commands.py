@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.testing.messages import make_acknowledgement
 from tests.unit.cli.conftest import Outcome
@@ -111,6 +112,17 @@ def test_the_history_tells_each_checkpoint_with_its_owner_and_whether_it_may_go(
     ]
     assert (found[0]["seconds"], found[2]["seconds"]) == (None, 2.0)
     assert (found[1]["failure"], found[1]["pointer"][-6:]) == ("io_exception: disk full", "/chk-3")
+
+
+def test_the_history_tells_the_parts_of_a_duration_where_they_were_measured(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    figures = SnapshotSummary(snapshot_seconds=8.5, write_seconds=0.25, seconds_saved=60.0)
+    for summary in (None, figures):
+        acknowledgement = make_acknowledgement(attempt.grant.attempt, trigger(stage, attempt), summary=summary)
+        stage.coordinator.acknowledge(acknowledgement)
+    names = ("snapshot_seconds", "write_seconds", "commit_seconds", "seconds_saved")
+    found = rows(run("stats", JOB, "--history", "--output", "json"))
+    assert [[row[name] for name in names] for row in found] == [[8.5, 0.25, None, 60.0], [None] * 4]
 
 
 def test_a_late_acknowledgement_is_told_with_the_failure(stage: WrittenStage, run: Run) -> None:

@@ -12,6 +12,7 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint
 from airflow_provider_statecheck.checkpoint.properties import RestoreMode
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CommitStateUnknownError,
@@ -89,6 +90,30 @@ def test_a_stage_goes_on_from_its_newest_checkpoint_with_nothing_computed_twice(
     assert before is not None
     assert after is not None
     assert (after.document, after.state, after.manifests) == (before.document, before.state, before.manifests)
+
+
+def test_recovered_checkpoints_have_the_figures_that_follow_from_their_metadata(stage, lost):
+    attempt = stage.attempt(num_retained=2)
+    loops = {"loops": [[[], "days", ["1", "2"]]], "iterations": []}
+    snapshot = stage.snapshot(attempt, "orders")
+    attempt.take_checkpoint((snapshot,), loops, finished_items=2, new_bytes=0, pinned=frozenset())
+    attempt.finish(AttemptStatus.FAILED)
+    recover(lost)
+    (row,) = lost.coordinator.describe(job_id_of(JOB)).checkpoints
+    assert row.summary is not None
+    (step,) = row.summary.steps
+    assert (step.name, step.outcome, step.seconds, step.size_bytes) == ("orders", "held", 1.0, snapshot.size_bytes)
+    assert row.summary.loops == (LoopSummary(name="days", finished=2),)
+
+
+def test_a_checkpoint_whose_figures_cannot_be_read_is_recovered_without_them(stage, lost):
+    attempt = stage.attempt(num_retained=2)
+    snapshot = stage.snapshot(attempt, "orders")
+    attempt.take_checkpoint((snapshot,), {"loops": 7}, finished_items=0, new_bytes=0, pinned=frozenset())
+    attempt.finish(AttemptStatus.FAILED)
+    (done,) = recover(lost)
+    assert done.is_recovered
+    assert lost.coordinator.describe(job_id_of(JOB)).checkpoints[0].summary is None
 
 
 def test_the_next_attempt_and_checkpoint_have_higher_numbers_than_any_that_wrote(stage, lost):

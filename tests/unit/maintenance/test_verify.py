@@ -205,7 +205,7 @@ def test_no_text_about_pages_shows_a_password(stage, checkpoint, monkeypatch, ki
         assert "SECRET" not in text
 
 
-@pytest.mark.parametrize("step", ["load_document", "read_state", "read_manifest"])
+@pytest.mark.parametrize("step", ["load_document", "read_values", "read_manifest"])
 def test_no_text_about_metadata_state_or_manifests_shows_a_password(stage, checkpoint, monkeypatch, step):
     def refuse(*_: Any) -> None:
         raise CorruptStateError(SECRET_URI)

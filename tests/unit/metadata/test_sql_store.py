@@ -10,14 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Engine
+from sqlalchemy.pool import QueuePool
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef, TriggerCheckpoint
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
-from airflow_provider_statecheck.exceptions import CommitStateUnknownError, CoordinatorError
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RowsVersion
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
+from airflow_provider_statecheck.exceptions import (
+    CommitStateUnknownError,
+    CoordinatorError,
+    CoordinatorUnavailableError,
+)
 from airflow_provider_statecheck.metadata.database import open_engine
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_registration
@@ -108,7 +114,7 @@ def test_only_columns_that_changed_are_written(store: SqlJobStore, attempt: Atte
         assert known is not None
         statements.clear()
         tx.update_checkpoint(replace(known, unusable_reason="torn"), expected=CheckpointStatus.COMPLETED)
-    [written] = statements
+    [written] = [statement for statement in statements if statement.startswith("UPDATE statecheck_checkpoint")]
     assert written.startswith("UPDATE statecheck_checkpoint SET status=?, unusable_reason=? WHERE")
 
 
@@ -158,3 +164,40 @@ def test_failed_commit_leaves_the_outcome_unknown_and_no_transaction_open(
     pooled.close()
     with store.transaction(attempt.job_id) as tx:
         assert tx.draw_checkpoint_id() == 1
+
+
+@pytest.mark.parametrize("known", [None, RowsVersion(1, datetime(2026, 1, 1, tzinfo=UTC))], ids=["rows", "version"])
+def test_pool_without_a_free_connection_is_a_coordinator_that_is_unavailable(
+    store: SqlJobStore, attempt: AttemptRef, engine: Engine, known: RowsVersion | None
+) -> None:
+    busy = create_engine(engine.url, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_timeout=0)
+    with busy.connect():
+        waiting = SqlJobStore(busy)
+        with pytest.raises(CoordinatorUnavailableError, match="free connection"):
+            waiting.latest_checkpoints(attempt.job_id, known)
+        with (
+            pytest.raises(CoordinatorUnavailableError, match="free connection"),
+            waiting.transaction(attempt.job_id),
+        ):
+            pytest.fail("there is no connection for it")
+    busy.dispose()
+
+
+def test_a_transition_reads_no_figures_of_open_checkpoints_and_leaves_them_as_they_are(
+    engine: Engine, store: SqlJobStore
+) -> None:
+    coordinator = AttemptCoordinator(store)
+    attempt = coordinator.register(make_registration(num_retained=1)).attempt
+    figures = SnapshotSummary(steps=(StepSummary(name="sessions", outcome="computed", seconds=2.5),), write_seconds=0.5)
+    complete_checkpoint(coordinator, attempt, summary=figures)
+    with store.transaction(attempt.job_id) as tx:
+        (row,) = tx.open_checkpoints(attempt.operator_id)
+        assert row.summary is None
+        assert tx.summary(row.checkpoint_id) == figures
+        # Another read of the whole row does not lose them either.
+        assert tx.checkpoint_by_request(row.request_key) == replace(row, summary=figures)
+        tx.update_checkpoint(replace(row, unusable_reason="damaged"), expected=CheckpointStatus.COMPLETED)
+    assert coordinator.checkpoint(attempt.job_id, 1) == replace(row, summary=figures, unusable_reason="damaged")
+    complete_checkpoint(coordinator, attempt)
+    complete_checkpoint(coordinator, attempt)
+    assert [c.summary for c in coordinator.describe(attempt.job_id).checkpoints] == [figures, None, None]

@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, Any] = {
     "claim_mode": "claim",
     "renamed_uids": {"old": "stage"},
     "allow_non_restored_state": True,
+    "savepoint_at_end": True,
     "data_inline_threshold": "1 MiB",
     "allowed_locations": ["s3://archive"],
     "on_clear": "resume",
@@ -90,7 +91,7 @@ def test_default_arguments_of_the_dag_are_taken(make) -> None:
 
 @MAKERS
 def test_what_is_not_given_is_left_to_the_configuration(make) -> None:
-    own = {"claim_mode": "no_claim", "allow_non_restored_state": False}
+    own = {"claim_mode": "no_claim", "allow_non_restored_state": False, "savepoint_at_end": False}
     assert taken(make()) == dict.fromkeys(ARGUMENTS) | own
 
 

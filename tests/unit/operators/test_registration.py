@@ -60,6 +60,28 @@ def test_a_task_registers_with_the_uids_of_its_dag_and_with_those_it_had(
     assert asked.dag_uids == {"other": ("other",), "t": ("aggregate", "sums")}
 
 
+@pytest.mark.parametrize(("given", "expected"), [(True, True), ("True", True), (False, False), ("False", False)])
+def test_a_task_registers_for_a_savepoint_at_its_end_as_it_is_told_or_a_template_says(
+    stage: WrittenStage, given: bool | str, expected: bool
+) -> None:
+    task = prepared(stage, savepoint_at_end=given, savepoint_dir="s3://lake/savepoints")
+    assert task.registration.savepoint_at_end is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"savepoint_at_end": True}, "set savepoint_dir"),
+        ({"savepoint_at_end": "later", "savepoint_dir": "s3://lake/savepoints"}, "true or false, found 'later'"),
+    ],
+)
+def test_a_savepoint_at_the_end_that_cannot_be_taken_is_refused(
+    stage: WrittenStage, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidConfigurationError, match=message):
+        prepared(stage, **arguments)
+
+
 @pytest.mark.parametrize(("fork", "name"), [(None, f"sales@{RUN}"), ("again", "sales@again")])
 def test_a_fork_is_a_job_of_its_own_that_begins_at_a_checkpoint_of_the_other(
     stage: WrittenStage, fork: str | None, name: str

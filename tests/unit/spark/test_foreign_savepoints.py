@@ -26,7 +26,6 @@ from airflow_provider_statecheck.maintenance.savepoints import serve_idle
 from airflow_provider_statecheck.maintenance.verify import CheckpointVerifier, verify_job
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotManifest
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.state.arrow.part_files import PartBytes
 from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates
@@ -34,6 +33,7 @@ from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle, encode_metadata
 from airflow_provider_statecheck.storage.pointers import find_source
 from airflow_provider_statecheck.storage.savepoints import write_savepoint
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest
 from tests.unit.storage.keyed_files import keyed
 from tests.unit.written_stage import WrittenStage
 

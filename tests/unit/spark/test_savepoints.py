@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
-from airflow_provider_statecheck.checkpoint.messages import RequestSavepoint, RestoreSource
+from airflow_provider_statecheck.checkpoint.messages import FinishAttempt, RequestSavepoint, RestoreSource
 from airflow_provider_statecheck.checkpoint.properties import CheckpointType, RestoreMode
 from airflow_provider_statecheck.checkpoint.records import (
     AttemptStatus,
@@ -17,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointStatus,
     RequestStatus,
 )
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
 from airflow_provider_statecheck.exceptions import (
     CheckpointNotFoundError,
     CoordinatorUnavailableError,
@@ -25,7 +26,7 @@ from airflow_provider_statecheck.exceptions import (
     SnapshotClaimedError,
     StoppedWithSavepointError,
 )
-from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, serve_idle
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
@@ -96,12 +97,41 @@ def test_a_running_stage_takes_a_savepoint_at_its_next_checkpoint(stage: Written
     assert statuses(stage) == [RequestStatus.COMPLETED]
 
 
+def test_a_savepoint_has_the_figures_of_the_checkpoint_that_it_copies(stage: WrittenStage, target: str) -> None:
+    figures = SnapshotSummary(steps=(StepSummary(name="orders", outcome="computed", seconds=7.0),))
+    attempt = stage.attempt()
+    ask(stage, target)
+    orders = stage.snapshot(attempt, "orders")
+    attempt.take_checkpoint((orders,), {}, finished_items=0, new_bytes=0, pinned=frozenset(), summary=figures)
+    attempt.finish(AttemptStatus.FINISHED)
+    ask(stage, target)
+    serve_idle(stage.savepoints, stage.coordinator.describe(job_id_of(JOB)), CheckpointStorage.open, None)
+    of_running, of_idle = (savepoint.summary for savepoint in savepoints_of(stage))
+    assert of_running is not None
+    assert of_running.steps == figures.steps
+    assert of_idle == of_running
+
+
 def test_a_request_that_comes_after_the_last_checkpoint_is_served_at_the_end(stage: WrittenStage, target: str) -> None:
     attempt = stage.attempt()
     stage.take(attempt, stage.snapshot(attempt, "orders"))
     ask(stage, target)
     attempt.finish(AttemptStatus.FINISHED)
     assert statuses(stage) == [RequestStatus.COMPLETED]
+
+
+def test_a_savepoint_at_the_end_is_not_copied_between_two_tries(stage: WrittenStage, target: str) -> None:
+    def served() -> int:
+        view = stage.coordinator.describe(job_id_of(JOB))
+        return len(serve_idle(stage.savepoints, view, CheckpointStorage.open, target))
+
+    attempt = stage.attempt(savepoint_at_end=True)
+    stage.take(attempt, stage.snapshot(attempt, "orders"))
+    attempt.finish(AttemptStatus.FAILED)
+    assert (served(), statuses(stage)) == (0, [RequestStatus.QUEUED])
+    retry = stage.attempt(savepoint_at_end=True).grant.attempt
+    stage.coordinator.finish(FinishAttempt(attempt=retry, status=AttemptStatus.FINISHED))
+    assert (served(), statuses(stage)) == (1, [RequestStatus.COMPLETED]), "the stage has finished and did not take it"
 
 
 def test_a_stage_that_fails_leaves_the_request_to_its_retry(stage: WrittenStage, target: str) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+from uuid import UUID
+
 import pytest
 
 from airflow_provider_statecheck.exceptions import DuplicateNameError, InvalidConfigurationError
-from airflow_provider_statecheck.spark.scope import ScopedNames, describe
+from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
 
 
 def test_a_name_is_claimed_once_in_a_scope():
@@ -58,12 +61,46 @@ def test_an_error_in_an_item_leaves_its_scope():
     assert names.current == ()
 
 
-def test_a_step_is_described_with_its_items():
-    assert describe(((), "x")) == "x"
-    assert describe(((("days", "2026-01-01"), ("hours", "7")), "x")) == "days[2026-01-01]/hours[7]/x"
-
-
 @pytest.mark.parametrize("name", [7, None, b"x", "", "x" * 201], ids=repr)
 def test_a_name_that_is_no_text_of_sensible_length_is_refused(name: object) -> None:
     with pytest.raises(InvalidConfigurationError, match="name of a step"):
         ScopedNames().claim(name)
+
+
+@pytest.mark.parametrize(
+    ("item", "key"),
+    [
+        ("a b", "a b"),
+        ("", ""),
+        (7, "7"),
+        (-1, "-1"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (datetime(2026, 1, 2, 3, 4, 5, 6, UTC), "2026-01-02T03:04:05.000006+00:00"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    ],
+)
+def test_text_numbers_dates_and_uuids_are_their_own_key(item, key):
+    assert keyed([item], None) == [(key, item)]
+
+
+@pytest.mark.parametrize("item", [1.5, True, None, b"x", ("a", 1), [1], {"a": 1}, object()])
+def test_any_other_item_needs_a_key(item):
+    with pytest.raises(InvalidConfigurationError, match="pass key="):
+        keyed([item], None)
+
+
+def test_a_key_is_derived_where_one_is_given_and_must_be_one_itself():
+    items = [{"id": 1}, {"id": 2}]
+    assert keyed(items, lambda item: item["id"]) == [("1", items[0]), ("2", items[1])]
+    with pytest.raises(InvalidConfigurationError):
+        keyed(items, lambda item: item)
+
+
+def test_all_items_are_taken_at_once_in_their_order():
+    assert [item for _, item in keyed(iter([3, 1, 2]), None)] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("items", [["a", "a"], [1, "1"], [date(2026, 1, 1), "2026-01-01"]])
+def test_two_items_of_one_key_are_refused(items):
+    with pytest.raises(DuplicateNameError, match="Expected a unique key for each item"):
+        keyed(items, None)

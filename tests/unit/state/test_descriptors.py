@@ -155,8 +155,8 @@ def test_a_type_that_cannot_be_state_is_refused_when_it_is_needed() -> None:
         _ = descriptor.serializer
 
 
-@pytest.mark.parametrize("name", ["", 1])
-def test_a_queryable_name_is_a_text_that_is_not_empty(name: Any) -> None:
+@pytest.mark.parametrize("name", ["", 1, ".", "..", "a\nb", "a\x00", "\ud800"])
+def test_a_queryable_name_is_a_text_that_a_url_can_contain(name: Any) -> None:
     with pytest.raises(InvalidConfigurationError, match="queryable_name"):
         ValueStateDescriptor("v", int, queryable_name=name)
 

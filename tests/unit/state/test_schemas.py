@@ -40,6 +40,24 @@ def test_every_type_comes_back_equal(name: str) -> None:
     assert travelled(written) == written
 
 
+def test_a_queryable_name_comes_back_and_another_one_describes_the_same_state() -> None:
+    value = serializer_of(int).snapshot()
+    named, renamed = (StateSchema(name="v", kind=StateKind.VALUE, value=value, queryable_name=n) for n in ("a", None))
+
+    found = travelled(OperatorSchemas(keyed=(named, renamed))).keyed
+
+    assert [each.queryable_name for each in found] == ["a", None]
+    assert named == renamed
+
+
+def test_schemas_of_earlier_releases_have_no_queryable_name() -> None:
+    encoded = encode_schemas(schemas(UNKNOWN))
+    for state in (*encoded["keyed"], *encoded["operator"]):
+        del state["queryable_name"]
+
+    assert [each.queryable_name for each in decode_schemas(encoded).keyed] == [None, None]
+
+
 def test_an_operator_without_state_comes_back() -> None:
     assert travelled(OperatorSchemas()) == OperatorSchemas()
 

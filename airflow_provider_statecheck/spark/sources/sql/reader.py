@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, SourceError
 from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
 from airflow_provider_statecheck.spark.sources.sql.changed_rows import (
     Observation,
     Watch,
@@ -31,6 +30,7 @@ from airflow_provider_statecheck.spark.sources.sql.relation import (
     equal_widths,
     ranges_between,
 )
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -25,6 +25,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     SnapshotMoment,
     SubtaskContext,
     TaskStreams,
+    WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode
 from airflow_provider_statecheck.state.backends.state_backend import StateEnvironment
@@ -137,12 +138,8 @@ class OperatorRun:
         """
         self._raw = self._lifecycle.snapshot(moment.checkpoint_id, moment.timestamp, streams)
 
-    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[OperatorState | None, int]:
-        """
-        Write the state.
-
-        :return: The state of this subtask, ``None`` if there is none, and the size of new files.
-        """
+    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> WrittenFunction:
+        """Write the state of this subtask."""
         checkpoint = (moment.checkpoint_id, moment.timestamp, streams)
         operator = self._operator_backend.snapshot(*checkpoint).run()
         keyed = None if self.keyed_backend is None else self.keyed_backend.snapshot(*checkpoint).run()
@@ -151,8 +148,11 @@ class OperatorRun:
             raw_operator=self._raw,
             managed_keyed=() if keyed is None or keyed.handle is None else (keyed.handle,),
         )
-        new_bytes = operator.new_bytes + (0 if keyed is None else keyed.new_bytes)
-        return (self._as_operator_state(state) if state.has_state else None), new_bytes
+        return WrittenFunction(
+            state=self._as_operator_state(state) if state.has_state else None,
+            new_bytes=operator.new_bytes + (0 if keyed is None else keyed.new_bytes),
+            sizes=() if keyed is None else keyed.sizes,
+        )
 
     def schemas(self) -> OperatorSchemas:
         """Return the types of the state."""

@@ -15,6 +15,7 @@ from airflow_provider_statecheck.checkpoint.states.handles import (
 )
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.stages.planning import FunctionNode
+from airflow_provider_statecheck.state.snapshots import StateSize
 from airflow_provider_statecheck.storage.allowed_locations import AllowedLocations
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.state_json import decode_operator_state, encode_operator_state
@@ -41,6 +42,10 @@ class TaskReport:
     """Number of input elements."""
     new_bytes: int = 0
     """Size of the state files that were written."""
+    sizes: Mapping[str, tuple[StateSize, ...]] = field(default_factory=dict)
+    """Sizes of single states of this subtask by the uids of the operators, for display."""
+    snapshot_seconds: float = 0.0
+    """Time to write the state."""
 
     def encode(self) -> bytes:
         """Return the report as JSON."""
@@ -52,6 +57,10 @@ class TaskReport:
             "rows": self.rows,
             "keys": self.keys,
             "new_bytes": self.new_bytes,
+            "sizes": {
+                uid: [[each.name, each.keys, each.size_bytes] for each in found] for uid, found in self.sizes.items()
+            },
+            "snapshot_seconds": self.snapshot_seconds,
         }
         return json.dumps(values, separators=(",", ":")).encode()
 
@@ -60,7 +69,21 @@ class TaskReport:
         """Decode a report."""
         values = json.loads(data)
         states = tuple(decode_operator_state(state, str) for state in values["states"])
-        return cls(**{**values, "states": states, "committables": tuple(values["committables"])})
+        sizes = {uid: tuple(StateSize(*each) for each in found) for uid, found in values["sizes"].items()}
+        decoded = {"states": states, "committables": tuple(values["committables"]), "sizes": sizes}
+        return cls(**{**values, **decoded})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFunction:
+    """State of one function that a Spark task has written."""
+
+    state: OperatorState | None
+    """State of this subtask; ``None`` if there is none."""
+    new_bytes: int
+    """Size of the state files that were written."""
+    sizes: tuple[StateSize, ...] = ()
+    """Sizes of single keyed states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

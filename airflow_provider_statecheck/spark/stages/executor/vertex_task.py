@@ -7,13 +7,13 @@ writes it to the sink. Its last message is its report for the driver.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_statecheck.checkpoint.states.handles import OperatorState
 from airflow_provider_statecheck.spark.stages.executor.elements import (
     CONTROL,
     EMPTY_MESSAGE,
@@ -30,6 +30,7 @@ from airflow_provider_statecheck.spark.stages.executor.task_control import (
     TaskReport,
     TaskStorage,
     TaskStreams,
+    WrittenFunction,
 )
 from airflow_provider_statecheck.spark.stages.stage import AggregateNode, MapNode
 from airflow_provider_statecheck.storage.views.state_streams import StateWriting
@@ -104,15 +105,18 @@ class VertexTask:
             f"{self.state_directory}/keyed-{subtask}",
             StateWriting(epoch=self.epoch, inline_threshold=self.data_inline_threshold),
         )
-        states, new_bytes = chain.snapshot(self.moment, streams)
+        begin = time.monotonic()
+        written = chain.snapshot(self.moment, streams)
         return TaskReport(
             vertex=self.vertex,
             subtask=subtask,
-            states=states,
+            states=tuple(each.state for each in written.values() if each.state is not None),
             committables=() if writer is None else tuple(writer.prepare_commit()),
             rows=task_input.rows,
             keys=chain.keys,
-            new_bytes=new_bytes,
+            new_bytes=sum(each.new_bytes for each in written.values()),
+            sizes={uid: each.sizes for uid, each in written.items() if each.sizes},
+            snapshot_seconds=time.monotonic() - begin,
         )
 
     def _writer(self, subtask: int) -> SinkWriter | None:
@@ -228,16 +232,15 @@ class FunctionChain:
         """Number of keys of declared aggregates."""
         return sum(run.keys for run in self._runs if isinstance(run, AggregateRun))
 
-    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> tuple[tuple[OperatorState, ...], int]:
+    def snapshot(self, moment: SnapshotMoment, streams: TaskStreams) -> dict[str, WrittenFunction]:
         """
         Save the state of all functions: call ``snapshot_state`` of each of them, then write their state.
 
-        :return: The states of this subtask, and the size of new files.
+        :return: The written states of this subtask, by the uids of the operators.
         """
         for run in self._runs:
             run.capture(moment, streams)
-        written = [run.snapshot(moment, streams) for run in self._runs]
-        return tuple(state for state, _ in written if state is not None), sum(size for _, size in written)
+        return {run.task.uid: run.snapshot(moment, streams) for run in self._runs}
 
     def schemas(self) -> dict[str, OperatorSchemas]:
         """Return the types of all state, by the uids of the operators."""

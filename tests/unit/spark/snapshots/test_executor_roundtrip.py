@@ -21,7 +21,7 @@ from airflow_provider_statecheck.spark.snapshots.executor_io import (
     unpack_tasks,
     write_partition,
 )
-from airflow_provider_statecheck.spark.snapshots.manifest import SnapshotFile
+from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile
 
 MIB = 1024 * 1024
 SCHEMA = pa.schema([("_c0", pa.int64()), ("_c1", pa.string())])

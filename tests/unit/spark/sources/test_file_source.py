@@ -13,7 +13,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.spark.sources.file_source import SMALLEST_TARGET_BYTES, CsvSource, JsonSource
 from airflow_provider_statecheck.spark.sources.parquet_source import ParquetSource
-from airflow_provider_statecheck.spark.sources.splits import Item, Ledger
+from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 SCHEMA = "id bigint"

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.enumerator import Limits, Piece, plan
-from airflow_provider_statecheck.spark.sources.splits import Intervals, Item, Ledger, Partial
+from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
 FILES = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=8)
 LIMITS = st.builds(

@@ -19,7 +19,7 @@ from airflow_provider_statecheck.spark.sources.source_changes import (
     reconcile,
     require_unchanged,
 )
-from airflow_provider_statecheck.spark.sources.splits import Intervals, Item, Ledger, Partial
+from airflow_provider_statecheck.state.source_items import Intervals, Item, Ledger, Partial
 
 FAIL, IGNORE, RESTART = OnChange
 

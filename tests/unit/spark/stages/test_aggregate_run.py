@@ -74,7 +74,7 @@ def test_every_key_keeps_its_state_over_increments(tmp_path: Path) -> None:
         run.process_table(increment(number))
         if number == INCREMENTS - 1:
             given = [elements.table() for elements in run.end()]
-        saved, _ = run.snapshot(SnapshotMoment(checkpoint_id=number + 1, timestamp=0), streams)
+        saved = run.snapshot(SnapshotMoment(checkpoint_id=number + 1, timestamp=0), streams).state
         assert saved is not None
         state = saved.subtask_states[0]
         run.close()

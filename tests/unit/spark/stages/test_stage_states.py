@@ -91,8 +91,9 @@ def run_increment(folder: Path, states: StageStates, checkpoint_id: int, values:
     batch = pa.record_batch({"value": pa.array(values, pa.int64())}, schema=SCHEMA)
     given = [value for elements in chain.process([batch], ()) for value in elements.table()["value"].to_pylist()]
     streams = TaskStreams(storage, f"file://{folder}/keyed-0", StateWriting(epoch=1))
-    saved, _ = chain.snapshot(SnapshotMoment(checkpoint_id=checkpoint_id, timestamp=0), streams)
+    written = chain.snapshot(SnapshotMoment(checkpoint_id=checkpoint_id, timestamp=0), streams)
     chain.close()
+    saved = tuple(each.state for each in written.values() if each.state is not None)
     states.update([TaskReport(vertex=0, subtask=0, states=saved)], [[UID]], checkpoint_id)
     return given
 

@@ -60,7 +60,9 @@ def rows(pointer: str, name: str = "value", **arguments: Any) -> list[tuple[Any,
 
 
 def parts_of(tmp_path: Path) -> list[Path]:
-    return sorted((each for each in tmp_path.rglob("keyed/*") if each.is_file()), key=lambda each: each.stat().st_mtime)
+    return sorted(
+        (each for each in tmp_path.rglob("keyed-*/*") if each.is_file()), key=lambda each: each.stat().st_mtime
+    )
 
 
 def test_keys_of_several_columns_and_types_have_their_names(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""
+Routes for actions of Airflow users on the state of a job: previews, requests, and progress.
+
+A user must be permitted to edit the task instances of every Dag that works on the job. To a user who may not read the job,
+it does not exist. Each accepted request is recorded in Airflow's audit log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.configuration import conf
+from airflow.models.log import Log
+from airflow.utils.session import create_session
+from fastapi import APIRouter, Body, Depends, Query, Request
+
+from airflow_provider_statecheck.api import examples
+from airflow_provider_statecheck.api.access import ServicesDep, dags_of
+from airflow_provider_statecheck.api.airflow_access import readable_job, require_editable
+from airflow_provider_statecheck.api.requests import MessageRoute
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.task_routes import JobPath
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.records import JobAction
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import AccessDeniedError, StateCheckError
+from airflow_provider_statecheck.maintenance.actions import (
+    ActionPreview,
+    RequestedAction,
+    UserAction,
+    requested_actions,
+    require_request_key,
+)
+from airflow_provider_statecheck.metadata.database import executing
+
+ACTION_HEADER = "X-Statecheck-Action"
+"""Header with the name of the action, which a form or a link on a page of another site cannot send."""
+
+router = APIRouter(prefix="/ui/jobs/{job_id}", tags=["actions"], route_class=MessageRoute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionMessage:
+    """The confirmed action. The path names the job and the action."""
+
+    request_key: str
+    """Idempotency key of the page, 32 hexadecimal digits; a repeated key returns the first request."""
+    operator_id: OperatorId | None = None
+    """Operator of a savepoint, a stop or a withdrawal; for a rewind, ``None`` means all operators."""
+    checkpoint_id: int | None = None
+    """Checkpoint to restore, or savepoint to dispose of."""
+    run_key: str = ""
+    """Run before which the job is rewound: its logical date, or its run id if it has none."""
+
+
+def require_own_page(request: Request) -> None:
+    """
+    Require a request that a page of this server, or no page at all, has sent.
+
+    :raises AccessDeniedError: if the page of another site may have sent it.
+    """
+    action = request.path_params["action"]
+    if request.headers.get(ACTION_HEADER) != action:
+        raise AccessDeniedError(
+            f"Expected the header {ACTION_HEADER}: {action}, found another value or none; send it with the request."
+        )
+    if not _is_from_here(request):
+        raise AccessDeniedError(
+            "Expected a request from a page of this server, found one from another site; open the page of the job in Airflow. "
+            "Behind a proxy that changes the host, set [api] base_url."
+        )
+
+
+def _is_from_here(request: Request) -> bool:
+    # The browser writes these headers, and no script can change them. It sends the first one on secure pages only.
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site == "same-origin"
+    hosts = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="")).netloc}
+    return origin is None or urlsplit(origin).netloc in hosts - {None, ""}
+
+
+def wanted_action(
+    job_id: JobPath,
+    action: JobAction,
+    operator_id: Annotated[str | None, Query(openapi_examples=examples.OPERATOR_ID)] = None,
+    checkpoint_id: Annotated[int | None, Query(openapi_examples=examples.CHECKPOINT_ID)] = None,
+    run_key: Annotated[str, Query(openapi_examples=examples.RUN_KEY)] = "",
+) -> UserAction:
+    """Return the action in the path and the query of a request."""
+    return UserAction(
+        job_id=JobId(job_id),
+        action=action,
+        operator_id=None if operator_id is None else OperatorId(operator_id),
+        checkpoint_id=checkpoint_id,
+        run_key=run_key,
+    )
+
+
+WantedDep = Annotated[UserAction, Depends(wanted_action)]
+
+
+@router.get("/actions")
+def list_actions(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> tuple[RequestedAction, ...]:
+    """Return the requested actions and savepoints of a job, the newest first, to a user who may read the job."""
+    return requested_actions(readable_job(services, JobId(job_id), user))
+
+
+@router.get("/{action}/preview")
+def preview(wanted: WantedDep, services: ServicesDep, user: GetUserDep) -> ActionPreview:
+    """Return what an action keeps, does again and deletes, without changing anything."""
+    require_editable(readable_job(services, wanted.job_id, user), user)
+    return services.actions.preview(wanted)
+
+
+@router.post("/{action}", dependencies=[Depends(require_own_page)])
+def request_action(
+    job_id: JobPath,
+    action: JobAction,
+    message: Annotated[ActionMessage, Body(openapi_examples=examples.ACTION)],
+    services: ServicesDep,
+    user: GetUserDep,
+) -> RequestedAction:
+    """Accept a confirmed action. The reply, and later the list of actions, show its progress."""
+    require_request_key(message.request_key)
+    view = readable_job(services, JobId(job_id), user)
+    require_editable(view, user)
+    known = _known(view, message.request_key)
+    if known is not None:
+        return known
+    wanted = UserAction(
+        job_id=JobId(job_id),
+        action=action,
+        operator_id=message.operator_id,
+        checkpoint_id=message.checkpoint_id,
+        run_key=message.run_key,
+        request_key=message.request_key,
+        requested_by=user.get_name(),
+    )
+    return _accepted(services, view, wanted, user)
+
+
+def _accepted(services: Services, view: JobView, wanted: UserAction, user: BaseUser) -> RequestedAction:
+    try:
+        services.actions.preview(wanted)
+    except StateCheckError:
+        # A copy of the request, sent at the same time, may have been carried out since the view was read.
+        known = _known(services.coordinator.describe(wanted.job_id), wanted.request_key)
+        if known is None:
+            raise
+        return known
+    # A refused action is not recorded, and nothing happens without a record.
+    _record(view, wanted, user)
+    return services.actions.request(wanted)
+
+
+def _known(view: JobView, request_key: str) -> RequestedAction | None:
+    return next((each for each in requested_actions(view) if each.request_key == request_key), None)
+
+
+def _record(view: JobView, wanted: UserAction, user: BaseUser) -> None:
+    extra = json.dumps(_details(view, wanted))
+    name = user.get_name()
+    with executing(), create_session(scoped=False) as session:
+        for dag_id in sorted(dags_of(view)):
+            place = _task_of(view, wanted, dag_id)
+            session.add(
+                Log(event=f"statecheck.{wanted.action}", owner=name, owner_display_name=name, extra=extra, **place)
+            )
+
+
+def _details(view: JobView, wanted: UserAction) -> dict[str, Any]:
+    operator_id = _operator_id(view, wanted)
+    details = {
+        "job": view.job.name,
+        "job_id": wanted.job_id,
+        "operator": next((o.uid for o in view.operators if o.operator_id == operator_id), None),
+        "checkpoint_id": wanted.checkpoint_id,
+        "before_run": wanted.run_key or None,
+        "request_key": wanted.request_key,
+    }
+    return {name: value for name, value in details.items() if value is not None}
+
+
+def _task_of(view: JobView, wanted: UserAction, dag_id: str) -> dict[str, Any]:
+    operator = next((o for o in view.operators if o.operator_id == _operator_id(view, wanted)), None)
+    attempt = None if operator is None else view.current_attempt(operator)
+    task = {} if attempt is None else dict(attempt.owner.airflow)
+    if task.get("dag_id") != dag_id:
+        return {"dag_id": dag_id}
+    return task | {"map_index": int(task.get("map_index", -1))}
+
+
+def _operator_id(view: JobView, wanted: UserAction) -> OperatorId | None:
+    of_checkpoint = (c.operator_id for c in view.checkpoints if c.checkpoint_id == wanted.checkpoint_id)
+    return wanted.operator_id or next(of_checkpoint, None)

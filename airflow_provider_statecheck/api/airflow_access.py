@@ -1,0 +1,162 @@
+"""Access of Airflow users to jobs, by their permissions on the Dags that work on a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+import jwt
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN, ResourceMethod
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import get_user
+from airflow.models.dag import DagModel
+from fastapi import HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+
+from airflow_provider_statecheck.api.access import dags_of
+from airflow_provider_statecheck.api.job_access import JobGrant, TokenAccess, bearer
+from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.store import JobView, no_such_job
+from airflow_provider_statecheck.exceptions import AccessDeniedError, TokenExpiredError
+
+
+class AirflowAccess:
+    """
+    Access with tokens of this API, and for Airflow users who may read the task instances of every Dag of the job.
+
+    A user sends the token of a login to Airflow, or the cookie of a session.
+
+    :param services: Services with the tokens and the jobs.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._tokens = TokenAccess(lambda token: services.tokens.check(token))
+
+    async def require(self, request: Request, job_id: JobId) -> JobGrant:
+        """Return the permission of the sender; raises as ``JobAccess.require``."""
+        header = await bearer(request)
+        # A token of this API has no dot; a JSON web token has two.
+        if header is not None and "." not in header.credentials:
+            return await self._tokens.require(request, job_id)
+        sent = request.cookies.get(COOKIE_NAME_JWT_TOKEN, "") if header is None else header.credentials
+        user = await _user_of(request, sent)
+        await run_in_threadpool(readable_job, self._services, job_id, user)
+        return JobGrant(caller=f"user {user.get_id()}", expires_at=_expiry_of(sent))
+
+
+class PermittedDags:
+    """
+    Dags whose task instances a user may read, or edit. The auth manager is asked once for each.
+
+    :param user: User of Airflow.
+    :param method: ``GET`` for reading, ``PUT`` for editing.
+    """
+
+    def __init__(self, user: BaseUser, method: ResourceMethod = "GET") -> None:
+        self._user = user
+        self._method = method
+        self._known: dict[str, bool] = {}
+
+    def require_all(self, view: JobView) -> None:
+        """
+        Require the permission on every Dag that works on a job.
+
+        :raises AccessDeniedError: if the user lacks the permission on one of them, or if the Dag of an operator is unknown.
+        """
+        self._require(dags_of(view))
+
+    def permits_all(self, view: JobView) -> bool:
+        """Return whether the user has the permission on every Dag that works on a job, and all of them are known."""
+        try:
+            self.require_all(view)
+        except AccessDeniedError:
+            return False
+        return True
+
+    def require(self, dag_id: str) -> None:
+        """
+        Require the permission on a Dag.
+
+        :raises AccessDeniedError: if the user lacks it.
+        """
+        self._require((dag_id,))
+
+    def among(self, dag_ids: Collection[str]) -> frozenset[str]:
+        """Return those of some Dags on which the user has the permission; one query reads the teams of all."""
+        unknown = [dag_id for dag_id in dag_ids if dag_id not in self._known]
+        teams = DagModel.get_dag_id_to_team_name_mapping(unknown) if unknown else {}
+        for dag_id in unknown:
+            self._known[dag_id] = self._is_permitted(dag_id, teams.get(dag_id))
+        return frozenset(dag_id for dag_id in dag_ids if self._known[dag_id])
+
+    def _require(self, dag_ids: Collection[str]) -> None:
+        permitted = self.among(dag_ids)
+        refused = next((dag_id for dag_id in dag_ids if dag_id not in permitted), None)
+        if refused is not None:
+            verb = "read" if self._method == "GET" else "edit"
+            raise AccessDeniedError(
+                f"Expected a user who may {verb} task instances of Dag {refused!r}, found one without this permission; "
+                f"grant it or use another user."
+            )
+
+    def _is_permitted(self, dag_id: str, team: str | None) -> bool:
+        dag = DagDetails(id=dag_id, team_name=team)
+        return get_auth_manager().is_authorized_dag(
+            method=self._method, access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=self._user
+        )
+
+
+def require_editable(view: JobView, user: BaseUser) -> None:
+    """
+    Require a user who may edit the task instances of every Dag that works on a job.
+
+    :raises AccessDeniedError: if the user may not edit one of them, or if the Dag of an operator is unknown.
+    """
+    PermittedDags(user, "PUT").require_all(view)
+
+
+def readable_job(services: Services, job_id: JobId, user: BaseUser) -> JobView:
+    """
+    Return the rows of a job that a user may read.
+
+    :raises CheckpointNotFoundError: if there is no such job, or if the user may not read it, with the same text.
+    """
+    view = services.coordinator.describe(job_id)
+    try:
+        PermittedDags(user).require_all(view)
+    except AccessDeniedError:
+        raise no_such_job(job_id) from None
+    return view
+
+
+async def _user_of(request: Request, sent: str) -> BaseUser:
+    try:
+        return await get_user(request, None, await bearer(request))
+    except HTTPException as refusal:
+        if not sent:
+            raise AccessDeniedError(
+                "Expected a token in the header Authorization or a session of Airflow, found none; request a token or log "
+                "in first."
+            ) from None
+        kind = TokenExpiredError if _has_expired(sent) else AccessDeniedError
+        raise kind(
+            f"Expected the token of an Airflow user, found one that Airflow refuses: {refusal.detail}; log in again."
+        ) from None
+
+
+def _has_expired(token: str) -> bool:
+    expiry = _expiry_of(token)
+    return expiry is not None and expiry <= datetime.now(UTC)
+
+
+def _expiry_of(token: str) -> datetime | None:
+    # Airflow has verified the token; an auth manager may use tokens of another form.
+    try:
+        claims = jwt.decode(token, options={"verify_signature": False})
+        return datetime.fromtimestamp(claims["exp"], UTC)
+    except (jwt.InvalidTokenError, KeyError, TypeError, ValueError, OverflowError):
+        return None

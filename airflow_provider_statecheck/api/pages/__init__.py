@@ -1,0 +1,1 @@
+"""HTML pages for Airflow users, which the plugin shows in Airflow's UI."""

@@ -1,0 +1,77 @@
+// Preview of an action in a dialog, its confirmation, and the request to the server.
+"use strict";
+(() => {
+  const dialog = document.createElement("dialog");
+  dialog.setAttribute("aria-labelledby", "action-title");
+  document.body.append(dialog);
+
+  const load = async (link) => {
+    const reply = await fetch(link.href, { headers: { Accept: "text/html" } });
+    const page = new DOMParser().parseFromString(await reply.text(), "text/html");
+    const confirmation = page.getElementById("action");
+    if (confirmation === null) throw new Error(`status ${reply.status}`);
+    return confirmation;
+  };
+
+  const open = async (link) => {
+    try {
+      dialog.replaceChildren(await load(link));
+      dialog.showModal();
+    } catch {
+      location.assign(link.href); // the page says what is wrong
+    }
+  };
+
+  const textOf = async (reply) => {
+    try {
+      return (await reply.json()).message;
+    } catch {
+      return `The server answered with status ${reply.status}.`;
+    }
+  };
+
+  const send = (button) =>
+    fetch(button.dataset.confirm, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "X-Statecheck-Action": button.dataset.action },
+      body: button.dataset.message,
+    });
+
+  const finish = (button) => {
+    if (!dialog.open) {
+      location.assign(button.dataset.back);
+      return;
+    }
+    dialog.close();
+    document.dispatchEvent(new Event("statecheck:requested"));
+  };
+
+  const confirm = async (button) => {
+    const outcome = button.closest(".confirmation").querySelector(".outcome");
+    button.disabled = true;
+    outcome.textContent = "Sending …";
+    try {
+      const reply = await send(button);
+      if (reply.ok) finish(button);
+      else outcome.textContent = await textOf(reply);
+    } catch {
+      outcome.textContent = "The request may not have arrived. Confirm again; it is carried out once.";
+    }
+    button.disabled = false;
+  };
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[data-preview]");
+    const button = event.target.closest("button[data-confirm]");
+    const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey;
+    if (link !== null && isPlain) {
+      event.preventDefault();
+      open(link);
+    }
+    if (button !== null) confirm(button);
+    if (event.target.closest("a[data-cancel]") !== null && dialog.open) {
+      event.preventDefault();
+      dialog.close();
+    }
+  });
+})();

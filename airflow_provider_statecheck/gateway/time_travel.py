@@ -1,0 +1,267 @@
+"""Lookup of retained checkpoints by id, run, pointer or time, for time travel and forks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Protocol
+
+from airflow_provider_statecheck.checkpoint.gateway import CheckpointCoordinatorGateway
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId, job_id_of
+from airflow_provider_statecheck.checkpoint.messages import RestoreSource
+from airflow_provider_statecheck.checkpoint.properties import RestoreMode
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.run_order import checkpoints_before_run
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
+from airflow_provider_statecheck.gateway.in_process import open_gateway
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.pointers import find_source
+from airflow_provider_statecheck.storage.uris import normalise_pointer, redact
+
+
+class Jobs(Protocol):
+    """Access to the rows of jobs; every gateway to the coordinator has it."""
+
+    def describe(self, job_id: JobId) -> JobView:
+        """Return the rows of a job."""
+        ...
+
+
+def find_checkpoint(
+    job: str,
+    uid: str,
+    *,
+    metadata: str | Jobs,
+    checkpoint_id: int | None = None,
+    run: str | None = None,
+    at: datetime | None = None,
+) -> str:
+    """
+    Return the pointer of a retained checkpoint or savepoint of a job, by default of the newest.
+
+    A checkpoint may be deleted as soon as newer ones subsume it; use a savepoint for long reads.
+
+    :param job: Name of the job.
+    :param uid: Uid of the stage.
+    :param metadata: SQLAlchemy URL of the metadata database, or a gateway, such as ``StatecheckHook().get_conn()``.
+    :param checkpoint_id: Id of the checkpoint.
+    :param run: Logical date or id of the run whose newest checkpoint is returned.
+    :param at: Time at which the returned checkpoint was the newest completed one.
+    :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
+    :raises InvalidConfigurationError: for more than one condition, or a time without a time zone.
+    """
+    wanted = _Wanted(checkpoint_id=checkpoint_id, run=run, at=at)
+    jobs = open_gateway(metadata) if isinstance(metadata, str) else metadata
+    view = jobs.describe(job_id_of(job))
+    retained = _retained(view, {_operator(view, uid).operator_id})
+    found = [each for each in retained if wanted.matches(view, each)]
+    if not found:
+        raise _checkpoint_not_found(f"{wanted} of {uid!r} in job {view.job.name!r}", retained)
+    return found[-1].location
+
+
+def checkpoints_as_of(
+    view: JobView, *, checkpoint_id: int | None = None, pointer: str | None = None, at: datetime | None = None
+) -> tuple[CheckpointRecord, ...]:
+    """
+    Return the newest retained checkpoint or savepoint that meets a condition of each operator of a job.
+
+    :param view: Rows of the job.
+    :param checkpoint_id: Id of the checkpoint.
+    :param pointer: Pointer of the checkpoint or savepoint.
+    :param at: Time at which a returned checkpoint was the newest completed one of its operator. An operator that had made a fresh
+        start by then, and had not completed a checkpoint since, has none.
+    :return: One checkpoint of each operator that has one, in the order of the operators.
+    :raises CheckpointNotFoundError: if there is none; the message lists the retained checkpoints.
+    :raises InvalidConfigurationError: for more than one condition, a time without a time zone, or an invalid pointer.
+    """
+    wanted = _Wanted(
+        checkpoint_id=checkpoint_id, pointer=None if pointer is None else normalise_pointer(pointer), at=at
+    )
+    retained = _retained(view, {operator.operator_id for operator in view.operators})
+    found = (each for each in retained if wanted.matches(view, each))
+    newest = {each.operator_id: each for each in found if at is None or not _was_abandoned(view, each, at)}
+    if not newest:
+        raise _checkpoint_not_found(f"{wanted} of job {view.job.name!r}", retained)
+    return tuple(newest[o.operator_id] for o in view.operators if o.operator_id in newest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Condition that a checkpoint must meet; without one, any checkpoint does."""
+
+    checkpoint_id: int | None = None
+    run: str | None = None
+    pointer: str | None = None
+    at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        if len(given) > 1:
+            raise InvalidConfigurationError(
+                f"Expected one of checkpoint_id, run, pointer and at, found {' and '.join(given)}; pass only one."
+            )
+        if self.at is not None and self.at.tzinfo is None:
+            raise InvalidConfigurationError(
+                f"Expected a time with a time zone, found {self.at.isoformat()}; set its tzinfo."
+            )
+
+    def matches(self, view: JobView, checkpoint: CheckpointRecord) -> bool:
+        if self.checkpoint_id is not None:
+            return checkpoint.checkpoint_id == self.checkpoint_id
+        if self.run is not None:
+            attempt = _attempt(view, checkpoint)
+            return self.run == checkpoint.run_key or (attempt is not None and self.run == attempt.owner.run_id)
+        if self.pointer is not None:
+            return checkpoint.location == self.pointer
+        return self.at is None or (checkpoint.completed_at is not None and checkpoint.completed_at <= self.at)
+
+    def __str__(self) -> str:
+        if self.checkpoint_id is not None:
+            return f"a retained checkpoint of id {self.checkpoint_id}"
+        if self.run is not None:
+            return f"a retained checkpoint of run {self.run!r}"
+        if self.pointer is not None:
+            return f"a retained checkpoint at {self.pointer}"
+        return "a retained checkpoint" + ("" if self.at is None else f" that was complete at {self.at.isoformat()}")
+
+
+def _operator(view: JobView, uid: str) -> OperatorRecord:
+    found = next((each for each in view.operators if each.uid == uid), None)
+    if found is None:
+        uids = ", ".join(repr(each.uid) for each in view.operators) or "none"
+        raise CheckpointNotFoundError(
+            f"Expected a stage {uid!r} in job {view.job.name!r}, found {uids}; pass the uid of one of the job's stages."
+        )
+    return found
+
+
+def _retained(view: JobView, operator_ids: AbstractSet[OperatorId]) -> list[CheckpointRecord]:
+    """Return the usable checkpoints and savepoints of operators, oldest first."""
+    found = (each for each in view.checkpoints if each.operator_id in operator_ids)
+    usable = [each for each in found if each.status is CheckpointStatus.COMPLETED and each.unusable_reason is None]
+    return sorted(usable, key=lambda each: each.checkpoint_id)
+
+
+def _attempt(view: JobView, checkpoint: CheckpointRecord) -> AttemptRecord | None:
+    key = (checkpoint.operator_id, checkpoint.epoch)
+    return next((each for each in view.attempts if (each.operator_id, each.epoch) == key), None)
+
+
+def _was_abandoned(view: JobView, checkpoint: CheckpointRecord, at: datetime) -> bool:
+    """Return whether the operator of a checkpoint had made a fresh start before a time."""
+    return any(
+        each.operator_id == checkpoint.operator_id
+        and each.generation > checkpoint.generation
+        and each.registered_at <= at
+        for each in view.attempts
+    )
+
+
+def _checkpoint_not_found(wanted: str, retained: list[CheckpointRecord]) -> CheckpointNotFoundError:
+    found = ", ".join(f"{each.checkpoint_id} ({redact(each.location)})" for each in retained) or "none"
+    return CheckpointNotFoundError(
+        f"Expected {wanted}, found {found}; retain more with num_retained, or take savepoints."
+    )
+
+
+_OF_RUN, _BEFORE_RUN = "run:", "before:"
+_ID = re.compile(r"[0-9]+")
+
+
+def fork_name(job: str, fork: str) -> str:
+    """Return the job name of a fork."""
+    return f"{job}@{fork}"
+
+
+def find_fork_source(
+    gateway: CheckpointCoordinatorGateway,
+    storage: CheckpointStorage,
+    job: str,
+    wanted: str,
+    *,
+    uid: str,
+    renamed_uids: Mapping[str, str],
+    allow_non_restored_state: bool,
+) -> RestoreSource | None:
+    """
+    Find the checkpoint that a fork starts from.
+
+    A deleted checkpoint is reported as a problem of the source: it fails only a fork without checkpoints, because
+    retries of a fork restore the fork's own checkpoints.
+
+    :param gateway: Gateway to the coordinator.
+    :param storage: Storage of the checkpoints.
+    :param job: Name of the forked job.
+    :param wanted: A checkpoint id, ``run:<run>``, ``before:<run>``, or a pointer.
+    :param uid: Uid of the operator to restore.
+    :param renamed_uids: Former uid to current uid of renamed operators.
+    :param allow_non_restored_state: Whether to start without state if the checkpoint is of another operator.
+    :return: ``None`` if the operator starts without state.
+    :raises InvalidConfigurationError: if ``wanted`` has none of these forms.
+    :raises IncompatibleCheckpointError: if the checkpoint is of another operator.
+    """
+    uids = {uid, *(old for old, new in renamed_uids.items() if new == uid)}
+    try:
+        pointer = _fork_pointer(gateway, job, wanted, uids)
+    except CheckpointNotFoundError as error:
+        return RestoreSource(pointer=wanted, metadata_uri="", metadata_size=0, metadata_sha256="", problem=str(error))
+    return find_source(
+        storage,
+        pointer,
+        uid=uid,
+        mode=RestoreMode.NO_CLAIM,
+        renamed_uids=renamed_uids,
+        allow_non_restored_state=allow_non_restored_state,
+    )
+
+
+def _fork_pointer(gateway: CheckpointCoordinatorGateway, job: str, wanted: str, uids: set[str]) -> str:
+    is_of_job = wanted.startswith((_OF_RUN, _BEFORE_RUN)) or _ID.fullmatch(wanted) is not None
+    if not is_of_job and "/" not in wanted:
+        raise InvalidConfigurationError(
+            f"Expected from_checkpoint to be a checkpoint id, {_OF_RUN}<run>, {_BEFORE_RUN}<run> or a pointer, found "
+            f"{wanted!r}; pass one of these forms."
+        )
+    if not is_of_job:
+        return wanted
+    try:
+        view = gateway.describe(job_id_of(job))
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"There is no job {job!r} with a checkpoint {wanted!r} to start a fork from; correct the name, or run the job first."
+        ) from error
+    newest_first = _retained(view, {o.operator_id for o in view.operators if o.uid in uids})[::-1]
+    found = next(iter(_fork_candidates(view, newest_first, wanted)), None)
+    if found is None:
+        raise _fork_source_not_found(job, wanted, newest_first)
+    return found.location
+
+
+def _fork_candidates(
+    view: JobView, newest_first: Sequence[CheckpointRecord], wanted: str
+) -> Sequence[CheckpointRecord]:
+    if wanted.startswith(_OF_RUN):
+        of_run = _Wanted(run=wanted.removeprefix(_OF_RUN))
+        return [c for c in newest_first if of_run.matches(view, c)]
+    if wanted.startswith(_BEFORE_RUN):
+        current = {(o.operator_id, o.generation) for o in view.operators}
+        restorable = [c for c in newest_first if c.is_restorable and (c.operator_id, c.generation) in current]
+        return checkpoints_before_run(restorable, wanted.removeprefix(_BEFORE_RUN))
+    return [c for c in newest_first if c.checkpoint_id == int(wanted)]
+
+
+def _fork_source_not_found(job: str, wanted: str, retained: Sequence[CheckpointRecord]) -> CheckpointNotFoundError:
+    found = ", ".join(f"{c.checkpoint_id} of run {c.run_key!r}" for c in retained) or "none"
+    return CheckpointNotFoundError(
+        f"Expected a retained checkpoint {wanted} of job {job!r} to start a fork from, found {found}; name one of these, "
+        f"retain those of more runs with retained_runs, or start from a savepoint."
+    )

@@ -1,0 +1,189 @@
+"""Figures and Dags of a job for the list of jobs, kept up to date in each transition of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from sqlalchemy.engine import Connection
+
+from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
+from airflow_provider_statecheck.checkpoint.job_list import (
+    Failure,
+    JobFigures,
+    counts_as_newest,
+    dag_of,
+    failure_of_attempt,
+    failure_of_checkpoint,
+    status_of,
+)
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    AttemptStatus,
+    CheckpointRecord,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.metadata import statements
+from airflow_provider_statecheck.metadata.record_table import ATTEMPTS, CHECKPOINTS, JOB_FIGURES, attempt_owner, keys
+
+
+class FiguresOfTransition:
+    """
+    Figures of a job during a transition, which writes them at its end if they have changed.
+
+    The changes of a checkpoint or of a registration determine the new figures. After other changes, such as the end of an
+    attempt or the rewind of a job, the figures that may have changed are read from the rows again.
+
+    :param connection: Connection that holds the lock on the job's row.
+    :param job_id: The job.
+    :param figures: Figures before the transition.
+    """
+
+    def __init__(self, connection: Connection, job_id: JobId, figures: JobFigures) -> None:
+        self._connection = connection
+        self._job_id = job_id
+        self._written = self._figures = figures
+        self._running: set[tuple[OperatorId, int]] = set()
+        self._has_other_status = False
+        self._has_other_checkpoint = False
+        self._has_other_failure = False
+
+    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
+        """Take note of a saved attempt."""
+        key = (record.operator_id, record.epoch)
+        if record.status is AttemptStatus.RUNNING:
+            self._running.add(key)
+        else:
+            self._running.discard(key)
+        if known is None or known.status is not record.status:
+            self._has_other_status = True
+            self._add_failure(failure_of_attempt(record))
+
+    def operator_saved(self, known: OperatorRecord | None, record: OperatorRecord) -> None:
+        """Take note of a saved operator."""
+        if known is None or known.generation != record.generation:
+            self._has_other_checkpoint |= self._figures.checkpoint_id is not None
+
+    def checkpoint_saved(
+        self,
+        known: CheckpointRecord | None,
+        record: CheckpointRecord,
+        operator_of: Callable[[OperatorId], OperatorRecord | None],
+    ) -> None:
+        """
+        Take note of a saved checkpoint.
+
+        :param operator_of: Returns an operator of the job.
+        """
+        counts = counts_as_newest(record)
+        if counts and (known is None or not counts_as_newest(known)):
+            operator = operator_of(record.operator_id)
+            if operator is not None and operator.generation == record.generation and self._is_newest(record):
+                self._set_checkpoint(record.checkpoint_id, record.completed_at, record.full_size_bytes)
+        elif record.checkpoint_id == self._figures.checkpoint_id and not counts:
+            self._has_other_checkpoint = True
+        if known is None or known.status is not record.status:
+            self._add_failure(failure_of_checkpoint(record))
+
+    def attempts_removed(self) -> None:
+        """Take note that ended attempts were removed."""
+        self._has_other_status = True
+        self._has_other_failure |= self._figures.failed_at is not None
+
+    def checkpoints_removed(self) -> None:
+        """Take note that ended checkpoints were removed."""
+        self._has_other_failure |= self._figures.failed_at is not None
+
+    def times_changed(self) -> None:
+        """Take note that times in the rows were corrected."""
+        self._has_other_checkpoint = self._has_other_failure = True
+
+    def job_removed(self) -> None:
+        """Take note that all rows of the job were removed."""
+        self._figures = JobFigures()
+        self._has_other_status = self._has_other_checkpoint = self._has_other_failure = False
+
+    def write(self) -> None:
+        """Write the figures that have changed."""
+        if self._has_other_status:
+            self._read_status()
+        if self._has_other_checkpoint:
+            self._read_newest_checkpoint()
+        if self._has_other_failure:
+            self._figures = replace(self._figures, failed_at=None, failure=None)
+            for failure in self._read_failures():
+                self._add_failure(failure)
+        changes = JOB_FIGURES.changes(self._written, self._figures)
+        if changes:
+            self._connection.execute(statements.SET_FIGURES.values(changes), keys(job_id=self._job_id))
+
+    def _is_newest(self, record: CheckpointRecord) -> bool:
+        known = self._figures
+        if record.completed_at is None or known.completed_at is None or known.checkpoint_id is None:
+            return True
+        return (record.completed_at, record.checkpoint_id) > (known.completed_at, known.checkpoint_id)
+
+    def _read_newest_checkpoint(self) -> None:
+        row = self._connection.execute(statements.NEWEST_CHECKPOINT_OF_JOB, keys(job_id=self._job_id)).one_or_none()
+        self._set_checkpoint(*((None, None, None) if row is None else row))
+
+    def _set_checkpoint(self, checkpoint_id: int | None, completed_at: datetime | None, size: int | None) -> None:
+        self._figures = replace(
+            self._figures, checkpoint_id=checkpoint_id, completed_at=completed_at, full_size_bytes=size
+        )
+
+    def _add_failure(self, failure: Failure | None) -> None:
+        known = self._figures
+        if failure is not None and (known.failed_at is None or failure > (known.failed_at, known.failure or "")):
+            self._figures = replace(known, failed_at=failure[0], failure=failure[1])
+
+    def _read_status(self) -> None:
+        if self._running:
+            newest = [AttemptStatus.RUNNING]
+        else:
+            rows = self._connection.execute(statements.NEWEST_ATTEMPTS, keys(job_id=self._job_id))
+            newest = [ATTEMPTS.read(row).status for row in rows]
+        has_attempts = newest or self._connection.scalar(statements.HAS_ATTEMPTS, keys(job_id=self._job_id))
+        self._figures = replace(self._figures, status=status_of(newest) if has_attempts else None)
+
+    def _read_failures(self) -> list[Failure | None]:
+        values = keys(job_id=self._job_id)
+        attempts = self._connection.execute(statements.LAST_FAILED_ATTEMPTS, values).all()
+        checkpoints = self._connection.execute(statements.LAST_FAILED_CHECKPOINTS, values).all()
+        return [
+            *(failure_of_attempt(ATTEMPTS.read(row)) for row in attempts),
+            *(failure_of_checkpoint(CHECKPOINTS.read(row)) for row in checkpoints),
+        ]
+
+
+class DagsOfTransition:
+    """
+    Dags with attempts of the operators of a job, kept up to date during a transition.
+
+    :param connection: Connection that holds the lock on the job's row.
+    :param job_id: The job.
+    """
+
+    def __init__(self, connection: Connection, job_id: JobId) -> None:
+        self._connection = connection
+        self._job_id = job_id
+
+    def attempt_saved(self, known: AttemptRecord | None, record: AttemptRecord) -> None:
+        """
+        Add the Dag of a saved attempt.
+
+        :param known: Another state of the attempt, or an earlier attempt of the operator, whose Dag is known.
+        """
+        dag_id = dag_of(record.owner)
+        if dag_id is None or (known is not None and dag_of(known.owner) == dag_id):
+            return
+        values = {"job_id": self._job_id, "operator_id": record.operator_id, "dag_id": dag_id}
+        self._connection.execute(statements.ADD_DAG, values)
+
+    def attempts_removed(self, operator_id: OperatorId) -> None:
+        """Remove the Dags of an operator that have no attempt any more."""
+        values = keys(job_id=self._job_id)
+        owners = self._connection.scalars(statements.OWNERS_OF_OPERATOR, values | keys(operator_id=operator_id))
+        kept = {dag_id for owner in owners if (dag_id := dag_of(attempt_owner(owner))) is not None}
+        self._connection.execute(statements.remove_other_dags(operator_id, kept), values)

@@ -1,0 +1,163 @@
+"""
+Queries of the list of jobs, over the figures in the rows of the jobs.
+
+A page takes three statements: the jobs with their figures, their Dags, and the numbers of jobs by status. The first one looks
+at the operators and checkpoints of the jobs on the page only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, not_, or_, select
+from sqlalchemy.engine import Connection
+
+from airflow_provider_statecheck.checkpoint.ids import TEST_NAMESPACE
+from airflow_provider_statecheck.checkpoint.job_list import (
+    JobList,
+    JobOverview,
+    JobSort,
+    JobsPage,
+    ListedStatus,
+    ascii_lower,
+    rank_of,
+)
+from airflow_provider_statecheck.metadata.models import Attempt, Checkpoint, Job, JobDag, Operator
+from airflow_provider_statecheck.metadata.record_table import table_of
+from airflow_provider_statecheck.metadata.statements import is_own
+
+_job, _dag, _operator, _attempt = (table_of(model).c for model in (Job, JobDag, Operator, Attempt))
+_checkpoint = table_of(Checkpoint)
+
+_VALUES: dict[JobSort, ColumnElement[Any]] = {
+    JobSort.NAME: _job.name,
+    JobSort.COMPLETED_AT: _job.completed_at,
+    JobSort.SIZE: _job.full_size_bytes,
+    JobSort.STATUS: case({status.value: rank_of(status) for status in ListedStatus}, value=_job.status),
+    JobSort.FAILED_AT: _job.failed_at,
+}
+_FIGURES = (
+    _job.job_id,
+    _job.name,
+    _job.status,
+    _job.checkpoint_id,
+    _job.completed_at,
+    _job.full_size_bytes,
+    _job.failed_at,
+    _job.failure,
+)
+
+
+def job_list(connection: Connection, page: JobsPage) -> JobList:
+    """Return a page of the list of jobs."""
+    rows = connection.execute(_page_query(page)).all()
+    shown = rows[: page.limit]
+    dags = _dags_of(connection, [row.job_id for row in shown])
+    following = page.following(shown[-1].sort_value, shown[-1].name) if len(rows) > page.limit else None
+    return JobList(
+        jobs=tuple(_overview(row, dags[row.job_id]) for row in shown),
+        counts={ListedStatus(status): count for status, count in connection.execute(_count_query(page))},
+        following=following,
+    )
+
+
+def _page_query(page: JobsPage) -> Select[Any]:
+    conditions = _conditions(page)
+    if page.status is not None:
+        conditions.append(_job.status == page.status.value)
+    value = _VALUES[page.sort]
+    order = (value.is_(None), value.desc() if page.descending else value, _job.name)
+    # One more row shows whether there is another page.
+    jobs = select(*_FIGURES, value.label("sort_value")).where(*conditions, *_after(page)).order_by(*order)
+    return _with_details(jobs.limit(page.limit + 1), page)
+
+
+def _with_details(jobs: Select[Any], page: JobsPage) -> Select[Any]:
+    job = jobs.subquery()
+    order = (job.c.sort_value.is_(None), job.c.sort_value.desc() if page.descending else job.c.sort_value, job.c.name)
+    count = select(func.count()).where(_operator.job_id == job.c.job_id, _has_attempts()).scalar_subquery()
+    return select(
+        *job.c,
+        count.label("operators"),
+        _is_of_unknown_dag(job.c).label("is_of_unknown_dag"),
+        _earlier_size(job.c).label("earlier_size_bytes"),
+    ).order_by(*order)
+
+
+def _earlier_size(job: Any) -> ColumnElement[Any]:
+    newest, earlier = _checkpoint.alias("newest"), _checkpoint.alias("earlier")
+    is_earlier = or_(
+        earlier.c.completed_at < newest.c.completed_at,
+        and_(earlier.c.completed_at == newest.c.completed_at, earlier.c.checkpoint_id < newest.c.checkpoint_id),
+    )
+    is_of_operator = and_(
+        earlier.c.job_id == newest.c.job_id,
+        earlier.c.operator_id == newest.c.operator_id,
+        earlier.c.generation == newest.c.generation,
+        # Implied by the next condition, but a range of the index.
+        earlier.c.completed_at <= newest.c.completed_at,
+    )
+    query = select(earlier.c.full_size_bytes).join_from(newest, earlier, and_(is_of_operator, is_earlier))
+    query = query.where(newest.c.job_id == job.job_id, newest.c.checkpoint_id == job.checkpoint_id, is_own(earlier.c))
+    order = (earlier.c.completed_at.desc(), earlier.c.checkpoint_id.desc())
+    return query.order_by(*order).limit(1).scalar_subquery()
+
+
+def _conditions(page: JobsPage) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [_job.status.is_not(None)]
+    if not page.with_test_jobs:
+        # LIKE ignores the case of letters on SQLite.
+        conditions.append(func.substr(_job.name, 1, len(TEST_NAMESPACE)) != TEST_NAMESPACE)
+    if page.name is not None:
+        conditions.append(func.lower(_job.name).contains(ascii_lower(page.name), autoescape=True))
+    if page.dag_id is not None:
+        conditions.append(exists().where(_dag.job_id == _job.job_id, _dag.dag_id == page.dag_id))
+    if page.readable_dag_ids is not None:
+        is_hidden = exists().where(_dag.job_id == _job.job_id, _dag.dag_id.not_in(page.readable_dag_ids))
+        conditions += (not_(is_hidden), not_(_is_of_unknown_dag(_job)))
+    return conditions
+
+
+def _is_of_unknown_dag(job: Any) -> ColumnElement[bool]:
+    """Return the condition of ``job_list.is_of_unknown_dag`` in SQL."""
+    other = table_of(JobDag).alias("of_operator").c
+    is_owned = exists().where(other.job_id == _operator.job_id, other.operator_id == _operator.operator_id)
+    has_unowned_operator = exists().where(_operator.job_id == job.job_id, _has_attempts(), not_(is_owned))
+    prefix = func.substr(job.name, 1, func.length(_dag.dag_id) + 1)
+    is_named_after_one = exists().where(_dag.job_id == job.job_id, prefix == _dag.dag_id + "/")
+    has_dag = exists().where(_dag.job_id == job.job_id)
+    return or_(not_(has_dag), and_(has_unowned_operator, not_(is_named_after_one)))
+
+
+def _has_attempts() -> ColumnElement[bool]:
+    # A removed job leaves the counters of its operators.
+    return exists().where(_attempt.job_id == _operator.job_id, _attempt.operator_id == _operator.operator_id)
+
+
+def _after(page: JobsPage) -> list[ColumnElement[bool]]:
+    if page.position is None:
+        return []
+    (last, name), value = page.position, _VALUES[page.sort]
+    if last is None:
+        return [value.is_(None), _job.name > name]
+    is_beyond = value < last if page.descending else value > last
+    return [or_(is_beyond, and_(value == last, _job.name > name), value.is_(None))]
+
+
+def _count_query(page: JobsPage) -> Select[Any]:
+    return select(_job.status, func.count()).where(*_conditions(page)).group_by(_job.status)
+
+
+def _dags_of(connection: Connection, job_ids: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for job_id, dag_id in connection.execute(
+        select(_dag.job_id, _dag.dag_id).where(_dag.job_id.in_(job_ids)).distinct()
+    ):
+        found[job_id].append(dag_id)
+    return found
+
+
+def _overview(row: Row[Any], dag_ids: list[str]) -> JobOverview:
+    values = {name: value for name, value in row._mapping.items() if name != "sort_value"}
+    return JobOverview(**values | {"status": ListedStatus(row.status), "dag_ids": tuple(sorted(dag_ids))})

@@ -1,0 +1,1 @@
+"""Queryable state: reads of single keys of a job's state by name, from completed checkpoints."""

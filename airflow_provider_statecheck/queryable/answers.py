@@ -1,0 +1,215 @@
+"""JSON form of a reply to a query, which restores equal Python values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnsupportedStateError
+from airflow_provider_statecheck.gateway.wire import (
+    MalformedMessageError,
+    decode,
+    object_parts,
+    reading_reply,
+    to_json,
+)
+from airflow_provider_statecheck.queryable.json_values import (
+    JsonForm,
+    decoded_at,
+    json_form_of,
+    list_form,
+    map_form,
+    optional_form,
+    scalar_form,
+)
+from airflow_provider_statecheck.queryable.queries import ABSENT, StateReply
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.keys.key_serializer import KeySerializer
+from airflow_provider_statecheck.state.reading.state_reader import restored_keys
+from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas, encode_schemas
+from airflow_provider_statecheck.state.serializers.resolve import restored_serializer, restored_user_keys
+from airflow_provider_statecheck.state.serializers.serializer import SerializerSnapshot
+
+_KEPT_FORMS = 256
+"""Number of states whose conversions are kept."""
+
+
+def reply_parts(reply: StateReply) -> Iterator[str]:
+    """
+    Yield the JSON of a reply in parts.
+
+    ``entries`` has an object for each key: with ``key`` and ``value``, or with ``key`` and ``absent`` for a key without
+    state. A key of several columns is a list. ``types`` has the types of keys and values, which a client needs to restore
+    them; :mod:`~airflow_provider_statecheck.queryable.json_values` describes the form of values.
+
+    :raises UnsupportedStateError: if this release does not support a type of the state.
+    """
+    head = _head(
+        _Types(reply.schema, reply.key),
+        job_id=reply.job_id,
+        name=reply.name,
+        uid=reply.uid,
+        checkpoint_id=reply.checkpoint_id,
+        pointer=reply.pointer,
+        completed_at=reply.completed_at,
+        is_entry=reply.is_entry,
+    )
+    return object_parts(head, {"entries": encode_entries(reply)})
+
+
+@lru_cache(maxsize=_KEPT_FORMS)
+def _head(types: _Types, **fields: Any) -> str:
+    # All replies from a checkpoint have this part in common, whose encoding takes longer than that of a value.
+    return to_json(fields | {"types": _form(types).types})
+
+
+def encode_entries(reply: StateReply) -> Iterator[dict[str, Any]]:
+    """
+    Yield the keys of a reply with their values as values for ``json.dumps``; see :func:`reply_parts`.
+
+    :raises UnsupportedStateError: if this release does not support a type of the state.
+    """
+    form = _form(_Types(reply.schema, reply.key))
+    value = form.value_of(reply.is_entry)
+    for key, found in zip(reply.keys, reply.values, strict=True):
+        yield {"key": form.key.encode(key)} | ({"absent": True} if found is ABSENT else {"value": value.encode(found)})
+
+
+def decode_reply(data: Any) -> StateReply:
+    """
+    Return the reply of its JSON form, the inverse of :func:`reply_parts`. Unknown fields are ignored.
+
+    :raises CoordinatorError: if the data do not match; the error names the field.
+    :raises IncompatibleCheckpointError: if a newer version wrote the types.
+    :raises UnsupportedStateError: if this release does not support a type of the state.
+    """
+    with reading_reply():
+        message = decode(_Message, data)
+        schema, key, form = _decoded_types(json.dumps(message.types))
+        entries = _entries(form, message)
+    return StateReply(
+        job_id=JobId(message.job_id),
+        name=message.name,
+        uid=message.uid,
+        checkpoint_id=message.checkpoint_id,
+        pointer=message.pointer,
+        completed_at=message.completed_at,
+        schema=schema,
+        key=key,
+        is_entry=message.is_entry,
+        keys=tuple(found for found, _ in entries),
+        values=tuple(value for _, value in entries),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Message:
+    """Fields of the JSON form; the types direct the decoding of the entries."""
+
+    job_id: str
+    name: str
+    uid: str
+    checkpoint_id: int
+    pointer: str
+    completed_at: datetime | None = None
+    is_entry: bool = False
+    entries: Any
+    types: dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """Conversions between the keys and values of one state and JSON."""
+
+    types: dict[str, Any]
+    key: JsonForm
+    value: JsonForm
+    entry: JsonForm
+    """Form of one value of a map; that of all values for other states."""
+
+    def value_of(self, is_entry: bool) -> JsonForm:
+        return self.entry if is_entry else self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Types:
+    """Types of a state, compared by identity: a server has one object for all replies from a checkpoint."""
+
+    schema: StateSchema
+    key: SerializerSnapshot
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Types) and self.schema is other.schema and self.key is other.key
+
+    def __hash__(self) -> int:
+        return hash((id(self.schema), id(self.key)))
+
+
+@lru_cache(maxsize=_KEPT_FORMS)
+def _form(types: _Types) -> _Form:
+    schema, key = types.schema, types.key
+    value = json_form_of(restored_serializer(schema.value))
+    whole = entry = value
+    if schema.kind is StateKind.LIST:
+        whole = list_form(value)
+    if schema.key is not None:
+        entry = optional_form(value)
+        whole = map_form(restored_user_keys(schema.key), entry)
+    encoded = encode_schemas(OperatorSchemas(key=key, keyed=(schema,)))
+    return _Form(encoded, _key_form(restored_keys(key)), whole, entry)
+
+
+@lru_cache(maxsize=_KEPT_FORMS)
+def _decoded_types(types: str) -> tuple[StateSchema, SerializerSnapshot, _Form]:
+    try:
+        schemas = decode_schemas(json.loads(types))
+        (schema,) = schemas.keyed
+        if schemas.key is None:
+            raise MalformedMessageError("the types of a key", ("types", "key"))
+        return schema, schemas.key, _form(_Types(schema, schemas.key))
+    except (CorruptStateError, ValueError) as error:
+        raise MalformedMessageError("the types of one keyed state", ("types",)) from error
+
+
+def _key_form(keys: KeySerializer) -> JsonForm:
+    columns = [scalar_form(each) for each in keys.arrow_types]
+    if len(columns) == 1:
+        return JsonForm(columns[0].encode, lambda data: _normalized(keys, columns[0].decode(data)))
+
+    def decode_key(data: Any) -> Any:
+        if not isinstance(data, list) or len(data) != len(columns):
+            raise MalformedMessageError(f"a list of {len(columns)}")
+        return _normalized(keys, tuple(form.decode(part) for form, part in zip(columns, data, strict=True)))
+
+    return JsonForm(
+        lambda key: [form.encode(part) for form, part in zip(columns, key, strict=True)],
+        decode_key,
+    )
+
+
+def _normalized(keys: KeySerializer, key: Any) -> Any:
+    try:
+        return keys.normalized(key)
+    except UnsupportedStateError as error:
+        raise MalformedMessageError("a key in the types of its columns") from error
+
+
+def _entries(form: _Form, message: _Message) -> list[tuple[Any, Any]]:
+    key, value = form.key.decode, form.value_of(message.is_entry).decode
+
+    def entry(data: Any) -> tuple[Any, Any]:
+        if (
+            not isinstance(data, Mapping)
+            or "key" not in data
+            or ("value" not in data and data.get("absent") is not True)
+        ):
+            raise MalformedMessageError("an object with a key, and a value or absent")
+        found = decoded_at("value", value, data["value"]) if "value" in data else ABSENT
+        return decoded_at("key", key, data["key"]), found
+
+    found: list[tuple[Any, Any]] = decoded_at("entries", list_form(JsonForm(list, entry)).decode, message.entries)
+    return found

@@ -1,0 +1,144 @@
+"""Scopes of steps, and progress of loops: finished items of ``each`` and iterations of ``iterate``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Scope = tuple[tuple[str, str], ...]
+"""Enclosing loops of a step and their items, outermost first."""
+StepKey = tuple[Scope, str]
+"""Scope and name of a step or of a loop."""
+
+
+def describe(step: StepKey) -> str:
+    """Return a step's name with its items, such as ``days[2026-01-01]/sessions``."""
+    scope, name = step
+    return "/".join(filter(None, (describe_scope(scope), name)))
+
+
+def describe_scope(scope: Scope) -> str:
+    """Return the items of a scope, such as ``days[2026-01-01]/hours[7]``; empty outside of loops."""
+    return "/".join(f"{loop}[{item}]" for loop, item in scope)
+
+
+class LoopProgress:
+    """
+    Finished items of all loops of a stage.
+
+    :param encoded: Return value of :meth:`encode`.
+    """
+
+    def __init__(self, encoded: Any = ()) -> None:
+        self._finished: dict[StepKey, set[str]] = {}
+        for scope, name, keys in encoded:
+            self._finished[(tuple((loop, item) for loop, item in scope), name)] = set(keys)
+        self._totals: dict[StepKey, int] = {}
+
+    def encode(self) -> list[Any]:
+        """Return the progress as JSON."""
+        return [[[list(pair) for pair in scope], name, list(items)] for (scope, name), items in self.loops.items()]
+
+    @property
+    def finished_items(self) -> int:
+        """Return the number of finished items of all loops."""
+        return sum(len(keys) for keys in self._finished.values())
+
+    @property
+    def loops(self) -> Mapping[StepKey, tuple[str, ...]]:
+        """Return the finished items of each loop, both in order."""
+        return {loop: tuple(sorted(self._finished[loop])) for loop in sorted(self._finished)}
+
+    @property
+    def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
+        """Return the number of finished items of each loop, and of all its items if this try has reached it."""
+        loops = sorted(self._finished.keys() | self._totals.keys())
+        return {loop: (len(self._finished.get(loop, ())), self._totals.get(loop)) for loop in loops}
+
+    def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
+        """Record the items of a loop in this try; finished items that are no longer among them count too."""
+        self._totals[loop] = len(self._finished.get(loop, set()).union(item_keys))
+
+    def is_finished(self, loop: StepKey, item_key: str) -> bool:
+        """Return whether an item is finished, in this try or an earlier one."""
+        return item_key in self._finished.get(loop, ())
+
+    def finish(self, loop: StepKey, item_key: str) -> None:
+        """Record an item as finished, and drop the loops inside it."""
+        self._finished.setdefault(loop, set()).add(item_key)
+        self.drop_scope((*loop[0], (loop[1], item_key)))
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Drop the loops inside an item."""
+        self._finished = {loop: keys for loop, keys in self._finished.items() if loop[0][: len(scope)] != scope}
+        self._totals = {loop: total for loop, total in self._totals.items() if loop[0][: len(scope)] != scope}
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Iteration of a loop that its snapshot contains."""
+
+    number: int
+    """Number of the step, counted from 1."""
+    is_converged: bool
+    """Whether the loop ended with this step."""
+
+
+class Iterations:
+    """
+    Newest snapshotted iteration of each loop of a stage.
+
+    :param encoded: Return value of :meth:`encode`.
+    """
+
+    def __init__(self, encoded: Any = ()) -> None:
+        self._reached: dict[StepKey, Iteration] = {
+            (tuple((loop, item) for loop, item in scope), name): Iteration(number, is_converged)
+            for scope, name, number, is_converged in encoded
+        }
+        self._totals: dict[StepKey, int] = {}
+
+    def encode(self) -> list[Any]:
+        """Return the loops as JSON."""
+        return [
+            [[list(pair) for pair in scope], name, reached.number, reached.is_converged]
+            for (scope, name), reached in self.loops.items()
+        ]
+
+    @property
+    def loops(self) -> Mapping[StepKey, Iteration]:
+        """Return the newest snapshotted iteration of each loop, in the order of the loops."""
+        return {loop: self._reached[loop] for loop in sorted(self._reached)}
+
+    @property
+    def counts(self) -> Mapping[StepKey, tuple[int, int | None]]:
+        """Return the newest snapshotted iteration of each loop, and its last one if this try has reached the loop."""
+        loops = sorted(self._reached.keys() | self._totals.keys())
+        return {loop: (self._number(loop), self._totals.get(loop)) for loop in loops}
+
+    def expect(self, loop: StepKey, total: int) -> None:
+        """Record the largest number of iterations of a loop in this try."""
+        self._totals[loop] = total
+
+    def find(self, loop: StepKey) -> Iteration | None:
+        """Return the newest snapshotted iteration of a loop."""
+        return self._reached.get(loop)
+
+    def reach(self, loop: StepKey, iteration: Iteration) -> None:
+        """Record the iteration of the loop's live snapshot."""
+        self._reached[loop] = iteration
+
+    def forget(self, loop: StepKey) -> None:
+        """Drop a loop whose name is now that of a step."""
+        self._reached.pop(loop, None)
+        self._totals.pop(loop, None)
+
+    def drop_scope(self, scope: Scope) -> None:
+        """Drop the loops inside a finished item."""
+        self._reached = {loop: it for loop, it in self._reached.items() if loop[0][: len(scope)] != scope}
+        self._totals = {loop: total for loop, total in self._totals.items() if loop[0][: len(scope)] != scope}
+
+    def _number(self, loop: StepKey) -> int:
+        reached = self._reached.get(loop)
+        return 0 if reached is None else reached.number

@@ -1,0 +1,323 @@
+"""Contents of a checkpoint: snapshots, progress of loops, named values and states."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from airflow_provider_statecheck.exceptions import CorruptStateError, UnknownStateError
+from airflow_provider_statecheck.state.descriptors import StateKind
+from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, describe, describe_scope
+from airflow_provider_statecheck.state.reading.checkpoint_states import CheckpointStates, FunctionState
+from airflow_provider_statecheck.state.reading.dataframe_columns import dataframe_columns
+from airflow_provider_statecheck.state.reading.summaries import type_text
+from airflow_provider_statecheck.state.schemas import StateSchema
+from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
+from airflow_provider_statecheck.state.source_items import SOURCE, decode_ledger, unpack_items
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
+from airflow_provider_statecheck.storage.state_codec import decode_state
+from airflow_provider_statecheck.storage.views.state_files import read_state
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotContent:
+    """A named DataFrame snapshot."""
+
+    name: str
+    scope: str
+    """Items of the loops around the snapshot, such as ``days[2026-01-01]``; empty outside of loops."""
+    rows: int
+    size_bytes: int
+    files: int
+    columns: tuple[tuple[str, str], ...]
+    """Name and Arrow type of each column."""
+    written_by: str
+    """``spark`` for Spark's own writer, ``executors`` for Python on the executors."""
+    written_at: datetime
+    attempt: int
+    """Epoch of the attempt that wrote the snapshot."""
+    seconds: float
+    """Time to compute and write the snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedItems:
+    """Number of finished items of a loop."""
+
+    loop: str
+    """Name of the loop, after the items of the loops around it; ``source`` for the source of a stage."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachedIteration:
+    """Newest iteration of a loop that its snapshot contains."""
+
+    loop: str
+    iteration: int
+    is_converged: bool
+    """Whether the loop ended with this iteration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """A state of a function of a stage."""
+
+    uid: str
+    """Uid of the function within its stage."""
+    name: str
+    kind: StateKind
+    key: str | None
+    """Type of the key; ``None`` for operator state."""
+    type: str
+    expires: bool
+    queryable_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """Page of the finished items of a loop, in their order as text."""
+
+    loop: str
+    items: tuple[str, ...]
+    following: int
+    """Number of items after this page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableContent:
+    """Content of a checkpoint whose files are damaged or missing."""
+
+    kind: str
+    """``snapshot``, ``items``, ``iterations``, ``values`` or ``states``; ``checkpoint`` for all of them."""
+    name: str
+    """Name of the snapshot after the items of the loops around it; empty for another kind."""
+    code: str
+    """Code of the error."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentsListing:
+    """All contents of a checkpoint that can be read, and what cannot be read."""
+
+    snapshots: tuple[SnapshotContent, ...] = ()
+    finished_items: tuple[FinishedItems, ...] = ()
+    iterations: tuple[ReachedIteration, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    states: tuple[HeldState, ...] = ()
+    unreadable: tuple[UnreadableContent, ...] = ()
+
+
+class CheckpointContents:
+    """
+    Contents of one checkpoint or savepoint.
+
+    :param states: The checkpoint.
+    """
+
+    def __init__(self, states: CheckpointStates) -> None:
+        self.checkpoint = states
+
+    @property
+    def snapshot_names(self) -> tuple[str, ...]:
+        """Return the names of the snapshots, each once."""
+        return tuple(dict.fromkeys(each.name for each in self.checkpoint.document.snapshots))
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """Return the names of the loops with finished items; raises as :meth:`finished_items`."""
+        return tuple(self._items)
+
+    def snapshots(self) -> tuple[SnapshotContent, ...]:
+        """
+        Return the named DataFrame snapshots; reads the manifest of each.
+
+        :raises CorruptStateError: if a manifest was changed.
+        :raises CheckpointNotFoundError: if a manifest is missing.
+        :raises StorageError: if the storage fails.
+        """
+        return tuple(map(self._snapshot, self.checkpoint.document.snapshots))
+
+    def finished_items(self) -> tuple[FinishedItems, ...]:
+        """
+        Return the number of finished items of each loop that is not inside a finished item, and of the source of a stage.
+
+        :raises CorruptStateError: if the values of the checkpoint were changed.
+        :raises StorageError: if the storage fails.
+        """
+        return tuple(FinishedItems(loop=loop, count=len(items)) for loop, items in self._items.items())
+
+    def items(self, loop: str, *, after: str | None = None, limit: int) -> Items:
+        """
+        Return finished items of a loop.
+
+        :param loop: Name of the loop, as :meth:`finished_items` returns it.
+        :param after: The last item of the previous page; ``None`` for the first page.
+        :param limit: Largest number of items.
+        :raises UnknownStateError: if the loop has no finished items; the message lists the loops that have.
+        :raises CorruptStateError: if the values of the checkpoint were changed.
+        :raises StorageError: if the storage fails.
+        """
+        if loop not in self._items:
+            known = ", ".join(map(repr, self._items)) or "no such loop"
+            raise UnknownStateError(
+                f"Expected a loop with finished items in checkpoint {self.checkpoint.document.checkpoint_id} of job "
+                f"{self.checkpoint.document.job_name!r}, found {loop!r}; those with finished items: {known}."
+            )
+        found = [each for each in self._items[loop] if after is None or each > after]
+        return Items(loop=loop, items=tuple(found[:limit]), following=max(0, len(found) - limit))
+
+    def iterations(self) -> tuple[ReachedIteration, ...]:
+        """
+        Return the newest iteration of each loop of ``iterate`` that has a snapshot.
+
+        :raises CorruptStateError: if the values of the checkpoint were changed.
+        :raises StorageError: if the storage fails.
+        """
+        with _readable_values():
+            reached = Iterations(self._values.get("iterations", ())).loops
+        return tuple(
+            ReachedIteration(loop=describe(loop), iteration=each.number, is_converged=each.is_converged)
+            for loop, each in reached.items()
+        )
+
+    def values(self) -> dict[str, Any]:
+        """
+        Return the named values that the user's function has set.
+
+        :raises CorruptStateError: if the values of the checkpoint were changed.
+        :raises StorageError: if the storage fails.
+        """
+        encoded = self._values.get("values")
+        return {} if encoded is None else dict(decode_state(encoded))
+
+    def states(self) -> tuple[HeldState, ...]:
+        """
+        Return the states of the functions; reads the header of each state file.
+
+        :raises CorruptStateError: if a state file was changed.
+        :raises IncompatibleCheckpointError: if a newer version wrote a state file.
+        :raises StorageError: if the storage fails.
+        """
+        functions = map(self.checkpoint.complete, self.checkpoint.functions())
+        return tuple(state for each in functions for state in _states_of(each))
+
+    def listing(self) -> ContentsListing:
+        """
+        Return all contents. What is damaged or missing is listed as unreadable.
+
+        :raises StorageError: if the storage fails.
+        """
+        reads = _LenientReads()
+        snapshots = [
+            reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each))
+            for each in self.checkpoint.document.snapshots
+        ]
+        return ContentsListing(
+            snapshots=tuple(each for each in snapshots if each is not None),
+            finished_items=reads.read("items", self.finished_items, ()),
+            iterations=reads.read("iterations", self.iterations, ()),
+            values=reads.read("values", self.values, {}),
+            states=reads.read("states", self.states, ()),
+            unreadable=tuple(reads.unreadable),
+        )
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        return self.checkpoint.values()
+
+    @cached_property
+    def _items(self) -> dict[str, tuple[str, ...]]:
+        with _readable_values():
+            loops = LoopProgress(self._values.get("loops", ())).loops
+        return {describe(loop): items for loop, items in loops.items()} | self._items_of_source()
+
+    def _items_of_source(self) -> dict[str, tuple[str, ...]]:
+        document = self.checkpoint.document
+        states = {each.uid: each.coordinator_state for each in document.operator_states}
+        stream = states.get(f"{document.uid}/{SOURCE}")
+        if stream is None:
+            return {}
+        with _readable_values():
+            value = decode_state(json.loads(read_state(self.checkpoint.storage, stream)))
+            # A source of the user keeps its progress in a form of its own.
+            has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
+            return {SOURCE: _finished_names(value)} if has_items else {}
+
+    def _snapshot(self, handle: SnapshotHandle) -> SnapshotContent:
+        manifest = read_manifest(self.checkpoint.storage, handle)
+        return SnapshotContent(
+            name=handle.name,
+            scope=describe_scope(handle.scope),
+            rows=manifest.rows,
+            size_bytes=handle.size_bytes,
+            files=handle.files,
+            columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifest.schema_json)),
+            written_by=manifest.writer.value,
+            written_at=datetime.fromisoformat(handle.created_at),
+            attempt=handle.epoch,
+            seconds=handle.seconds,
+        )
+
+
+class _LenientReads:
+    """Reads that go on after a file that is damaged or missing."""
+
+    def __init__(self) -> None:
+        self.unreadable: list[UnreadableContent] = []
+
+    def read(self, kind: str, call: Callable[[], Content], default: Content, name: str = "") -> Content:
+        """Return what a function reads; note its error and return the default if it cannot."""
+        try:
+            return call()
+        except UNREADABLE as error:
+            self.unreadable.append(UnreadableContent(kind=kind, name=name, code=error.code, message=str(error)))
+            return default
+
+
+def _full_name(snapshot: SnapshotHandle) -> str:
+    return "/".join(filter(None, (describe_scope(snapshot.scope), snapshot.name)))
+
+
+def _finished_names(source: Mapping[str, Any]) -> tuple[str, ...]:
+    ledger = decode_ledger(unpack_items(source["listing"]), source["progress"])
+    return tuple(sorted(ledger.items[position].name for position in ledger.finished))
+
+
+@contextmanager
+def _readable_values() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise CorruptStateError(
+            f"Expected the progress of loops or of a source in the values of the checkpoint, found invalid data: {error!r}."
+        ) from error
+
+
+def _states_of(function: FunctionState) -> Iterator[HeldState]:
+    key = None if function.schemas.key is None else describe_type(function.schemas.key)
+    for schema in function.schemas.keyed:
+        yield _held(function.uid, key, schema)
+    for schema in function.schemas.operator:
+        yield _held(function.uid, None, schema)
+
+
+def _held(uid: str, key: str | None, schema: StateSchema) -> HeldState:
+    return HeldState(
+        uid=uid,
+        name=schema.name,
+        kind=schema.kind,
+        key=key,
+        type=type_text(schema),
+        expires=schema.ttl,
+        queryable_name=schema.queryable_name,
+    )

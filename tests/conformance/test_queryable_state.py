@@ -1,0 +1,80 @@
+"""The contract of queryable state in process, over HTTP, and through stand-alone servers in front of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import JobId
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.gateway.http_client import HttpClient
+from airflow_provider_statecheck.queryable.client import QueryableStateClient
+from airflow_provider_statecheck.queryable.oracle import CheckpointLocationOracle
+from airflow_provider_statecheck.queryable.proxy import StateProxy
+from airflow_provider_statecheck.queryable.queries import LATEST, AsOf, QueryableName, StateQuery, StateReply
+from airflow_provider_statecheck.queryable.server import KvStateServer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.testing.clock import ManualClock
+from tests.conformance.databases import OnSqlite
+from tests.conformance.served import ApiProcess, ClaimedTask, FolderClock
+from tests.contracts.queryable_state_contract import QueryableStateContract
+from tests.written_state import BACKENDS
+
+
+class TestInProcess(OnSqlite, QueryableStateContract):
+    @pytest.fixture(params=sorted(BACKENDS))
+    def backend(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def reader(self, store: JobStore, storage: CheckpointStorage) -> StateProxy:
+        rows = AttemptCoordinator(store)
+        server = KvStateServer(lambda _: storage)
+        return StateProxy(server, lambda job_id: CheckpointLocationOracle(job_id, rows, lambda _: storage))
+
+
+class Client:
+    """A client as a reader of the contract, which names jobs by their ids."""
+
+    def __init__(self, client: QueryableStateClient) -> None:
+        self._client = client
+
+    def get(self, query: StateQuery) -> StateReply:
+        return self._client.ask(query)
+
+    def names(self, job_id: JobId, as_of: AsOf = LATEST) -> tuple[QueryableName, ...]:
+        return self._client.names(job_id, checkpoint_id=as_of.checkpoint_id, pointer=as_of.pointer, at=as_of.at)
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[ApiProcess]:
+    process = ApiProcess()
+    yield process
+    process.close()
+
+
+class OverHttp(OnSqlite, QueryableStateContract):
+    """The API in a process of its own, on the rows and the files that the stages write in this one."""
+
+    @pytest.fixture
+    def clock(self, tmp_path: Path) -> ManualClock:
+        return FolderClock(tmp_path)
+
+    @pytest.fixture
+    def api_url(self, api: ApiProcess, store: JobStore, clock: ManualClock, tmp_path: Path) -> str:
+        api.serve(tmp_path)
+        return api.url
+
+    @pytest.fixture
+    def token(self, api_url: str) -> str:
+        return ClaimedTask(HttpClient(api_url)).obtain()
+
+
+class TestOverHttp(OverHttp):
+    @pytest.fixture
+    def reader(self, api_url: str, token: str) -> Iterator[Client]:
+        with QueryableStateClient(api_url, token) as client:
+            yield Client(client)

@@ -1,0 +1,489 @@
+"""
+What holds for actions that users request, as a suite that passes over every store.
+
+Subclass :class:`ActionsContract` and give the fixture ``store``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.ids import new_key
+from airflow_provider_statecheck.checkpoint.messages import (
+    BeginSavepoint,
+    ConfirmDiscards,
+    ConfirmRestore,
+    EndSavepoint,
+    FinishAttempt,
+    SkippedCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptOwner,
+    AttemptStatus,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobAction,
+    OnClear,
+    RequestStatus,
+)
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.exceptions import (
+    CheckpointNotFoundError,
+    ConcurrentAttemptError,
+    InvalidConfigurationError,
+    NoRestorableCheckpointError,
+)
+from airflow_provider_statecheck.maintenance.actions import (
+    AffectedCheckpoint,
+    JobActions,
+    RequestedAction,
+    UserAction,
+    requested_actions,
+)
+from airflow_provider_statecheck.maintenance.job_maintenance import (
+    ForgetRows,
+    JobMaintenance,
+    RetireJob,
+    UnknownRuns,
+    discard_ended,
+)
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.messages import complete_checkpoint
+from tests.contracts.maintenance_contract import NoTokens
+from tests.contracts.running_tasks import RunningTasks
+from tests.contracts.runs_of_a_job import AGAIN, JOB, OPERATOR, RunsOfAJob, day, rows_of
+
+FAILED = AttemptStatus.FAILED
+_KEYS = count()
+"""Requests of the same time are listed in the order of their keys."""
+
+
+class ActionsContract(RunsOfAJob):
+    """What a user confirms happens once, to what the preview showed, and the rows tell how far it is."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that the store uses."""
+        return ManualClock()
+
+    @pytest.fixture
+    def liveness(self) -> RunningTasks:
+        """Return which tasks run."""
+        return RunningTasks()
+
+    @pytest.fixture
+    def gateway(self, store: JobStore, liveness: RunningTasks) -> AttemptCoordinator:
+        """Return the coordinator on the same rows."""
+        return AttemptCoordinator(store, liveness)
+
+    @pytest.fixture
+    def maintenance(self, store: JobStore, clock: ManualClock) -> JobMaintenance:
+        """Return the maintenance of the same rows."""
+        return JobMaintenance(store, UnknownRuns(), NoTokens(), clock, pause=lambda _: None)
+
+    @pytest.fixture
+    def actions(self, store: JobStore, liveness: RunningTasks) -> JobActions:
+        """Return what is tested."""
+        return JobActions(store, JobSavepoints(store), JobRewinding(store, liveness))
+
+    @staticmethod
+    def wanted(action: JobAction, **changes: Any) -> UserAction:
+        """Return an action of the user anna with a new key."""
+        return UserAction(
+            **{"job_id": JOB, "action": action, "request_key": f"{next(_KEYS):032x}", "requested_by": "anna"} | changes
+        )
+
+    def choose(self, actions: JobActions, checkpoint_id: int, **changes: Any) -> RequestedAction:
+        """Choose the checkpoint that the next attempt restores."""
+        return actions.request(self.wanted(JobAction.RESTORE, checkpoint_id=checkpoint_id, **changes))
+
+    @staticmethod
+    def listed(gateway: AttemptCoordinator) -> list[RequestedAction]:
+        """Return the requested actions, the oldest first."""
+        return list(reversed(requested_actions(gateway.describe(JOB))))
+
+    def statuses(self, gateway: AttemptCoordinator) -> list[RequestStatus]:
+        """Return how far the actions are, the oldest first."""
+        return [each.status for each in self.listed(gateway)]
+
+    def savepoint(self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore) -> CheckpointRecord:
+        """Let a user request a savepoint, and a command take it."""
+        key = actions.request(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).request_key
+        savepoints = JobSavepoints(store)
+        begun = savepoints.begin(
+            BeginSavepoint(job_id=JOB, request_key=key, savepoint_dir="memory://mine", trigger_key=new_key())
+        )
+        return savepoints.end(
+            EndSavepoint(job_id=JOB, checkpoint_id=begun.checkpoint_id, metadata_uri=f"{begun.location}/_metadata")
+        )
+
+    # Restores
+
+    def test_the_next_attempt_restores_the_chosen_checkpoint(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 2)
+        grant = self.begin(gateway, day(1), num_retained=3)
+        assert self.candidates(grant) == [2]
+        assert grant.start_reason == (
+            "retry after an attempt that failed, restored from checkpoint 2, which anna chose"
+        )
+        assert self.ids(gateway) == [1, 2]
+        (done,) = self.listed(gateway)
+        assert (done.status, done.message) == (RequestStatus.COMPLETED, "attempt 2 restores checkpoint 2")
+
+    def test_it_is_restored_once(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 1)
+        self.work(gateway, day(1), 2, FAILED, num_retained=3)
+        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [5, 4, 1]
+
+    def test_a_retry_without_a_checkpoint_of_its_own_does_not_return_to_the_newer_ones(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 2)
+        self.work(gateway, day(1), 0, FAILED, num_retained=3)
+        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2]
+
+    @pytest.mark.parametrize("tries", [1, 2])
+    def test_a_retry_does_not_fall_back_from_a_choice_that_was_not_restored(
+        self, gateway: AttemptCoordinator, actions: JobActions, tries: int
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 2)
+        for _ in range(tries):
+            self.begin(gateway, day(1), num_retained=3)
+        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2], "its driver was killed"
+
+    def test_another_choice_ends_the_retries_of_one_that_cannot_be_read(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 2)
+        self.work(gateway, day(1), 0, FAILED, num_retained=3)
+        self.choose(actions, 1)
+        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [1]
+
+    def test_a_repeated_registration_gets_the_same_grant(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 2)
+        key = new_key()
+        first = self.begin(gateway, day(1), attempt_key=key, num_retained=3)
+        assert self.begin(gateway, day(1), attempt_key=key, num_retained=3) == first
+
+    def test_a_refused_registration_leaves_the_choice_to_the_next_one(
+        self, gateway: AttemptCoordinator, actions: JobActions, liveness: RunningTasks
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        self.begin(gateway, day(1))
+        liveness.let_run(day(1).run_id)
+        self.choose(actions, 1)
+        before = rows_of(gateway.describe(JOB))
+        with pytest.raises(ConcurrentAttemptError):
+            self.begin(gateway, day(2))
+        assert rows_of(gateway.describe(JOB)) == before
+        liveness.let_run()
+        assert self.candidates(self.begin(gateway, day(2))) == [1]
+
+    @pytest.mark.parametrize(
+        ("owner", "settings"),
+        [
+            (day(1, clear_marker=AGAIN), {}),
+            (day(1, clear_marker=AGAIN), {"on_clear": OnClear.RESTART}),
+            (day(2), {}),
+            (day(1, run_id="manual__again"), {}),
+        ],
+        ids=["cleared after success", "cleared to restart", "next run", "another run of the date"],
+    )
+    def test_it_replaces_what_the_coordinator_would_have_chosen(
+        self, gateway: AttemptCoordinator, actions: JobActions, owner: AttemptOwner, settings: dict[str, Any]
+    ) -> None:
+        self.work(gateway, day(1), 2)
+        self.choose(actions, 1)
+        assert self.candidates(self.begin(gateway, owner, **settings)) == [1]
+
+    def test_an_older_checkpoint_does_not_take_its_place(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 3)
+        grant = self.begin(gateway, day(1), num_retained=3)
+        assert self.candidates(grant) == [3], "the driver cannot fall back"
+
+    def test_retention_keeps_it_while_an_attempt_goes_on(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        grant = self.begin(gateway, day(1), num_retained=1)
+        complete_checkpoint(gateway, grant.attempt)
+        self.choose(actions, 1)
+        for _ in range(3):
+            complete_checkpoint(gateway, grant.attempt)
+        assert self.ids(gateway) == [1, 4]
+        assert self.candidates(self.begin(gateway, day(1), num_retained=1)) == [1]
+
+    def test_what_is_rolled_back_stays_on_storage_until_the_work_is_done_again(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        self.choose(actions, 1)
+        grant = self.begin(gateway, day(1))
+        assert grant.effects.discards == ()
+        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1))
+        complete_checkpoint(gateway, grant.attempt)
+        effects = gateway.finish(FinishAttempt(attempt=grant.attempt, status=AttemptStatus.FINISHED))
+        assert [c.checkpoint_id for c in effects.discards] == [2]
+
+    def test_its_open_commit_is_made_and_those_of_newer_ones_are_dropped(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        grant = self.begin(gateway, day(1), num_retained=3)
+        for _ in range(3):
+            complete_checkpoint(gateway, grant.attempt, has_commit=True)
+        self.choose(actions, 2)
+        assert self.begin(gateway, day(1), num_retained=3).effects.commits == (1, 2)
+
+    def test_a_checkpoint_that_is_gone_fails_the_attempt_and_stays_chosen(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        self.choose(actions, 1)
+        with store.transaction(JOB) as tx:
+            row = tx.checkpoint(1)
+            assert row is not None
+            tx.update_checkpoint(replace(row, status=CheckpointStatus.SUBSUMED), expected=CheckpointStatus.COMPLETED)
+        before = rows_of(gateway.describe(JOB))
+        for _ in range(2):
+            with pytest.raises(NoRestorableCheckpointError, match=r"chosen .* subsumed; withdraw the choice"):
+                self.begin(gateway, day(1))
+        assert rows_of(gateway.describe(JOB)) == before, "a repeated message must not restore another one"
+        actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+        assert self.candidates(self.begin(gateway, day(1))) == [2]
+
+    @pytest.mark.parametrize("checkpoint_id", [1, 9])
+    def test_only_a_retained_checkpoint_is_chosen(
+        self, gateway: AttemptCoordinator, actions: JobActions, checkpoint_id: int
+    ) -> None:
+        self.work(gateway, day(1), 3, FAILED)
+        for ask in (actions.preview, actions.request):
+            with pytest.raises((CheckpointNotFoundError, NoRestorableCheckpointError)):
+                ask(self.wanted(JobAction.RESTORE, checkpoint_id=checkpoint_id))
+        assert self.listed(gateway) == []
+
+    def test_a_damaged_checkpoint_is_not_chosen(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        grant = self.begin(gateway, day(1))
+        skipped = (SkippedCheckpoint(checkpoint_id=2, reason="a file is missing"),)
+        gateway.confirm_restore(ConfirmRestore(attempt=grant.attempt, checkpoint_id=1, skipped=skipped))
+        with pytest.raises(NoRestorableCheckpointError, match="a file is missing"):
+            self.choose(actions, 2)
+
+    def test_a_later_choice_replaces_an_earlier_one(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 3, FAILED, num_retained=3)
+        self.choose(actions, 1)
+        self.choose(actions, 2)
+        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.QUEUED]
+        assert self.listed(gateway)[0].message == "replaced by the choice of checkpoint 2"
+        assert self.candidates(self.begin(gateway, day(1), num_retained=3)) == [2]
+
+    def test_a_withdrawn_choice_has_no_effect(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        self.choose(actions, 1)
+        actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR, requested_by="bert"))
+        assert self.listed(gateway)[0].message == "withdrawn by bert"
+        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.COMPLETED]
+        assert self.candidates(self.begin(gateway, day(1))) == [2, 1]
+        with pytest.raises(CheckpointNotFoundError, match="found none"):
+            actions.request(self.wanted(JobAction.WITHDRAW, operator_id=OPERATOR))
+
+    def test_a_repeated_request_returns_the_first_one_even_after_it_was_carried_out(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        wanted = self.wanted(JobAction.RESTORE, checkpoint_id=1)
+        actions.request(wanted)
+        grant = self.begin(gateway, day(1))
+        assert actions.request(wanted).status is RequestStatus.COMPLETED
+        gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
+        assert self.candidates(self.begin(gateway, day(1))) == [1], "it is not chosen again"
+
+    def test_a_rewind_past_it_ends_the_choice(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, liveness: RunningTasks
+    ) -> None:
+        self.week(gateway, 1, 2)
+        self.choose(actions, 4)
+        JobRewinding(store, liveness).rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
+        assert self.statuses(gateway) == [RequestStatus.FAILED]
+        assert self.candidates(self.begin(gateway, day(2))) == [2]
+
+    def test_a_rewind_that_keeps_the_chosen_checkpoint_replaces_the_choice(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.week(gateway, 1, 2, 3, retained_runs=3)
+        self.choose(actions, 2)
+        wanted = self.wanted(JobAction.REWIND, run_key=day(3).run_key)
+        preview = actions.preview(wanted)
+        assert _ids(preview.kept) == [4]
+        assert "The choice of checkpoint 2 for operator 'aggregate' is withdrawn." in preview.notes
+        actions.request(wanted)
+        (choice, _) = self.listed(gateway)
+        assert (choice.status, choice.message) == (RequestStatus.FAILED, "replaced by a rewind")
+        assert self.candidates(self.begin(gateway, day(3), retained_runs=3)) == [4, 2]
+
+    def test_a_removed_job_leaves_no_choice_to_its_successor(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        self.choose(actions, 1)
+        maintenance.retire(RetireJob(job_id=JOB, is_named=True))
+        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        assert maintenance.remove(RetireJob(job_id=JOB, is_named=True)).kept_because == ()
+        assert self.candidates(self.begin(gateway, day(1))) == []
+        assert self.listed(gateway) == []
+
+    def test_the_preview_of_a_restore_names_what_is_kept_and_what_is_done_again(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 1, num_retained=4)
+        self.work(gateway, day(2), 3, FAILED, num_retained=4)
+        before = rows_of(gateway.describe(JOB))
+        preview = actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=2))
+        assert (
+            "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes." in preview.notes
+        )
+        assert (_ids(preview.kept), _ids(preview.recomputed), _ids(preview.deleted)) == ([2, 1], [4, 3], [4, 3])
+        assert rows_of(gateway.describe(JOB)) == before
+        of_earlier_run = actions.preview(self.wanted(JobAction.RESTORE, checkpoint_id=1))
+        assert any(day(2).run_key in note for note in of_earlier_run.notes)
+
+    # Savepoints
+
+    @pytest.mark.parametrize(("action", "stops"), [(JobAction.SAVEPOINT, False), (JobAction.STOP, True)])
+    def test_a_running_stage_is_asked_for_a_savepoint(
+        self, gateway: AttemptCoordinator, actions: JobActions, action: JobAction, stops: bool
+    ) -> None:
+        grant = self.begin(gateway, day(1))
+        wanted = self.wanted(action, operator_id=OPERATOR)
+        assert "Attempt 1 (dag.task)" in actions.preview(wanted).effect
+        assert actions.request(wanted) == actions.request(wanted)
+        (asked,) = complete_checkpoint(gateway, grant.attempt).effects.savepoints
+        assert (asked.requested_by, asked.properties.is_synchronous) == ("anna", stops)
+        (listed,) = self.listed(gateway)
+        assert (listed.action, listed.status, listed.uid) == (action, RequestStatus.QUEUED, "aggregate")
+
+    def test_a_stage_that_does_not_run_cannot_be_stopped(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        with pytest.raises(CheckpointNotFoundError, match="running attempt"):
+            actions.preview(self.wanted(JobAction.STOP, operator_id=OPERATOR))
+
+    def test_a_stage_without_a_checkpoint_has_nothing_to_copy(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, day(1), 0, FAILED)
+        with pytest.raises(NoRestorableCheckpointError, match="to copy"):
+            actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR))
+
+    def test_a_savepoint_of_an_idle_stage_copies_the_newest_checkpoint(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        assert _ids(actions.preview(self.wanted(JobAction.SAVEPOINT, operator_id=OPERATOR)).kept) == [2]
+        savepoint = self.savepoint(gateway, actions, store)
+        (listed,) = self.listed(gateway)
+        assert (listed.status, listed.checkpoint_id) == (RequestStatus.COMPLETED, savepoint.checkpoint_id)
+
+    def test_a_savepoint_is_disposed_of_when_its_files_are_deleted(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, maintenance: JobMaintenance
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        savepoint = self.savepoint(gateway, actions, store)
+        wanted = self.wanted(JobAction.DISPOSE, checkpoint_id=savepoint.checkpoint_id)
+        assert _ids(actions.preview(wanted).deleted) == [savepoint.checkpoint_id]
+        assert actions.request(wanted).status is RequestStatus.QUEUED
+        assert actions.request(wanted) == self.listed(gateway)[-1]
+        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(savepoint.checkpoint_id,)))
+        assert self.listed(gateway)[-1].status is RequestStatus.COMPLETED
+
+    def test_a_checkpoint_is_not_disposed_of(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        for ask in (actions.preview, actions.request):
+            with pytest.raises(CheckpointNotFoundError, match="a completed savepoint"):
+                ask(self.wanted(JobAction.DISPOSE, checkpoint_id=1))
+
+    # Rewinding
+
+    def test_a_rewind_is_carried_out_at_once_and_only_once(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.week(gateway, 1, 2, 3, retained_runs=3)
+        wanted = self.wanted(JobAction.REWIND, run_key=day(3).run_key)
+        preview = actions.preview(wanted)
+        assert (_ids(preview.kept), _ids(preview.recomputed)) == ([4], [6, 5])
+        assert self.ids(gateway) == [2, 4, 5, 6]
+        assert actions.request(wanted).status is RequestStatus.COMPLETED
+        self.work(gateway, day(3), 1, retained_runs=3)
+        actions.request(wanted)
+        assert self.ids(gateway) == [2, 4, 7], "the repetition does not roll the new checkpoint back"
+
+    def test_a_rewind_is_refused_while_a_task_runs(
+        self, gateway: AttemptCoordinator, actions: JobActions, liveness: RunningTasks
+    ) -> None:
+        self.work(gateway, day(1), 1)
+        self.begin(gateway, day(2))
+        liveness.let_run(day(2).run_id)
+        for ask in (actions.preview, actions.request):
+            with pytest.raises(ConcurrentAttemptError):
+                ask(self.wanted(JobAction.REWIND, run_key=day(1).run_key))
+        assert self.listed(gateway) == []
+
+    # Rows
+
+    @pytest.mark.parametrize("key", ["", "x" * 32, "0" * 31])
+    def test_a_request_needs_a_key(self, gateway: AttemptCoordinator, actions: JobActions, key: str) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        with pytest.raises(InvalidConfigurationError, match="request_key"):
+            self.choose(actions, 1, request_key=key)
+
+    def test_an_unknown_operator_is_refused(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        for action in (JobAction.SAVEPOINT, JobAction.STOP, JobAction.WITHDRAW, JobAction.REWIND):
+            with pytest.raises(CheckpointNotFoundError, match="name one of its stages"):
+                actions.request(self.wanted(action, operator_id="0" * 32, run_key=day(1).run_key))
+
+    def test_old_actions_are_forgotten_and_open_ones_are_not(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        self.choose(actions, 1)
+        self.choose(actions, 2)
+        clock.advance(timedelta(days=40).total_seconds())
+        maintenance.forget(ForgetRows(job_id=JOB, age_seconds=timedelta(days=30).total_seconds()))
+        assert self.statuses(gateway) == [RequestStatus.QUEUED]
+
+    def test_an_ended_run_without_its_checkpoints_fails_a_choice_of_one(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore
+    ) -> None:
+        self.work(gateway, day(1), 1)
+        self.choose(actions, 1)
+        with store.transaction(JOB) as tx:
+            discard_ended(tx, {OPERATOR: JobStatus.FINISHED})
+        with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
+            self.begin(gateway, day(1, clear_marker=AGAIN))
+
+
+def _ids(checkpoints: tuple[AffectedCheckpoint, ...]) -> list[int]:
+    return [each.checkpoint_id for each in checkpoints]

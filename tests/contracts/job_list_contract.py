@@ -1,0 +1,577 @@
+"""
+What holds for the list of jobs; a subclass gives the fixture ``store``.
+
+Random histories compare the list with a plain computation over the views of all jobs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReason
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness, take_leadership
+from airflow_provider_statecheck.checkpoint.ids import JobId, job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
+from airflow_provider_statecheck.checkpoint.messages import (
+    AttemptGrant,
+    BeginSavepoint,
+    ConfirmDiscards,
+    ConfirmRestore,
+    DeclineCheckpoint,
+    EndSavepoint,
+    FinishAttempt,
+    RequestSavepoint,
+    SkippedCheckpoint,
+    TriggerCheckpoint,
+)
+from airflow_provider_statecheck.checkpoint.records import AttemptOwner, AttemptStatus
+from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
+from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError
+from airflow_provider_statecheck.maintenance.job_maintenance import ForgetRows, JobMaintenance, RetireJob
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from airflow_provider_statecheck.testing.clock import ManualClock
+from airflow_provider_statecheck.testing.memory_job_list import overview_of
+from airflow_provider_statecheck.testing.messages import (
+    complete_checkpoint,
+    make_owner,
+    make_registration,
+)
+from tests.contracts.maintenance_contract import KnownRuns, MaintenanceContract, NoTokens
+from tests.contracts.runs_of_a_job import JOB, day
+
+
+def owned_by(dag_id: str | None, **changes: Any) -> AttemptOwner:
+    """Return the owner of an attempt of a Dag, or of a script for ``None``."""
+    if dag_id is None:
+        return make_owner(**{"logical_task": "script/x", "label": "script"} | changes)
+    coordinates = (("dag_id", dag_id), ("run_id", "r"), ("task_id", "t"), ("map_index", "-1"))
+    return make_owner(**{"logical_task": f"{dag_id}/t", "airflow": coordinates} | changes)
+
+
+def names(listed: JobList) -> list[str]:
+    """Return the names of the jobs on a page."""
+    return [overview.name for overview in listed.jobs]
+
+
+class JobListContract:
+    """What holds for the list of jobs, whatever keeps the rows."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        """Return the clock that the store uses."""
+        return ManualClock()
+
+    @pytest.fixture
+    def coordinator(self, store: JobStore) -> AttemptCoordinator:
+        return AttemptCoordinator(store)
+
+    @staticmethod
+    def begin(
+        coordinator: AttemptCoordinator, name: str = "sales", dag_id: str | None = "daily", **changes: Any
+    ) -> Any:
+        """Register an attempt and return it."""
+        registration = make_registration(**{"job_name": name, "owner": owned_by(dag_id)} | changes)
+        return coordinator.register(registration).attempt
+
+    @staticmethod
+    def only(store: JobStore, **page: Any) -> JobOverview:
+        """Return the only job of the list."""
+        [overview] = store.job_overviews(JobsPage(**page)).jobs
+        return overview
+
+    # --- one job
+
+    def test_a_running_job_is_listed_with_its_newest_checkpoint(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        attempt = self.begin(coordinator)
+        for size in (700, 900):
+            clock.advance(60)
+            complete_checkpoint(coordinator, attempt, full_size_bytes=size)
+        assert self.only(store) == JobOverview(
+            job_id=JOB,
+            name="sales",
+            status=ListedStatus.RUNNING,
+            operators=1,
+            dag_ids=("daily",),
+            checkpoint_id=2,
+            completed_at=clock.now(),
+            full_size_bytes=900,
+            earlier_size_bytes=700,
+        )
+
+    def test_the_earlier_size_is_one_of_the_same_operator(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        for uid, size in (("a", 10), ("b", 500), ("a", 20)):
+            attempt = self.begin(coordinator, uid=uid)
+            complete_checkpoint(coordinator, attempt, full_size_bytes=size)
+            clock.advance(1)
+        overview = self.only(store)
+        assert (overview.operators, overview.full_size_bytes, overview.earlier_size_bytes) == (2, 20, 10)
+
+    @pytest.mark.parametrize(
+        ("ends", "status"),
+        [
+            ([AttemptStatus.FINISHED, AttemptStatus.FINISHED], ListedStatus.FINISHED),
+            ([AttemptStatus.FAILED, AttemptStatus.FINISHED], ListedStatus.FAILED),
+            ([AttemptStatus.FAILED, None], ListedStatus.RUNNING),
+        ],
+    )
+    def test_the_status_is_that_of_all_operators(
+        self,
+        coordinator: AttemptCoordinator,
+        store: JobStore,
+        ends: list[AttemptStatus | None],
+        status: ListedStatus,
+    ) -> None:
+        attempts = [self.begin(coordinator, uid=f"operator {number}") for number in range(len(ends))]
+        for attempt, end in zip(attempts, ends, strict=True):
+            if end is not None:
+                coordinator.finish(FinishAttempt(attempt=attempt, status=end))
+        assert self.only(store).status is status
+
+    def test_a_failed_attempt_is_the_last_failure_also_after_a_retry(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        failed = self.begin(coordinator)
+        coordinator.finish(
+            FinishAttempt(attempt=failed, status=AttemptStatus.FAILED, message="disk\nfull " + "x" * 999)
+        )
+        failed_at = clock.now()
+        clock.advance(60)
+        retry = self.begin(coordinator)
+        complete_checkpoint(coordinator, retry)
+        overview = self.only(store)
+        assert (overview.status, overview.failed_at) == (ListedStatus.RUNNING, failed_at)
+        assert overview.failure is not None
+        assert overview.failure.startswith("disk full xxx")
+        assert len(overview.failure) == 300
+
+    def test_a_killed_driver_and_a_declined_checkpoint_are_failures(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        self.begin(coordinator)
+        clock.advance(60)
+        retry = self.begin(coordinator)
+        assert (self.only(store).failed_at, self.only(store).failure) == (
+            clock.now(),
+            "attempt 1 was replaced or abandoned before it ended",
+        )
+        clock.advance(60)
+        pending = coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        coordinator.decline(
+            DeclineCheckpoint(attempt=retry, checkpoint_id=pending.checkpoint_id, reason=reason, message="no space")
+        )
+        overview = self.only(store)
+        assert (overview.failed_at, overview.failure) == (clock.now(), "checkpoint 1: no space")
+
+    def test_a_job_that_was_removed_is_not_listed_until_it_runs_again(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        attempt = self.begin(coordinator)
+        complete_checkpoint(coordinator, attempt)
+        coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FAILED, message="disk full"))
+        MaintenanceContract.remove(JobMaintenance(store, KnownRuns(), NoTokens(), clock), JOB)
+        assert store.job_overviews(JobsPage()) == JobList(jobs=(), counts={})
+        self.begin(coordinator, dag_id="weekly")
+        overview = self.only(store)
+        assert (overview.status, overview.dag_ids) == (ListedStatus.RUNNING, ("weekly",))
+        assert (overview.checkpoint_id, overview.failed_at) == (None, None)
+
+    def test_an_operator_that_never_registers_again_after_a_removal_does_not_hide_the_job(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        attempts = [self.begin(coordinator), self.begin(coordinator, uid="gone")]
+        for attempt in attempts:
+            complete_checkpoint(coordinator, attempt)
+            coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+        MaintenanceContract.remove(JobMaintenance(store, KnownRuns(), NoTokens(), clock), JOB)
+        self.begin(coordinator)
+        overview = self.only(store, readable_dag_ids=frozenset(["daily"]))
+        assert (overview.operators, overview.is_of_unknown_dag) == (1, False)
+        assert not store.describe(JOB).is_of_unknown_dag
+
+    def test_a_rewound_job_is_listed_with_the_checkpoint_of_the_run_before(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        for number in (1, 2):
+            attempt = self.begin(coordinator, owner=day(number), retained_runs=2)
+            complete_checkpoint(coordinator, attempt, full_size_bytes=number * 100)
+            coordinator.finish(FinishAttempt(attempt=attempt, status=AttemptStatus.FINISHED))
+            clock.advance(60)
+        assert (self.only(store).checkpoint_id, self.only(store).earlier_size_bytes) == (2, 100)
+        JobRewinding(store, UnknownLiveness()).rewind(RewindJob(job_id=JOB, run_key=day(2).run_key))
+        assert (self.only(store).checkpoint_id, self.only(store).full_size_bytes) == (1, 100)
+
+    def test_a_checkpoint_that_a_restore_skipped_is_not_listed(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        attempt = self.begin(coordinator, num_retained=2)
+        for _ in range(2):
+            complete_checkpoint(coordinator, attempt)
+        retry = self.begin(coordinator, num_retained=2)
+        skipped = (SkippedCheckpoint(checkpoint_id=2, reason="checksum differs"),)
+        coordinator.confirm_restore(ConfirmRestore(attempt=retry, checkpoint_id=1, skipped=skipped))
+        assert self.only(store).checkpoint_id == 1
+
+    def test_the_times_of_a_clock_that_was_ahead_are_corrected(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        clock.advance(86_400)
+        attempt = self.begin(coordinator)
+        complete_checkpoint(coordinator, attempt)
+        retry = self.begin(coordinator)
+        clock.advance(-86_400)
+        coordinator.trigger(TriggerCheckpoint(attempt=retry, request_key=new_key()))
+        assert (self.only(store).completed_at, self.only(store).failed_at) == (clock.now(), clock.now())
+
+    # --- filters and permissions
+
+    def test_jobs_are_found_by_a_part_of_the_name_with_any_characters(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        for name in ("Sales_EU", "salesXeu", "100%", "größe/ÄRGER"):
+            self.begin(coordinator, name)
+        found = {text: names(store.job_overviews(JobsPage(name=text))) for text in ("ES_e", "0%", "GRÖ", "grö", "rger")}
+        assert found == {
+            "ES_e": ["Sales_EU"],
+            "0%": ["100%"],
+            "GRÖ": [],
+            "grö": ["größe/ÄRGER"],
+            "rger": ["größe/ÄRGER"],
+        }
+
+    def test_jobs_of_test_runs_are_listed_on_request(self, coordinator: AttemptCoordinator, store: JobStore) -> None:
+        for name in ("test/sales", "testing", "Test/sales"):
+            self.begin(coordinator, name)
+        assert names(store.job_overviews(JobsPage())) == ["Test/sales", "testing"]
+        listed = {o.name: o.is_test for o in store.job_overviews(JobsPage(with_test_jobs=True)).jobs}
+        assert listed == {"Test/sales": False, "test/sales": True, "testing": False}
+
+    def test_a_job_is_hidden_unless_all_its_dags_are_readable(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        for name, dag_id in (("both", "daily"), ("both", "weekly"), ("one", "daily"), ("script", None)):
+            self.begin(coordinator, name, dag_id, uid=f"of {dag_id}")
+
+        def listed(*readable: str) -> tuple[list[str], dict[ListedStatus, int]]:
+            found = store.job_overviews(JobsPage(readable_dag_ids=frozenset(readable)))
+            return names(found), found.counts
+
+        assert listed() == ([], {})
+        assert listed("weekly", "unknown") == ([], {})
+        assert listed("daily") == (["one"], {ListedStatus.RUNNING: 1})
+        assert listed("daily", "weekly") == (["both", "one"], {ListedStatus.RUNNING: 2})
+        assert names(store.job_overviews(JobsPage())) == ["both", "one", "script"]
+        assert names(store.job_overviews(JobsPage(dag_id="weekly"))) == ["both"]
+        unreadable = JobsPage(dag_id="weekly", readable_dag_ids=frozenset(["daily"]))
+        assert store.job_overviews(unreadable) == JobList(jobs=(), counts={})
+
+    def test_the_operator_of_a_script_belongs_to_the_dag_after_which_the_job_is_named(
+        self, coordinator: AttemptCoordinator, store: JobStore
+    ) -> None:
+        for name in ("daily/2026-01-01", "sales", "daily_sales"):
+            self.begin(coordinator, name, "daily")
+            self.begin(coordinator, name, None, uid="script")
+        readable = frozenset(["daily"])
+        assert names(store.job_overviews(JobsPage(readable_dag_ids=readable))) == ["daily/2026-01-01"]
+
+    def test_a_thousand_readable_dags_are_no_problem(self, coordinator: AttemptCoordinator, store: JobStore) -> None:
+        self.begin(coordinator)
+        readable = frozenset(["daily", *(f"dag {number}" for number in range(5_000))])
+        assert self.only(store, readable_dag_ids=readable).name == "sales"
+
+    # --- pages
+
+    def test_a_job_that_changes_between_two_pages_hides_no_other(
+        self, coordinator: AttemptCoordinator, store: JobStore, clock: ManualClock
+    ) -> None:
+        attempts = {}
+        for name in "abcd":
+            attempts[name] = self.begin(coordinator, name)
+            clock.advance(1)
+            complete_checkpoint(coordinator, attempts[name])
+        page = JobsPage(sort=JobSort.COMPLETED_AT, descending=True, limit=2)
+        first = store.job_overviews(page)
+        complete_checkpoint(coordinator, attempts["c"])
+        second = store.job_overviews(replace(page, after=first.following))
+        assert (names(first), names(second), second.following) == (["d", "c"], ["b", "a"], None)
+
+    @pytest.mark.parametrize("after", ["", "x", "WyJuYW1lIl0=", "WzEsMiwzXQ==", "Ä", "W1tbW1tb" * 500])
+    def test_a_position_of_another_order_is_refused(self, after: str) -> None:
+        with pytest.raises(InvalidConfigurationError, match="request the first page again"):
+            JobsPage(after=after)
+
+    def test_positions_are_refused_that_databases_cannot_compare(self) -> None:
+        page = JobsPage(sort=JobSort.SIZE)
+        wrong: list[tuple[Any, Any]] = [
+            (2**63, "a"),
+            (1, "a\0"),
+            ("1", "a"),
+            (True, "a"),
+            (1, None),
+            (1, 1),
+            (None, ["a"]),
+        ]
+        for value, name in wrong:
+            with pytest.raises(InvalidConfigurationError):
+                replace(page, after=page.following(value, name))
+        with pytest.raises(InvalidConfigurationError):
+            replace(page, after=JobsPage().following("a", "a"))
+        others: list[Any] = [1, None, ["a"], {}]
+        for other in others:
+            with pytest.raises(InvalidConfigurationError):
+                JobsPage(after=JobsPage().following(other, "a"))
+
+    # --- all together
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_the_list_equals_a_computation_over_the_views_of_all_jobs(
+        self, store: JobStore, clock: ManualClock, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        history = History(store, clock, chance)
+        for _ in range(5):
+            history.run(20)
+            expected = [overview_of(store.describe(job.job_id)) for job in store.jobs()]
+            for page in chance.sample([*lists()], 12):
+                assert_listed(store, page, expected)
+
+
+def lists() -> Iterator[JobsPage]:
+    """Return each order with each of some filters."""
+    readable = (None, frozenset(["a"]), frozenset(["a", "b"]), frozenset[str]())
+    matching: list[dict[str, Any]] = [{"readable_dag_ids": dags} for dags in readable]
+    matching += [{"status": status} for status in ListedStatus]
+    matching += [{"dag_id": "a"}, {"dag_id": "b", "readable_dag_ids": readable[2]}, {"name": "S/"}]
+    for sort, descending, values in product(JobSort, (False, True), matching):
+        yield JobsPage(sort=sort, descending=descending, with_test_jobs=len(values) == 1, limit=3, **values)
+
+
+def assert_listed(store: JobStore, page: JobsPage, overviews: list[JobOverview]) -> None:
+    """Compare the pages of a list with a plain computation."""
+    matching = [overview for overview in overviews if is_readable(overview, page) and is_wanted(overview, page)]
+    counts = Counter(overview.status for overview in matching)
+    expected = [overview for overview in matching if page.status in (None, overview.status)]
+    listed = [*pages(store, page)]
+    assert {each.name: each for part in listed for each in part.jobs} == {each.name: each for each in expected}
+    values = [sort_value(overview, page.sort) for part in listed for overview in part.jobs]
+    assert len(values) == len(expected), "no job is on two pages"
+    present = [value for value in values if value[0] is not None]
+    assert [value for value in values if value[0] is None] == sorted(values[len(present) :]), "those without come last"
+    by_name = sorted(present, key=lambda value: value[1])
+    assert present == sorted(by_name, key=lambda value: value[0], reverse=page.descending)
+    assert all(part.counts == counts for part in listed)
+
+
+def pages(store: JobStore, page: JobsPage) -> Iterator[JobList]:
+    """Follow the pages of a list to the last one."""
+    while True:
+        listed = store.job_overviews(page)
+        assert len(listed.jobs) <= page.limit
+        yield listed
+        if listed.following is None:
+            return
+        assert len(listed.jobs) == page.limit
+        page = replace(page, after=listed.following)
+
+
+def is_readable(overview: JobOverview, page: JobsPage) -> bool:
+    """Return whether the reader of a page may see a job."""
+    readable = page.readable_dag_ids
+    return readable is None or (not overview.is_of_unknown_dag and set(overview.dag_ids) <= readable)
+
+
+def is_wanted(overview: JobOverview, page: JobsPage) -> bool:
+    """Return whether a job matches the other filters of a page, except for its status."""
+    return (
+        (page.with_test_jobs or not overview.name.startswith("test/"))
+        and (page.name is None or page.name.lower() in overview.name.lower())
+        and (page.dag_id is None or page.dag_id in overview.dag_ids)
+    )
+
+
+def sort_value(overview: JobOverview, sort: JobSort) -> tuple[Any, str]:
+    """Return the value by which a job is sorted, and its name."""
+    value = {
+        JobSort.NAME: overview.name,
+        JobSort.COMPLETED_AT: overview.completed_at,
+        JobSort.SIZE: overview.full_size_bytes,
+        JobSort.STATUS: [*ListedStatus].index(overview.status),
+        JobSort.FAILED_AT: overview.failed_at,
+    }[sort]
+    return value, overview.name
+
+
+class History:
+    """
+    Random calls to a few jobs, of stages, users and maintenance. Calls that are refused change nothing.
+
+    :param store: The store of the jobs.
+    :param clock: Its clock.
+    :param chance: Source of the choices.
+    """
+
+    NAMES = ("sales/eu", "Sales/us", "a/2026-01-01", "test/a/2026", "Zählung", "b")
+
+    def __init__(self, store: JobStore, clock: ManualClock, chance: random.Random) -> None:
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._coordinator = AttemptCoordinator(store)
+        self._grants: list[AttemptGrant] = []
+        self._calls: tuple[tuple[Callable[[], object], int], ...] = (
+            (self._register, 6),
+            (self._complete, 8),
+            (self._discard, 3),
+            (self._decline, 2),
+            (self._trigger, 2),
+            (self._finish, 4),
+            (self._restore, 3),
+            (self._save, 2),
+            (self._rewind, 1),
+            (self._wait, 3),
+            (self._forget, 2),
+            (self._remove, 1),
+            (self._close, 1),
+            (self._lead, 1),
+            (self._correct_clock, 1),
+        )
+
+    def run(self, count: int) -> None:
+        """Make some calls."""
+        calls, weights = zip(*self._calls, strict=True)
+        for call in self._chance.choices(calls, weights, k=count):
+            self._clock.advance(self._chance.choice((0, 1, 30)))
+            try:
+                call()
+            except StateCheckError:
+                continue
+
+    def _register(self) -> None:
+        name, uid = self._chance.choice(self.NAMES), self._chance.choice(("one", "two"))
+        run = f"2026-01-0{self._chance.randint(1, 4)}"
+        owner = owned_by(
+            self._chance.choice(("a", "a", "b", "c", None)),
+            run_key=run,
+            clear_marker=self._chance.choice(("0", "0", "1")),
+        )
+        owner = replace(owner, run_id=run)
+        dead = self._store.describe(job_id_of(name)).attempts if name in self._names() else ()
+        for attempt in dead:
+            if attempt.status is AttemptStatus.RUNNING and self._chance.random() < 0.7:
+                owner = replace(attempt.owner, clear_marker=owner.clear_marker)
+        registration = make_registration(
+            job_name=name, uid=uid, owner=owner, retained_runs=2, num_retained=self._chance.choice((1, 3))
+        )
+        self._grants.append(self._coordinator.register(registration))
+
+    def _complete(self) -> None:
+        complete_checkpoint(self._coordinator, self._grant().attempt, full_size_bytes=self._chance.randint(1, 4) * 100)
+
+    def _trigger(self) -> None:
+        self._coordinator.trigger(TriggerCheckpoint(attempt=self._grant().attempt, request_key=new_key()))
+
+    def _decline(self) -> None:
+        attempt = self._grant().attempt
+        pending = self._coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+        reason = self._chance.choice(
+            (CheckpointFailureReason.CHECKPOINT_DECLINED, CheckpointFailureReason.ATTEMPT_ENDED)
+        )
+        self._coordinator.decline(
+            DeclineCheckpoint(attempt=attempt, checkpoint_id=pending.checkpoint_id, reason=reason, message="declined")
+        )
+
+    def _discard(self) -> None:
+        attempt = self._grant().attempt
+        reply = complete_checkpoint(self._coordinator, attempt)
+        gone = tuple(discard.checkpoint_id for discard in reply.effects.discards)
+        self._coordinator.confirm_discards(ConfirmDiscards(job_id=attempt.job_id, checkpoint_ids=gone, attempt=attempt))
+
+    def _finish(self) -> None:
+        status = self._chance.choice((AttemptStatus.FINISHED, AttemptStatus.FAILED))
+        message = self._chance.choice(("", "disk full"))
+        self._coordinator.finish(FinishAttempt(attempt=self._grant().attempt, status=status, message=message))
+
+    def _restore(self) -> None:
+        grant = self._grant()
+        if not grant.candidates:
+            return
+        chosen = self._chance.randrange(len(grant.candidates))
+        skipped = tuple(
+            SkippedCheckpoint(checkpoint_id=c.checkpoint_id, reason="damaged") for c in grant.candidates[:chosen]
+        )
+        restored = grant.candidates[chosen].checkpoint_id
+        self._coordinator.confirm_restore(
+            ConfirmRestore(attempt=grant.attempt, checkpoint_id=restored, skipped=skipped)
+        )
+
+    def _save(self) -> None:
+        savepoints, attempt, key = JobSavepoints(self._store), self._grant().attempt, new_key()
+        savepoints.request(RequestSavepoint(job_id=attempt.job_id, operator_id=attempt.operator_id, request_key=key))
+        begun = savepoints.begin(
+            BeginSavepoint(
+                job_id=attempt.job_id, request_key=key, savepoint_dir="memory://savepoints", trigger_key=new_key()
+            )
+        )
+        uri = f"{begun.location}/_metadata"
+        savepoints.end(EndSavepoint(job_id=attempt.job_id, checkpoint_id=begun.checkpoint_id, metadata_uri=uri))
+
+    def _rewind(self) -> None:
+        run = f"2026-01-0{self._chance.randint(1, 4)}"
+        JobRewinding(self._store, UnknownLiveness()).rewind(RewindJob(job_id=self._job(), run_key=run))
+
+    def _wait(self) -> None:
+        self._clock.advance(self._chance.choice((timedelta(hours=2), DEFAULT_AGE)).total_seconds())
+
+    def _forget(self) -> None:
+        self._maintenance().forget(ForgetRows(job_id=self._job(), age_seconds=DEFAULT_AGE.total_seconds()))
+
+    def _remove(self) -> None:
+        request, maintenance = RetireJob(job_id=self._job(), is_named=True), self._maintenance()
+        if not maintenance.retire(request).kept_because:
+            MaintenanceContract.confirm_all(maintenance, request.job_id)
+            maintenance.remove(request)
+
+    def _close(self) -> None:
+        self._maintenance().close_abandoned(self._job())
+
+    def _lead(self) -> None:
+        name = self._chance.choice(self.NAMES)
+        take_leadership(self._store, name, new_key(), owned_by("a"), "memory://base")
+
+    def _correct_clock(self) -> None:
+        hours, attempt = timedelta(hours=self._chance.choice((1, 24))), self._grant().attempt
+        self._clock.advance(hours.total_seconds())
+        complete_checkpoint(self._coordinator, attempt)
+        self._clock.advance(-hours.total_seconds())
+        self._coordinator.trigger(TriggerCheckpoint(attempt=attempt, request_key=new_key()))
+
+    def _maintenance(self) -> JobMaintenance:
+        return JobMaintenance(self._store, KnownRuns(), NoTokens(), self._clock)
+
+    def _grant(self) -> AttemptGrant:
+        if not self._grants or self._chance.random() < 0.1:
+            self._register()
+        return self._chance.choice(self._grants[-4:])
+
+    def _job(self) -> JobId:
+        if not self._store.jobs():
+            self._register()
+        return self._chance.choice(self._store.jobs()).job_id
+
+    def _names(self) -> set[str]:
+        return {job.name for job in self._store.jobs()}

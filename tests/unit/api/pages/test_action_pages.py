@@ -1,0 +1,155 @@
+"""Actions on the pages: who is offered which, what the preview says, and what became of a request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
+from airflow_provider_statecheck.maintenance.actions import JobActions, UserAction
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
+from tests.unit.api.pages.html import Page
+from tests.unit.api.pages.site import MadeJob, Site
+
+JOB = f"/jobs/{job_id_of('sales')}"
+OPERATOR = operator_id_of("aggregate")
+HOSTILE = """<img src=x onerror='alert(1)'>"&"""
+
+
+@pytest.fixture
+def failed(site: Site) -> MadeJob:
+    """A job whose only task has failed after three checkpoints."""
+    job = site.job().begin()
+    for _ in range(3):
+        job.checkpoint()
+    job.end(AttemptStatus.FAILED, "out of memory")
+    site.user.edits = ("nightly",)
+    return job
+
+
+def offered(page: Page) -> list[str]:
+    return [each.text for each in page.all("a") if "data-preview" in each.attributes]
+
+
+def request(site: Site, action: JobAction, by: str = "ann", **wanted: Any) -> None:
+    actions = JobActions(site.store, JobSavepoints(site.store), JobRewinding(site.store, UnknownLiveness()))
+    actions.request(
+        UserAction(job_id=job_id_of("sales"), action=action, request_key=new_key(), requested_by=by, **wanted)
+    )
+
+
+def test_an_idle_stage_is_not_stopped(site: Site, failed: MadeJob) -> None:
+    assert offered(site.read(JOB)) == ["Take a savepoint"]
+    failed.begin()
+    assert offered(site.read(JOB)) == ["Take a savepoint", "Stop with a savepoint"]
+
+
+def test_a_checkpoint_is_restored_or_rewound_and_a_savepoint_disposed_of(site: Site, failed: MadeJob) -> None:
+    assert offered(site.read(f"{JOB}/checkpoints/2")) == ["Restore with the next attempt", "Rewind to before this run"]
+    key = failed.request_savepoint(target="memory://mine")
+    failed.begin()
+    savepoint = failed.checkpoint(serves=key, savepoint_dir="memory://mine")
+    assert offered(site.read(f"{JOB}/checkpoints/{savepoint}")) == ["Dispose of the savepoint"]
+
+
+def test_a_subsumed_checkpoint_is_offered_nothing(site: Site, failed: MadeJob) -> None:
+    failed.begin()
+    failed.checkpoint()
+    assert offered(site.read(f"{JOB}/checkpoints/1")) == []
+
+
+@pytest.mark.parametrize("path", [JOB, f"{JOB}/checkpoints/2", "/dags/nightly/runs/run-1/tasks/features"])
+def test_one_who_may_only_read_is_offered_nothing(site: Site, failed: MadeJob, path: str) -> None:
+    assert offered(site.read(path)) != []
+    site.user.edits = ()
+    assert offered(site.read(path)) == []
+
+
+def test_every_dag_of_the_job_must_be_editable(site: Site, failed: MadeJob) -> None:
+    site.user.dag_ids = ("nightly", "hourly")
+    other = site.job(uid="load", task=type(failed.task)(dag_id="hourly", run_id="run-1", task_id="load"))
+    other.begin()
+    assert offered(site.read(JOB)) == []
+    site.user.edits = ("nightly", "hourly")
+    assert offered(site.read(JOB)) != []
+
+
+def test_the_preview_says_what_is_kept_and_done_again_and_asks_for_a_confirmation(site: Site, failed: MadeJob) -> None:
+    page = site.read(f"{JOB}/actions/restore?checkpoint_id=1")
+    assert page.one("h1").text == "Restore with the next attempt"
+    assert [each.text for each in page.all("h3")] == ["Kept", "Work done again", "Files deleted"]
+    assert "Checkpoint 3 of aggregate, run 2026-01-01, 4.0 MiB" in page.text
+    (button,) = [each for each in page.all("button") if "data-confirm" in each.attributes]
+    assert button.attributes["data-confirm"] == f"/statecheck/ui{JOB}/restore"
+    assert button.attributes["data-action"] == "restore"
+    message = json.loads(button.attributes["data-message"])
+    assert (message["checkpoint_id"], len(message["request_key"])) == (1, 32)
+    again = site.read(f"{JOB}/actions/restore?checkpoint_id=1").all("button")[-1]
+    assert json.loads(again.attributes["data-message"])["request_key"] != message["request_key"]
+    assert site.store.describe(job_id_of("sales")).actions == ()
+
+
+def test_a_refused_action_has_its_reason_and_no_confirmation(site: Site, failed: MadeJob) -> None:
+    page = site.read(f"{JOB}/actions/stop?operator_id={OPERATOR}")
+    assert "Expected a running attempt" in page.text
+    assert page.all("button") == []
+
+
+@pytest.mark.parametrize("edits", [("nightly",), ()], ids=["hidden", "only readable"])
+def test_the_preview_does_not_exist_for_one_who_may_not_act(
+    site: Site, failed: MadeJob, edits: tuple[str, ...]
+) -> None:
+    site.user.edits = edits
+    if edits:
+        site.user.dag_ids = ()
+    page = site.read(f"{JOB}/actions/restore?checkpoint_id=1", status=404)
+    assert "aggregate" not in page.text
+    site.read(f"{JOB}/actions/explode?checkpoint_id=1", status=404)
+
+
+def test_a_choice_is_shown_until_an_attempt_has_taken_it(site: Site, failed: MadeJob) -> None:
+    request(site, JobAction.RESTORE, checkpoint_id=2)
+    page = site.read(JOB)
+    assert "The next attempt restores checkpoint 2, which a user chose." in page.text
+    assert "The next try restores checkpoint 2." in page.text
+    assert "Withdraw the chosen checkpoint" in offered(page)
+    (row,) = page.table("Newest requests to restore, rewind and dispose of aggregate")
+    assert (row["By"], row["Status"], row["Of"]) == ("ann", "… queued", "Checkpoint 2")
+    assert page.one("main").attributes["data-refresh-seconds"] == "5"
+    failed.begin()
+    page = site.read(JOB)
+    (row,) = page.table("Newest requests to restore, rewind and dispose of aggregate")
+    assert (row["Status"], row["Outcome"]) == ("✓ completed", "attempt 2 restores checkpoint 2")
+    assert "which ann chose" in page.text
+
+
+def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: MadeJob) -> None:
+    request(site, JobAction.REWIND, run_key="2026-01-01")
+    (row,) = site.read(JOB).table("Newest requests to restore, rewind and dispose of aggregate")
+    assert (row["Action"], row["Of"]) == ("Rewind to before this run", "Run 2026-01-01")
+
+
+def test_names_with_markup_are_text(site: Site, failed: MadeJob) -> None:
+    request(site, JobAction.RESTORE, by=HOSTILE, checkpoint_id=2)
+    assert site.read(JOB).all("img") == []
+    failed.begin()
+    page = site.read(JOB)
+    assert page.all("img") == []
+    assert HOSTILE in page.text
+    page = Page(
+        site.client.get(
+            f"/statecheck{JOB}/actions/savepoint", params={"operator_id": OPERATOR, "run_key": HOSTILE}
+        ).text
+    )
+    assert page.all("img") == []
+    (button,) = [each for each in page.all("button") if "data-confirm" in each.attributes]
+    assert json.loads(button.attributes["data-message"])["run_key"] == HOSTILE
+
+
+def test_the_script_is_served(site: Site, failed: MadeJob) -> None:
+    assert "X-Statecheck-Action" in site.client.get("/statecheck/static/actions.js").text

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+    LoopSummary,
+    SnapshotSummary,
+    SourceSummary,
+    StateSummary,
+    StepSummary,
+)
+from tests.unit.api.pages.html import Page
+from tests.unit.api.pages.site import MadeJob, Site
+
+NOTHING = "\N{EN DASH}"
+HOSTILE = "<script>alert('x')<b>\"'&amp;"
+SUMMARY = SnapshotSummary(
+    steps=(
+        StepSummary(name="raw", outcome="restored", seconds=185, size_bytes=3 << 20, rows=12345),
+        StepSummary(name="sessions", outcome="computed", seconds=2.5, size_bytes=1024),
+    ),
+    loops=(LoopSummary(name="days", finished=3, total=12), LoopSummary(name="rank", finished=7, is_iteration=True)),
+    sources=(SourceSummary(uid="clicks", finished_splits=5, total_splits=20, remaining_seconds=600),),
+    states=(StateSummary(uid="visits", name="count", kind="value", type="int64", keys=1234567, size_bytes=2 << 20),),
+    open_commits=("orders: 2",),
+    seconds_saved=185,
+    snapshot_seconds=12,
+    write_seconds=0.02,
+    commit_seconds=3,
+)
+
+
+def tables(page: Page, part: str) -> dict[str, list[dict[str, str]]]:
+    """The tables of a part of a page by the first word of their caption."""
+    (found,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith(part)]
+    captions = [table.one("caption").text for table in found.all("table")]
+    return {caption.split()[0]: page.table(caption) for caption in captions}
+
+
+@pytest.fixture
+def job(site: Site) -> MadeJob:
+    job = site.job().begin()
+    job.checkpoint(summary=SUMMARY)
+    return job
+
+
+@pytest.mark.parametrize(("place", "part"), [("", "-holds"), ("/checkpoints/1", "checkpoint")])
+def test_a_checkpoint_is_shown_with_what_it_holds(site: Site, job: MadeJob, place: str, part: str) -> None:
+    page = site.read(f"/jobs/{job.attempt.job_id}{place}")
+    assert not page.all("h4"), "a page of a checkpoint has no third level"
+    held = tables(page, part)
+    raw, sessions = held["Steps"]
+    assert [*raw.values()] == ["raw", "↺ restored", "3 min 5 s", "3.0 MiB", "12,345", "3 min 5 s"]
+    assert [*sessions.values()] == ["sessions", "+ computed", "2.5 s", "1.0 KiB", NOTHING, NOTHING]
+    days, rank = held["Loops"]
+    assert (days["Done"], days["To do"]) == ("3 items", "9")
+    assert days["Progress"].endswith("25 %")
+    assert (rank["Done"], rank["To do"], rank["Progress"]) == ("7 iterations", NOTHING, NOTHING)
+    (clicks,) = held["Sources"]
+    assert (clicks["Splits read"], clicks["Remaining"]) == ("5 of 20", "about 10 min")
+    assert [*held["States"][0].values()] == ["visits", "count", "value", "int64", "1,234,567", "2.0 MiB"]
+    (found,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith(part)]
+    assert "orders: 2" in found.one("ul").text
+    durations = {e.one("dt").text: e.one("dd").text for e in found.all("dl")[-1].all("div")}
+    assert durations == {
+        "Time saved": "3 min 5 s",
+        "Snapshots and state written in": "12 s",
+        "Metadata written in": "20 ms",
+        "Output committed in": "3.0 s",
+    }
+
+
+def test_what_an_attempt_restored_is_shown_with_the_time_saved(site: Site, job: MadeJob) -> None:
+    job.end()
+    job.begin().restore(SUMMARY)
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    assert tables(page, "-restored")["Steps"][0]["Time saved"] == "3 min 5 s"
+    newest, first = page.table("Attempts of aggregate, newest first")
+    assert "3 min 5 s saved" in newest["Restored from"]
+    assert "saved" not in first["Restored from"]
+
+
+def test_a_restore_has_no_time_of_writing(site: Site, job: MadeJob) -> None:
+    job.end()
+    job.begin().restore(SnapshotSummary(steps=SUMMARY.steps, seconds_saved=185))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    (restored,) = [each for each in page.all(class_="part") if each.attributes["id"].endswith("-restored")]
+    assert [e.text for e in restored.all("dt")] == ["Time saved"]
+
+
+def test_entries_that_were_left_out_are_counted(site: Site) -> None:
+    job = site.job().begin()
+    steps = tuple(StepSummary(name=f"step {n} {'x' * 100}", outcome="computed") for n in range(500))
+    job.checkpoint(summary=SnapshotSummary(steps=steps))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    shown = tables(page, "-holds")["Steps"]
+    assert shown[-1]["Step"].startswith("step 499"), "the newest are shown"
+    assert f"(and {500 - len(shown)} earlier)" in page.text
+
+
+def test_a_checkpoint_without_figures_has_no_empty_tables(site: Site) -> None:
+    job = site.job().begin()
+    job.checkpoint()
+    ids = [each.attributes["id"] for each in site.read(f"/jobs/{job.attempt.job_id}").all(class_="part")]
+    assert not [each for each in ids if each.endswith(("-holds", "-restored"))]
+
+
+def test_names_in_figures_are_text(site: Site) -> None:
+    kinds: dict[str, Any] = {
+        "steps": (StepSummary(name=HOSTILE, outcome=HOSTILE),),
+        "loops": (LoopSummary(name=HOSTILE, finished=1, total=2),),
+        "sources": (SourceSummary(uid=HOSTILE, finished_splits=1, total_splits=0),),
+        "states": (StateSummary(uid=HOSTILE, name=HOSTILE, kind=HOSTILE, type=HOSTILE),),
+        "open_commits": (HOSTILE,),
+    }
+    job = site.job().begin()
+    job.checkpoint(summary=SnapshotSummary(**kinds))
+    page = site.read(f"/jobs/{job.attempt.job_id}")
+    assert page.text.count(HOSTILE) >= 8
+    assert len(page.all("script")) == 3
+    assert not page.all("b")

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import operator_id_of
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError
+from airflow_provider_statecheck.metadata.token_store import Caller
+from airflow_provider_statecheck.testing.messages import make_owner
+from tests.unit.api.pages.site import ROOT, MadeJob, Site
+
+HOSTILE = "<script>alert('x')<b>\"'&amp;"
+NOTHING = "\N{EN DASH}"
+HISTORY = "Newest checkpoints of aggregate"
+ATTEMPTS = "Attempts of aggregate, newest first"
+
+
+def path_of(job: MadeJob) -> str:
+    return f"/jobs/{job.attempt.job_id}"
+
+
+@pytest.fixture
+def retried(site: Site) -> MadeJob:
+    """A job whose second try runs, after three checkpoints and a failure."""
+    job = site.job().begin()
+    for _ in range(3):
+        job.checkpoint()
+    job.decline("the disk is full")
+    job.end(AttemptStatus.FAILED, "PlannedError: disk full")
+    return job.begin().restore()
+
+
+def test_attempts_are_listed_newest_first_with_what_they_restored(site: Site, retried: MadeJob) -> None:
+    second, first = site.read(path_of(retried)).table(ATTEMPTS)
+    assert (second["Attempt"], first["Attempt"]) == ("2", "1")
+    assert second["Status"].endswith("running")
+    assert first["Status"].endswith("failed")
+    assert (second["Restored from"], first["Restored from"]) == ("Checkpoint 3", NOTHING)
+    assert second["Start"] == "retry after an attempt that failed"
+    assert first["Message"] == "PlannedError: disk full"
+
+
+def test_each_attempt_links_to_its_try_in_airflow_with_the_plain_address_beside_it(
+    site: Site, retried: MadeJob
+) -> None:
+    page = site.read(path_of(retried))
+    for number in (1, 2):
+        (row,) = [
+            row for row in page.all("tr") if row.attributes.get("id", "").endswith(f"-{number}") and row.all("td")
+        ]
+        address = f"/dags/nightly/runs/run-1/tasks/features?try_number={number}"
+        link = row.one("a", data_airflow="")
+        assert link.attributes["href"] == row.one("span", class_="address").text == address
+        assert link.attributes["target"] == "_top"
+        assert row.all("a")[1].attributes["href"] == f"{ROOT}/dags/nightly/runs/run-1/tasks/features"
+
+
+def test_checkpoints_show_kind_trigger_duration_sizes_and_pointer_or_failure(site: Site, retried: MadeJob) -> None:
+    failed, third, *_ = site.read(path_of(retried)).table(HISTORY)
+    assert [failed[name] for name in ("Id", "Kind", "Trigger", "Attempt")] == ["4", "checkpoint", "stage", "1"]
+    assert failed["Pointer or failure"] == "io exception: the disk is full"
+    assert failed["Duration"] == "1.0 s"
+    assert [third[name] for name in ("Duration", "New size", "Size")] == ["2.0 s", "1.0 MiB", "4.0 MiB"]
+    assert f"{retried.attempt.job_id}/chk-3" in third["Pointer or failure"]
+    assert "2026-05-01 12:01:34 UTC" in third["Triggered"]
+
+
+def test_a_pointer_is_copied_by_a_button_that_says_of_what(site: Site, retried: MadeJob) -> None:
+    page = site.read(path_of(retried))
+    button = page.one("button", aria_label="Copy the pointer of checkpoint 3")
+    assert button.attributes["data-copy"].endswith("/chk-3")
+    subsumed = site.job("small").begin(num_retained=1)
+    subsumed.checkpoint()
+    subsumed.checkpoint()
+    assert len(site.read(path_of(subsumed)).all("button", class_="copy")) == 1, "the subsumed one has none"
+
+
+def test_the_overview_counts_failures_and_names_the_latest_with_its_cause(site: Site, retried: MadeJob) -> None:
+    text = site.read(path_of(retried)).one("div", id=f"operator-{operator_id_of('aggregate')}-overview").text
+    assert "Completed 3" in text
+    assert "Failed 1 io exception 1" in text
+    assert "Restored 1 last from 3" in text
+    assert "Latest failed checkpoint: 4 of attempt 1" in text
+    assert "io exception: the disk is full" in text
+
+
+def test_a_failed_attempt_is_shown_with_what_the_next_try_restores(site: Site) -> None:
+    job = site.job().begin()
+    job.end(AttemptStatus.FAILED, "PlannedError")
+    alert = site.read(path_of(job)).one("div", class_="alert").text
+    assert "Attempt 1 failed" in alert
+    assert "PlannedError" in alert
+    assert "the next try starts from the beginning" in alert
+    job.begin().checkpoint()
+    job.end(AttemptStatus.FAILED, "PlannedError")
+    assert "restores checkpoint 1" in site.read(path_of(job)).one("div", class_="alert").text
+
+
+def test_after_a_clear_with_a_fresh_start_no_older_checkpoint_is_said_to_be_restored(
+    site: Site, retried: MadeJob
+) -> None:
+    cleared = make_owner(logical_task="nightly/features", run_id="run-1", clear_marker="4/0")
+    retried.begin(owner=replace(cleared, airflow=retried.task.coordinates), on_clear=OnClear.RESTART)
+    assert retried.grant.candidates == ()
+    retried.end(AttemptStatus.FAILED, "PlannedError")
+    page = site.read(path_of(retried))
+    assert "the next try starts from the beginning" in page.one("div", class_="alert").text
+    assert page.one("dl", class_="tiles").text.startswith("Newest checkpoint none")
+    assert retried.begin().grant.candidates == ()
+
+
+def test_sizes_and_durations_have_the_words_of_the_field(site: Site, retried: MadeJob) -> None:
+    rows = site.read(path_of(retried)).table("Sizes and durations of completed checkpoints and savepoints")
+    assert [*rows[0]] == ["", "Total", "Min", "Median", "p95", "Max"]
+    assert rows[0] == {"": "New size", "Total": "3.0 MiB", **dict.fromkeys(("Min", "Median", "p95", "Max"), "1.0 MiB")}
+    assert rows[2] == {"": "Duration", "Total": "6.0 s", **dict.fromkeys(("Min", "Median", "p95", "Max"), "2.0 s")}
+
+
+def test_savepoints_are_shown_with_their_requests(site: Site, retried: MadeJob) -> None:
+    key = retried.request_savepoint("ann", target="memory://archive")
+    retried.checkpoint(serves=key, savepoint_dir="memory://savepoints")
+    retried.request_savepoint("bob")
+    page = site.read(path_of(retried))
+    open_, served = page.table("Newest requests for savepoints of aggregate")
+    assert [open_[name].split()[-1] for name in ("By", "Status", "Savepoint")] == ["bob", "queued", NOTHING]
+    assert [served[name].split()[-1] for name in ("By", "Status", "Savepoint")] == ["ann", "completed", "5"]
+    assert served["Target or failure"] == "memory://archive"
+    (savepoint,) = page.table("Savepoints of aggregate")
+    assert (savepoint["Kind"], savepoint["Trigger"], savepoint["Owner"]) == ("savepoint", "request of ann", "user")
+
+
+def test_each_operator_has_its_own_rows_and_only_its_newest_savepoints(site: Site) -> None:
+    other = site.job(uid="load").begin()
+    other.checkpoint()
+    job = site.job().begin()
+    for _ in range(17):
+        job.checkpoint(serves=job.request_savepoint(), savepoint_dir="memory://savepoints")
+    page = site.read(path_of(job))
+    assert [row["Id"] for row in page.table("Savepoints of aggregate")] == [str(n) for n in range(18, 3, -1)]
+    assert [row["Id"] for row in page.table("Newest checkpoints of load")] == ["1"]
+    assert [len(page.table(f"Attempts of {uid}, newest first")) for uid in ("aggregate", "load")] == [1, 1]
+
+
+def test_a_page_updates_itself_while_an_attempt_runs_and_no_longer(site: Site, retried: MadeJob) -> None:
+    assert int(site.read(path_of(retried)).one("main").attributes["data-refresh-seconds"]) > 0
+    retried.end()
+    assert "data-refresh-seconds" not in site.read(path_of(retried)).one("main").attributes
+
+
+def test_a_page_updates_itself_for_an_hour_after_a_failure_for_the_retry_that_may_follow(
+    site: Site, retried: MadeJob
+) -> None:
+    retried.end(AttemptStatus.FAILED, "PlannedError: disk full")
+    for path in (path_of(retried), "/jobs"):
+        assert "data-refresh-seconds" in site.read(path).one("main").attributes
+    site.clock.advance(3601)
+    for path in (path_of(retried), "/jobs"):
+        assert "data-refresh-seconds" not in site.read(path).one("main").attributes
+
+
+def test_the_history_is_read_in_pages_with_a_filter(site: Site) -> None:
+    job = site.job().begin()
+    for _ in range(60):
+        job.checkpoint()
+    job.decline("no space")
+    caption = "Checkpoints of sales, newest first"
+    history = f"{path_of(job)}/checkpoints"
+    first = site.read(history)
+    assert [row["Id"] for row in first.table(caption)] == [str(n) for n in range(61, 11, -1)]
+    second = site.read(first.links()["Older"].removeprefix(ROOT))
+    assert [row["Id"] for row in second.table(caption)] == [str(n) for n in range(11, 0, -1)]
+    assert "Older" not in second.links()
+    assert second.links()["Newest"] == ROOT + history
+    failed = site.read(f"{history}?status=aborted&operator_id={operator_id_of('aggregate')}")
+    assert [row["Id"] for row in failed.table(caption)] == ["61"]
+    assert "No checkpoints." in site.read(f"{history}?operator_id={operator_id_of('other')}").text
+    (selected,) = [e.text for e in failed.one("select", name="status").all("option", selected="")]
+    assert selected == "aborted"
+
+
+def test_an_empty_filter_of_the_form_is_no_filter(site: Site, retried: MadeJob) -> None:
+    page = site.read(f"{path_of(retried)}/checkpoints?operator_id=&status=")
+    assert len(page.table("Checkpoints of sales, newest first")) == 4
+
+
+def test_a_checkpoint_has_a_page_that_says_whether_it_may_be_deleted(site: Site, retried: MadeJob) -> None:
+    page = site.read(f"{path_of(retried)}/checkpoints/3")
+    facts = {each.one("dt").text: each.one("dd").text for each in page.one("dl").all("div")}
+    assert page.one("h1").text == "Checkpoint 3 ✓ completed"
+    assert facts["Safe to delete"] == "no: a running attempt was restored from it"
+    assert facts["Restored by"] == "attempt 2"
+    assert facts["Operator"] == "aggregate"
+    failed = site.read(f"{path_of(retried)}/checkpoints/4")
+    assert "io exception: the disk is full" in failed.one("pre").text
+
+
+@pytest.mark.parametrize("place", ["/checkpoints/99", "/checkpoints/0", "/checkpoints/x", "/checkpoints?status=x"])
+def test_what_a_job_does_not_have_is_not_found(site: Site, retried: MadeJob, place: str) -> None:
+    assert site.read(path_of(retried) + place, status=404).one("h1").text == "Not found"
+
+
+def test_what_users_wrote_is_text_in_every_place(site: Site) -> None:
+    hostile = Caller(dag_id=HOSTILE, run_id=HOSTILE, task_id=HOSTILE)
+    site.user.dag_ids = (HOSTILE,)
+    job = site.job(HOSTILE, uid=HOSTILE, task=hostile).begin(storage_base=f"memory://{HOSTILE}")
+    key = job.request_savepoint(HOSTILE, target=f"memory://{HOSTILE}")
+    job.checkpoint(serves=key, savepoint_dir="memory://savepoints")
+    job.checkpoint()
+    job.decline(HOSTILE)
+    job.end(AttemptStatus.FAILED, HOSTILE)
+    job.begin().request_savepoint(HOSTILE)
+    task = site.read(path_of(job)).all("a", class_="note")[0].attributes["href"].removeprefix(ROOT)
+    dag, run = task.split("/runs/")[0], task.split("/tasks/")[0]
+    pages = [path_of(job), f"{path_of(job)}/checkpoints", f"{path_of(job)}/checkpoints/3", "/jobs", task, run, dag]
+    for path in pages:
+        page = site.read(path)
+        scripts = [e.attributes.get("src") for e in page.all("script")]
+        assert scripts == [f"{ROOT}/static/{name}.js" for name in ("theme", "pages", "actions")]
+        assert " ".join(HOSTILE.split()) in page.text, path
+        assert all(name in _EXPECTED for e in page.all() for name in e.attributes), path
+
+
+_EXPECTED = frozenset(
+    [
+        "lang",
+        "charset",
+        "name",
+        "content",
+        "rel",
+        "href",
+        "src",
+        "defer",
+        "class",
+        "id",
+        "role",
+        "aria-live",
+        "aria-label",
+        "aria-labelledby",
+        "aria-hidden",
+        "tabindex",
+        "data-refresh-seconds",
+        "datetime",
+        "data-relative",
+        "type",
+        "data-copy",
+        "data-label",
+        "data-airflow",
+        "data-try",
+        "target",
+        "scope",
+        "x",
+        "y",
+        "width",
+        "height",
+        "rx",
+        "cx",
+        "cy",
+        "r",
+        "method",
+        "value",
+        "selected",
+        "maxlength",
+        "aria-sort",
+        "rel",
+        "max",
+    ]
+)
+"""Attributes of the templates: a value that ended its attribute would make another one."""
+
+
+def test_an_unstorable_id_is_refused_on_a_page(site: Site) -> None:
+    assert site.read("/dags/%00", status=400).one("h1").text == "This page cannot be shown"
+    with pytest.raises(InvalidConfigurationError):
+        operator_id_of("")

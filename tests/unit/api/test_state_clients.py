@@ -1,0 +1,148 @@
+"""The asynchronous client over the routes themselves: keys of several columns, names, checkpoints, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import example, given, settings, strategies as st
+
+from airflow_provider_statecheck.configuration import StateServingSettings
+from airflow_provider_statecheck.exceptions import (
+    AccessDeniedError,
+    CheckpointNotFoundError,
+    InvalidConfigurationError,
+    RequestLimitError,
+    UnknownKeyOrNamespaceError,
+    UnknownKvStateLocationError,
+    UnsupportedStateError,
+)
+from airflow_provider_statecheck.queryable.client import AsyncQueryableStateClient
+from airflow_provider_statecheck.state.descriptors import ValueStateDescriptor
+from airflow_provider_statecheck.storage.failures import RetryPolicy
+from tests.unit.api.test_state_routes import COMPOSITE, DESCRIPTORS, RECEIPT, ServedStage
+
+URL = "http://api"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedStage]:
+    served = ServedStage(tmp_path)
+    with served.api:
+        yield served
+    served.close()
+
+
+def asked(served: ServedStage, method: str, *arguments: Any, token: str | None = None, **options: Any) -> Any:
+    """Call a method of a client that reaches the app in this process."""
+
+    async def ask() -> Any:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served.api.client.app)) as http:
+            client = AsyncQueryableStateClient(
+                URL, token or served.token, client=http, retries=RetryPolicy(deadline_seconds=0.0)
+            )
+            return await getattr(client, method)(*arguments, **options)
+
+    return asyncio.run(ask())
+
+
+def test_a_key_of_several_columns_is_a_tuple(served: ServedStage) -> None:
+    stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+    stage.put("balance", {RECEIPT: 5})
+    stage.checkpoint()
+    token = served.api.reading_token(stage.job_id)
+    found = asked(served, "get_many", "shops", "balances", [RECEIPT, ("corner", *RECEIPT[1:])], token=token).found
+    assert found == {RECEIPT: 5}
+
+
+def test_a_name_may_have_any_character(served: ServedStage) -> None:
+    served.stage.put("total", {"ann": 8})
+    served.stage.checkpoint()
+    assert asked(served, "get", "sales", "totals[eu]/net 100%", "ann").value == 8
+    assert "totals[eu]/net 100%" in {each.name for each in asked(served, "names", "sales")}
+
+
+NAMES = st.text(st.sampled_from("./ab%\\?#;[]\n\té😀\x7f\u2028\ud800") | st.characters(), max_size=8)
+
+
+def test_any_name_that_a_state_can_have_reaches_the_server(served: ServedStage) -> None:
+    served.stage.checkpoint()
+
+    @given(NAMES)
+    @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    @example(".")
+    @example("..")
+    @example("a/../b")
+    @example("a\nb")
+    @example("..[oslo]")
+    @example("%2e%2e")
+    def is_asked_for(name: str) -> None:
+        try:
+            ValueStateDescriptor("balance", int, queryable_name=name)
+        except InvalidConfigurationError as error:
+            expected: Any = pytest.raises(InvalidConfigurationError, match=re.escape(str(error)))
+        else:
+            expected = pytest.raises(UnknownKvStateLocationError, match=re.escape(repr(name)))
+        with expected:
+            asked(served, "get", "sales", name, "ann")
+
+    is_asked_for()
+
+
+def test_earlier_checkpoints_are_named_by_id_pointer_and_time(served: ServedStage) -> None:
+    moments: list[datetime] = []
+    for value in (1, 2):
+        served.stage.put("balance", {"ann": value})
+        served.stage.checkpoint()
+        moments.append(served.api.clock.now())
+        served.api.clock.advance(60.0)
+    for earlier in ({"checkpoint_id": 1}, {"pointer": served.stage.pointer(1)}, {"at": moments[0]}):
+        assert asked(served, "get", "sales", "balances", "ann", **earlier).value == 1
+        assert {each.checkpoint_id for each in asked(served, "names", "sales", **earlier)} == {1}
+
+
+def test_an_entry_of_a_map_is_found_by_its_key(served: ServedStage) -> None:
+    served.stage.state("ann", "prices").put("pear", 3)
+    served.stage.checkpoint()
+    assert asked(served, "get", "sales", "prices", "ann", user_key="pear").value == 3
+    assert asked(served, "get", "sales", "prices", "ann").value == {"pear": 3}
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "key", "options", "error"),
+    [
+        ("sales", "balances", "nobody", {}, UnknownKeyOrNamespaceError),
+        ("sales", "balances", "ann", {"namespace": "eu"}, UnknownKeyOrNamespaceError),
+        ("sales", "balance", "ann", {}, UnknownKvStateLocationError),
+        ("sales", "balances", 7, {}, UnsupportedStateError),
+        ("sales", "balances", ("ann", 1), {}, InvalidConfigurationError),
+        ("sales", "balances", "ann", {"user_key": 1}, InvalidConfigurationError),
+        ("sales", "balances", "ann", {"checkpoint_id": 9}, CheckpointNotFoundError),
+        ("another", "balances", "ann", {}, AccessDeniedError),
+    ],
+)
+def test_an_error_of_the_server_is_raised_by_the_client(
+    served: ServedStage, job: str, name: str, key: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    served.stage.put("balance", {"ann": 1})
+    served.stage.checkpoint()
+    with pytest.raises(error):
+        asked(served, "get", job, name, key, **options)
+
+
+def test_a_caller_that_is_too_fast_learns_when_to_come_back(tmp_path: Path) -> None:
+    served = ServedStage(tmp_path, state_settings=StateServingSettings(state_requests_per_second=1.0))
+    with served.api:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        assert asked(served, "get", "sales", "balances", "ann").value == 1
+        with pytest.raises(RequestLimitError) as caught:
+            asked(served, "get", "sales", "balances", "ann")
+    assert caught.value.retry_after_seconds == pytest.approx(1.0)
+    served.close()

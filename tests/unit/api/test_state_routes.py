@@ -1,0 +1,473 @@
+"""Queryable state over HTTP: names, single keys, batches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jsonschema
+import pyarrow as pa
+import pytest
+
+from airflow_provider_statecheck.api import state_limits
+from airflow_provider_statecheck.api.state_limits import MAX_KEYS, MAX_TEXT
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.configuration import StateServingSettings
+from airflow_provider_statecheck.exceptions import InvalidConfigurationError, RequestLimitError
+from airflow_provider_statecheck.gateway.protocol import MAX_BODY_BYTES, decode_error
+from airflow_provider_statecheck.metadata.database import open_engine
+from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.queryable.answers import decode_reply
+from airflow_provider_statecheck.queryable.queries import ABSENT
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.keys.key_serializer import KeyField, KeySerializer
+from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from tests.contracts.queried_stage import QueriedStage
+from tests.unit.api.server import OTHER_TASK, ROOT, ApiServer, accepted, description
+from tests.written_state import BACKENDS, StatefulJob
+
+COMPOSITE = KeySerializer((KeyField("shop", pa.string()), KeyField("day", pa.date32()), KeyField("till", pa.int64())))
+RECEIPT = ("center", date(2026, 1, 31), 7)
+DESCRIPTORS = [
+    ValueStateDescriptor("balance", int, queryable_name="balances"),
+    ValueStateDescriptor("total", int, queryable_name="totals[eu]/net 100%"),
+    MapStateDescriptor("prices", str, int, queryable_name="prices"),
+    ValueStateDescriptor("internal", int),
+]
+
+
+class ServedStage:
+    """A stage with state, and the API that serves it to a read token."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.storage = CheckpointStorage.open((folder / "checkpoints").as_uri())
+        self.api = ApiServer(open_engine(f"sqlite:///{folder}/served.db"), **settings)
+        self.stages: list[QueriedStage] = []
+        self.stage = self.make("sales", DESCRIPTORS)
+        self.token = self.api.reading_token(self.stage.job_id)
+
+    def make(self, job_name: str, descriptors: list[Any], **values: Any) -> QueriedStage:
+        """Return a stage that has begun."""
+        written = StatefulJob(self.storage, BACKENDS["arrow"](), descriptors, job_name=job_name, **values)
+        stage = QueriedStage(SqlJobStore(self.api.engine, self.api.clock), (written,), num_retained=2)
+        self.stages.append(stage)
+        stage.begin()
+        return stage
+
+    def path(self, name: str = "", *, job_id: str | None = None, **query: Any) -> str:
+        """Return the path of the list of names, or of a name."""
+        place = f"/{quote(name, safe='')}" if name else ""
+        asked = f"?{urlencode(query, doseq=True)}" if query else ""
+        return f"/v1/jobs/{job_id or self.stage.job_id}/state{place}{asked}"
+
+    def get(self, name: str = "", token: str | None = None, **query: Any) -> Any:
+        return self.api.call("GET", self.path(name, **query), token or self.token)
+
+    def post(self, name: str, body: Any, **query: Any) -> Any:
+        return self.api.call("POST", self.path(name, **query), self.token, body)
+
+    def close(self) -> None:
+        for stage in self.stages:
+            stage.close()
+        self.api.engine.dispose()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedStage]:
+    served = ServedStage(tmp_path)
+    with served.api:
+        yield served
+    served.close()
+
+
+def refused(response: Any, status: int, code: str) -> str:
+    assert (response.status_code, response.json()["code"]) == (status, code), response.text
+    return str(response.json()["message"])
+
+
+class TestSingleKeys:
+    def test_value_is_that_of_the_latest_completed_checkpoint(self, served: ServedStage) -> None:
+        for value in (1, 2, 3):
+            served.stage.put("balance", {"ann": value})
+            checkpoint_id = served.stage.checkpoint()
+            reply = decode_reply(accepted(served.get("balances", key="ann")))
+            assert (reply.keys, reply.values, reply.checkpoint_id) == (("ann",), (value,), checkpoint_id)
+
+    def test_key_of_several_columns_has_one_parameter_for_each(self, served: ServedStage) -> None:
+        stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+        stage.put("balance", {RECEIPT: 5})
+        stage.checkpoint()
+        token = served.api.reading_token(stage.job_id)
+        answer = served.get("balances", token, job_id=stage.job_id, key=["center", "2026-01-31", "7"])
+        reply = decode_reply(accepted(answer))
+        assert (reply.keys, reply.values) == ((RECEIPT,), (5,))
+
+    def test_name_with_any_character_is_found(self, served: ServedStage) -> None:
+        served.stage.put("total", {"ann": 8})
+        served.stage.checkpoint()
+        reply = decode_reply(accepted(served.get("totals[eu]/net 100%", key="ann")))
+        assert (reply.name, reply.values) == ("totals[eu]/net 100%", (8,))
+
+    def test_entry_of_a_map_is_read_by_its_user_key(self, served: ServedStage) -> None:
+        served.stage.state("ann", "prices").put("pear", 3)
+        served.stage.checkpoint()
+        reply = decode_reply(accepted(served.get("prices", key="ann", user_key="pear")))
+        assert (reply.is_entry, reply.values) == (True, (3,))
+        refused(served.get("prices", key="ann", user_key="plum"), 404, "unknown_key_or_namespace")
+
+    def test_state_of_a_namespace_is_apart(self, served: ServedStage) -> None:
+        served.stage.state("ann", "balance", "2026-01").update(4)
+        served.stage.checkpoint()
+        assert decode_reply(accepted(served.get("balances", key="ann", namespace="2026-01"))).values == (4,)
+        refused(served.get("balances", key="ann"), 404, "unknown_key_or_namespace")
+
+    def test_earlier_checkpoint_is_read_by_id_pointer_or_time(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        first = served.stage.checkpoint()
+        at = served.api.clock.now()
+        served.api.clock.advance(60)
+        served.stage.put("balance", {"ann": 2})
+        served.stage.checkpoint()
+        for as_of in ({"checkpoint_id": first}, {"pointer": served.stage.pointer(first)}, {"at": at.isoformat()}):
+            reply = decode_reply(accepted(served.get("balances", key="ann", **as_of)))
+            assert (reply.checkpoint_id, reply.values) == (first, (1,))
+
+
+class TestBatches:
+    def test_values_are_in_the_order_of_the_keys_and_absent_ones_are_marked(self, served: ServedStage) -> None:
+        served.stage.put("balance", {f"account {n}": n for n in range(50)})
+        served.stage.checkpoint()
+        keys = ["account 49", "nobody", "account 0", "account 49"]
+        answer = accepted(served.post("balances", {"keys": keys}))
+        assert decode_reply(answer).values == (49, ABSENT, 0, 49)
+        assert [each.get("absent", False) for each in answer["entries"]] == [False, True, False, False]
+
+    def test_key_of_several_columns_is_a_list(self, served: ServedStage) -> None:
+        stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+        stage.put("balance", {RECEIPT: 5})
+        stage.checkpoint()
+        served.token = served.api.reading_token(stage.job_id)
+        body = {"keys": [["center", "2026-01-31", 7], ["center", "2026-01-31", 8]]}
+        assert decode_reply(accepted(served.post("balances", body, job_id=stage.job_id))).values == (5, ABSENT)
+
+    def test_batch_reads_one_earlier_checkpoint(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1, "ben": 1})
+        first = served.stage.checkpoint()
+        served.stage.put("balance", {"ann": 2})
+        served.stage.checkpoint()
+        reply = decode_reply(accepted(served.post("balances", {"keys": ["ann", "ben"], "checkpoint_id": first})))
+        assert (reply.checkpoint_id, reply.values) == (first, (1, 1))
+
+    def test_batch_above_the_limit_is_refused(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        accepted(served.post("balances", {"keys": ["ann"] * MAX_KEYS}))
+        message = refused(served.post("balances", {"keys": ["ann"] * (MAX_KEYS + 1)}), 413, "request_limit")
+        assert "split them" in message
+
+
+class TestNames:
+    def test_names_are_listed_with_their_types_and_only_named_states(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        checkpoint_id = served.stage.checkpoint()
+        listed = {each["name"]: each for each in accepted(served.get())}
+        assert set(listed) == {"balances", "totals[eu]/net 100%", "prices"}
+        balances = listed["balances"]
+        assert (balances["kind"], balances["key_columns"], balances["value_type"]) == (
+            "value",
+            [["account", "string"]],
+            "int64",
+        )
+        assert (balances["checkpoint_id"], balances["pointer"]) == (checkpoint_id, served.stage.pointer(checkpoint_id))
+
+    def test_second_state_of_a_name_is_listed_as_refused(self, served: ServedStage) -> None:
+        again = ValueStateDescriptor("again", int, queryable_name="balances")
+        stage = served.make("twice", [*DESCRIPTORS, again])
+        stage.checkpoint()
+        token = served.api.reading_token(stage.job_id)
+        listed = accepted(served.get("", token, job_id=stage.job_id))
+        (second,) = [each for each in listed if each["refused"]]
+        assert second["name"] == "balances"
+        assert listed[-1] == second
+
+
+class TestUnknown:
+    def test_job_is_not_found(self, served: ServedStage) -> None:
+        unknown = job_id_of("no such job")
+        token = served.api.task_token()
+        refused(served.get("balances", token, job_id=unknown, key="ann"), 404, "checkpoint_not_found")
+        refused(served.get("", token, job_id=unknown), 404, "checkpoint_not_found")
+
+    def test_name_is_answered_with_the_names_that_there_are(self, served: ServedStage) -> None:
+        served.stage.checkpoint()
+        for name in ("nothing", "internal"):
+            message = refused(served.get(name, key="ann"), 404, "unknown_kv_state_location")
+            assert "balances" in message
+
+    def test_key_is_answered_with_its_checkpoint(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        checkpoint_id = served.stage.checkpoint()
+        answer = served.get("balances", key="nobody")
+        refused(answer, 404, "unknown_key_or_namespace")
+        assert decode_error(answer.json()).checkpoint_id == checkpoint_id
+
+    @pytest.mark.parametrize("place", ["file:///etc/passwd", "s3://elsewhere/chk-1", "http://169.254.169.254/chk-1"])
+    def test_pointer_that_is_not_of_the_job_is_never_opened(self, tmp_path: Path, place: str) -> None:
+        opened: list[str] = []
+
+        def open_storage(uri: str) -> CheckpointStorage:
+            opened.append(uri)
+            return CheckpointStorage.open(uri)
+
+        served = ServedStage(tmp_path, open_storage=open_storage)
+        served.stage.put("balance", {"ann": 1})
+        checkpoint_id = served.stage.checkpoint()
+        refused(served.get("balances", key="ann", pointer=place), 404, "checkpoint_not_found")
+        accepted(served.get("balances", key="ann"))
+        assert set(opened) == {served.stage.pointer(checkpoint_id)}
+        served.close()
+
+    def test_pointer_of_another_job_is_not_found(self, served: ServedStage) -> None:
+        other = served.make("other", DESCRIPTORS)
+        other.put("balance", {"ann": 7777777777777})
+        secret = other.pointer(other.checkpoint())
+        served.stage.checkpoint()
+        assert "7777777777777" not in refused(
+            served.get("balances", key="ann", pointer=secret), 404, "checkpoint_not_found"
+        )
+
+
+class TestWrongRequests:
+    def test_several_checkpoints_are_refused(self, served: ServedStage) -> None:
+        served.stage.checkpoint()
+        answer = served.get("balances", key="ann", checkpoint_id=1, at="2026-01-01T00:00:00Z")
+        refused(answer, 400, "invalid_configuration")
+        body = {"keys": ["ann"], "checkpoint_id": 1, "pointer": "file:///x"}
+        refused(served.post("balances", body), 400, "invalid_configuration")
+
+    @pytest.mark.parametrize("at", ["yesterday", "2026-01-01T00:00:00", "2026-01-01T00:00:00 00:00"])
+    def test_time_without_zone_or_form_is_refused(self, served: ServedStage, at: str) -> None:
+        served.stage.checkpoint()
+        refused(served.get("balances", key="ann", at=at), 400, "invalid_configuration")
+
+    @pytest.mark.parametrize(
+        ("key", "named"),
+        [
+            (["center"], "shop, day, till"),
+            (["center", "31.01.2026", "7"], "day"),
+            (["center", "2026-01-31", "x"], "till"),
+        ],
+    )
+    def test_key_of_another_form_is_answered_with_the_columns(
+        self, served: ServedStage, key: list[str], named: str
+    ) -> None:
+        stage = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+        stage.checkpoint()
+        token = served.api.reading_token(stage.job_id)
+        answer = served.get("balances", token, job_id=stage.job_id, key=key)
+        assert answer.status_code == 400
+        assert named in answer.json()["message"]
+
+    def test_query_without_key_is_refused(self, served: ServedStage) -> None:
+        served.stage.checkpoint()
+        refused(served.get("balances"), 422, "invalid_configuration")
+
+    def test_user_key_of_a_value_is_refused(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        refused(served.get("balances", key="ann", user_key="x"), 400, "invalid_configuration")
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            *("", "a\x00b", "\ud800", "x" * 70_000, 0, -1, 2**63, 10**400, 0.5, 1e300, float("inf"), float("nan")),
+            *(
+                None,
+                True,
+                [],
+                {},
+                [None],
+                [[]],
+                {"": ""},
+                ["center", "2026-01-31", 2**63],
+                ["center", 5, 7],
+                ["\ud800"] * 3,
+            ),
+        ],
+        ids=repr,
+    )
+    def test_no_key_makes_the_server_fail(self, served: ServedStage, key: Any) -> None:
+        shops = served.make("shops", DESCRIPTORS, keys=COMPOSITE)
+        tokens = {stage.job_id: served.api.reading_token(stage.job_id) for stage in (served.stage, shops)}
+        for stage in (served.stage, shops):
+            stage.put("balance", {RECEIPT if stage is shops else "ann": 1})
+            stage.checkpoint()
+            for body in ({"keys": [key]}, {"keys": ["ann"], "user_key": key}, {"keys": ["ann"], "namespace": key}):
+                text = json.dumps(body).encode(errors="surrogatepass")
+                answer = served.api.client.post(
+                    f"{ROOT}{served.path('balances', job_id=stage.job_id)}",
+                    content=text,
+                    headers={"Authorization": f"Bearer {tokens[stage.job_id]}", "Content-Type": "application/json"},
+                )
+                assert answer.status_code < 500, answer.text
+
+    def test_body_above_the_limit_is_refused(self, served: ServedStage) -> None:
+        body = {"keys": ["x" * MAX_BODY_BYTES]}
+        refused(served.post("balances", body), 413, "request_limit")
+        refused(served.api.post("trigger", served.token, body), 413, "invalid_configuration")
+
+    def test_key_may_have_characters_that_no_database_stores(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"a\x00b": 1})
+        served.stage.checkpoint()
+        assert decode_reply(accepted(served.post("balances", {"keys": ["a\x00b"]}))).values == (1,)
+        assert decode_reply(accepted(served.get("balances", key="a\x00b"))).values == (1,)
+
+    def test_long_key_is_refused(self, served: ServedStage) -> None:
+        served.stage.checkpoint()
+        refused(served.get("balances", key="x" * (MAX_TEXT + 1)), 413, "request_limit")
+
+
+class TestAccess:
+    def test_other_tokens_read_nothing(self, served: ServedStage) -> None:
+        other = served.make("other", DESCRIPTORS)
+        for token in ("unknown", served.api.reading_token(other.job_id)):
+            for path in (served.path(), served.path("balances", key="ann")):
+                assert served.api.call("GET", path, token).status_code == 403
+            body = {"keys": ["ann"]}
+            assert served.api.call("POST", served.path("balances"), token, body).status_code == 403
+
+    def test_token_is_checked_before_the_body_is_read(self, served: ServedStage) -> None:
+        assert served.api.call("POST", served.path("balances"), None, {"keys": "not a list"}).status_code == 403
+
+    def test_granted_permission_ends_with_the_token(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        served.api.clock.advance(15 * 60 - 1)
+        accepted(served.get("balances", key="ann"))
+        served.api.clock.advance(1)
+        refused(served.get("balances", key="ann"), 401, "token_expired")
+
+    def test_token_that_a_newer_attempt_revoked_reads_for_five_seconds(self, served: ServedStage) -> None:
+        attempt = served.api.attempt("revoked")
+        path = served.path(job_id=attempt.job_id)
+        accepted(served.api.call("GET", path, attempt.token))
+        served.api.attempt("revoked")
+        accepted(served.api.call("GET", path, attempt.token))
+        served.api.clock.advance(5)
+        refused(served.api.call("GET", path, attempt.token), 409, "stale_attempt")
+
+
+class TestRates:
+    @pytest.fixture
+    def served(self, tmp_path: Path) -> Iterator[ServedStage]:
+        served = ServedStage(tmp_path, state_settings=StateServingSettings(state_requests_per_second=2.0))
+        with served.api:
+            yield served
+        served.close()
+
+    def test_caller_above_the_rate_is_told_when_to_come_back(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        for _ in range(2):
+            accepted(served.get("balances", key="ann"))
+        answer = served.get("balances", key="ann")
+        refused(answer, 429, "request_limit")
+        assert answer.headers["Retry-After"] == "1"
+        assert decode_error(answer.json()).retry_after_seconds == 0.5
+        served.api.clock.advance(0.5)
+        accepted(served.get("balances", key="ann"))
+        refused(served.get("balances", key="ann"), 429, "request_limit")
+
+    def test_other_callers_have_their_own_rate(self, served: ServedStage) -> None:
+        served.stage.checkpoint()
+        job_id, of_other_task = served.stage.job_id, served.api.task_token(OTHER_TASK)
+        for token in (served.token, of_other_task) * 2:
+            accepted(served.get("", token))
+        for token in (served.token, of_other_task, served.api.reading_token(job_id)):
+            refused(served.get("", token), 429, "request_limit")
+
+
+class TestUnusableStorage:
+    def test_server_without_storage_names_the_other_server(self, tmp_path: Path) -> None:
+        for settings in ({"open_storage": None}, {"state_settings": StateServingSettings(serve_state=False)}):
+            served = ServedStage(tmp_path, **settings)
+            for answer in (served.get(), served.get("balances", key="ann")):
+                message = refused(answer, 503, "environment_not_ready")
+                assert "airflow statecheck serve-state" in message
+            served.close()
+
+    def test_invalid_option_stops_no_checkpoint(self, api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        def invalid() -> StateServingSettings:
+            raise InvalidConfigurationError("Expected [statecheck] serve_state to be true or false, found 'maybe'.")
+
+        monkeypatch.setattr(api.services, "_state_settings", invalid)
+        attempt = api.attempt()
+        api.complete(attempt)
+        answer = api.call("GET", f"/v1/jobs/{attempt.job_id}/state", attempt.token)
+        assert "'maybe'" in refused(answer, 400, "invalid_configuration")
+
+    def test_connection_that_cannot_be_used_names_the_other_server(self, tmp_path: Path) -> None:
+        def opened(_: str) -> CheckpointStorage:
+            raise InvalidConfigurationError("Expected a connection 'aws', found none; create it.")
+
+        served = ServedStage(tmp_path, open_storage=opened)
+        served.stage.checkpoint()
+        message = refused(served.get("balances", key="ann"), 503, "environment_not_ready")
+        assert "connection 'aws'" in message
+        assert "correct [statecheck] storage_conn_id" in message
+        assert "airflow statecheck serve-state" in message
+        served.close()
+
+    def test_directory_that_is_not_on_this_machine_names_the_other_server(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        pointer = served.stage.pointer(served.stage.checkpoint())
+        job_directory = Path(pointer.removeprefix("file://")).parent
+        job_directory.rename(job_directory.with_name("elsewhere"))
+        message = refused(served.get("balances", key="ann"), 503, "environment_not_ready")
+        assert "no such directory" in message
+        assert "airflow statecheck serve-state" in message
+
+
+class TestDescription:
+    def test_answers_have_the_described_form(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        names, single = "/v1/jobs/{job_id}/state", "/v1/jobs/{job_id}/state/{name}"
+        _require_form(names, "get", accepted(served.get()))
+        _require_form(single, "get", accepted(served.get("balances", key="ann")))
+        _require_form(single, "post", accepted(served.post("balances", {"keys": ["ann", "nobody"]})))
+
+    def test_errors_are_described(self) -> None:
+        for verb in ("get", "post"):
+            described = description()["paths"]["/v1/jobs/{job_id}/state/{name}"][verb]["responses"]
+            assert {"400", "401", "403", "404", "413", "429", "503"} <= set(described)
+
+
+def _require_form(path: str, verb: str, answer: Any) -> None:
+    content = description()["paths"][path][verb]["responses"]["200"]["content"]["application/json"]
+    schema = {**content["schema"], "components": description()["components"]}
+    jsonschema.Draft202012Validator(schema).validate(answer)
+
+
+class TestAnswers:
+    def test_answer_above_the_limit_is_refused(self, served: ServedStage, monkeypatch: pytest.MonkeyPatch) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        size = len(served.get("balances", key="ann").content)
+        monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size)
+        accepted(served.get("balances", key="ann"))
+        monkeypatch.setattr(state_limits, "MAX_ANSWER_BYTES", size - 1)
+        answer = served.get("balances", key="ann")
+        refused(answer, 413, "request_limit")
+        assert isinstance(decode_error(answer.json()), RequestLimitError)
+        assert "Retry-After" not in answer.headers
+
+    def test_time_of_completion_is_that_of_the_coordinator(self, served: ServedStage) -> None:
+        served.stage.put("balance", {"ann": 1})
+        served.stage.checkpoint()
+        answer = accepted(served.get("balances", key="ann"))
+        assert datetime.fromisoformat(answer["completed_at"]) == served.api.clock.now()

@@ -1,0 +1,152 @@
+"""Registration of queryable states, by Flink's rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange
+from airflow_provider_statecheck.exceptions import (
+    DuplicateNameError,
+    InvalidConfigurationError,
+    UnknownKvStateKeyGroupLocationError,
+    UnknownKvStateLocationError,
+)
+from airflow_provider_statecheck.queryable.locations import KvStateAddress, KvStateLocationRegistry
+from airflow_provider_statecheck.state.descriptors import MapStateDescriptor, StateDescriptor, ValueStateDescriptor
+from airflow_provider_statecheck.state.keyed.registered_state import RegisteredState
+from airflow_provider_statecheck.state.reading.checkpoint_states import StateContent
+from tests.written_state import TEXT_KEY
+
+JOB = job_id_of("job")
+LOWER, UPPER, ALL = KeyGroupRange(0, 3), KeyGroupRange(4, 7), KeyGroupRange(0, 7)
+BALANCE: StateDescriptor[int] = ValueStateDescriptor("balance", int)
+
+
+@pytest.fixture
+def registry() -> KvStateLocationRegistry:
+    return KvStateLocationRegistry(JOB, {"a": 8, "b": 8})
+
+
+def address(kv_state_id: str = "x", descriptor: StateDescriptor[int] = BALANCE) -> KvStateAddress:
+    content = StateContent(
+        uid="a",
+        schema=RegisteredState.of(descriptor).schema(),
+        key=TEXT_KEY.snapshot(),
+        max_parallelism=8,
+        handles=(),
+        taken_at_ms=0,
+    )
+    return KvStateAddress(kv_state_id=kv_state_id, pointer="file:///c/chk-1", checkpoint_id=1, content=content)
+
+
+def test_location_knows_the_address_of_each_registered_key_group(registry):
+    one, two = address("1"), address("2")
+    registry.register("a", LOWER, "name", one)
+    registry.register("a", UPPER, "name", two)
+
+    location = registry.location("name")
+
+    assert (location.job_id, location.uid, location.name, location.num_key_groups) == (JOB, "a", "name", 8)
+    assert [location.address_of(group) for group in range(8)] == [one] * 4 + [two] * 4
+    assert location.num_registered_key_groups == 8
+
+
+def test_key_group_without_a_registration_has_no_address(registry):
+    registry.register("a", UPPER, "name", address())
+
+    location = registry.location("name")
+
+    assert location.num_registered_key_groups == 4
+    with pytest.raises(UnknownKvStateKeyGroupLocationError, match="key group 3"):
+        location.address_of(3)
+
+
+@pytest.mark.parametrize("key_group", [-1, 8])
+def test_key_group_out_of_bounds_is_an_error(registry, key_group):
+    registry.register("a", ALL, "name", address())
+
+    with pytest.raises(InvalidConfigurationError, match="from 0 to 7"):
+        registry.location("name").address_of(key_group)
+
+
+def test_second_operator_with_a_name_is_refused_and_the_first_one_keeps_it(registry):
+    registry.register("a", LOWER, "name", address())
+
+    with pytest.raises(DuplicateNameError, match="'a' and in 'b'"):
+        registry.register("b", UPPER, "name", address())
+
+    assert registry.owner_of("name") == "a"
+    assert registry.location("name").num_registered_key_groups == 4
+
+
+def test_unknown_operator_cannot_register(registry):
+    with pytest.raises(InvalidConfigurationError, match="'c'"):
+        registry.register("c", LOWER, "name", address())
+
+
+def test_key_groups_out_of_bounds_cannot_be_registered(registry):
+    with pytest.raises(InvalidConfigurationError, match="from 0 to 7"):
+        registry.register("a", KeyGroupRange(4, 8), "name", address())
+
+    assert registry.names == ()
+
+
+def test_operator_replaces_its_registration_of_a_range(registry):
+    old, new = address("old"), address("new")
+    registry.register("a", ALL, "name", old)
+    before = registry.location("name")
+
+    registry.register("a", UPPER, "name", new)
+
+    assert registry.location("name").address_of(4) is new
+    assert registry.location("name").address_of(3) is old
+    assert before.address_of(4) is old, "a location that a reader has does not change"
+
+
+def test_name_vanishes_with_its_last_range(registry):
+    registry.register("a", LOWER, "name", address())
+    registry.register("a", UPPER, "name", address())
+
+    registry.unregister("a", LOWER, "name")
+    assert registry.location("name").num_registered_key_groups == 4
+    registry.unregister("a", UPPER, "name")
+
+    assert registry.names == ()
+    registry.register("b", ALL, "name", address())
+
+
+@pytest.mark.parametrize(
+    ("uid", "key_groups", "name"),
+    [
+        ("a", LOWER, "other"),
+        ("b", LOWER, "name"),
+        ("a", UPPER, "name"),
+        ("a", ALL, "name"),
+        ("a", KeyGroupRange(0, 9), "name"),
+    ],
+    ids=["unknown name", "other operator", "other range", "partly registered range", "out of bounds"],
+)
+def test_registration_that_does_not_exist_cannot_be_removed(registry, uid, key_groups, name):
+    registry.register("a", LOWER, "name", address())
+
+    with pytest.raises(InvalidConfigurationError, match="registered or unregistered it first"):
+        registry.unregister(uid, key_groups, name)
+
+    assert registry.location("name").num_registered_key_groups == 4
+
+
+def test_unknown_name_is_an_error_that_lists_the_names(registry):
+    registry.register("a", ALL, "balances", address())
+
+    with pytest.raises(UnknownKvStateLocationError, match=r"'prices' .* found 'balances'"):
+        registry.location("prices")
+
+
+def test_location_has_the_serializers_of_its_keys(registry):
+    registry.register("a", ALL, "balances", address())
+    registry.register("a", ALL, "prices", address(descriptor=MapStateDescriptor("prices", int, int)))
+
+    assert registry.location("balances").key_serializer == TEXT_KEY
+    assert registry.location("balances").user_key_serializer is None
+    assert str(registry.location("prices").user_key_serializer.arrow_type) == "int64"

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_statecheck.exceptions import (
+    CorruptStateError,
+    EnvironmentNotReadyError,
+    IncompatibleCheckpointError,
+)
+from airflow_provider_statecheck.spark.snapshots.columns import parse_schema
+from airflow_provider_statecheck.storage.snapshot_manifest import (
+    FORMAT_VERSION,
+    SnapshotFile,
+    SnapshotManifest,
+    SnapshotWriter,
+    build_manifest,
+    verify_files,
+)
+
+
+class Files:
+    """Files in memory, with a record of what was read of them."""
+
+    def __init__(self, content: Mapping[str, bytes]) -> None:
+        self.content = dict(content)
+        self.read: list[tuple[str, int, int]] = []
+
+    def list_files(self, uri: str) -> dict[str, int]:
+        return {name: len(data) for name, data in self.content.items()}
+
+    def read_range(self, uri: str, start: int, end: int) -> bytes:
+        name = uri.removeprefix("x://data/")
+        self.read.append((name, start, end))
+        return self.content[name][start:end]
+
+
+def parquet(rows: int, columns: int = 1) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({f"c{i}": range(rows) for i in range(columns)}), sink)
+    return sink.getvalue()
+
+
+def make_manifest(**changes):
+    file = SnapshotFile(name="part-0.parquet", size_bytes=4, footer_sha256="ab")
+    return SnapshotManifest(**{"schema_json": "{}", "files": (file,), "rows": 1, **changes})
+
+
+def test_rows_are_counted_from_footers_without_reading_the_data():
+    files = Files({f"part-{i}.parquet": parquet(50_000 + i) for i in range(20)})
+    manifest = build_manifest(files, "x://data", "{}")
+    assert manifest.rows == sum(50_000 + i for i in range(20))
+    assert sum(end - start for _, start, end in files.read) < manifest.size_bytes / 2
+
+
+def test_a_footer_longer_than_one_read_is_read_whole():
+    files = Files({"part-0.parquet": parquet(3, columns=2000)})
+    assert build_manifest(files, "x://data", "{}").rows == 3
+    assert len(files.read) == 2
+
+
+def test_what_spark_passes_over_is_no_data():
+    names = ["_SUCCESS", ".part-0.parquet.crc", "_temporary/0/part-1.parquet", "part-0.parquet"]
+    files = Files({name: parquet(2) for name in names})
+    assert [file.name for file in build_manifest(files, "x://data", "{}").files] == ["part-0.parquet"]
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", parquet(9)[:-1], b"PAR1" + b"\xff" * 8 + b"\x08\x00\x00\x00PAR1"])
+def test_an_incomplete_file_is_found(data):
+    with pytest.raises(CorruptStateError, match="readable footer"):
+        build_manifest(Files({"part-0.parquet": data}), "x://data", "{}")
+
+
+def test_nothing_where_spark_wrote_means_that_spark_wrote_elsewhere():
+    """Spark writes a file even for no row; a manifest without one would verify although nothing can be restored."""
+    with pytest.raises(EnvironmentNotReadyError, match="one endpoint"):
+        build_manifest(Files({"_SUCCESS": b""}), "x://data", "{}")
+
+
+def test_changed_statistics_change_the_fingerprint():
+    def fingerprint(first: int) -> str:
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"a": [first, 5]}), sink)
+        return build_manifest(Files({"part-0.parquet": sink.getvalue()}), "x://data", "{}").fingerprint()
+
+    assert fingerprint(1) == fingerprint(1)
+    assert fingerprint(1) != fingerprint(2)
+
+
+def test_equal_manifests_have_equal_bytes_in_any_order_of_listing():
+    content = {f"part-{i}.parquet": parquet(i + 1) for i in range(5)}
+    forward = build_manifest(Files(content), "x://data", "{}")
+    backward = build_manifest(Files(dict(reversed(content.items()))), "x://data", "{}")
+    assert forward.encode() == backward.encode()
+
+
+def test_decoding_gives_back_what_was_encoded():
+    manifest = make_manifest(schema_json='{"fields":[{"name":"naïve \\u0000"}]}')
+    assert SnapshotManifest.decode(manifest.encode()) == manifest
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"format_version":1,"files":[[1]]}'])
+def test_a_damaged_manifest_is_found(content):
+    with pytest.raises(CorruptStateError):
+        SnapshotManifest.decode(content)
+
+
+def test_a_manifest_of_a_newer_format_says_so():
+    document = {**json.loads(make_manifest().encode()), "format_version": FORMAT_VERSION + 1}
+    with pytest.raises(IncompatibleCheckpointError, match=f"format {FORMAT_VERSION + 1}"):
+        SnapshotManifest.decode(json.dumps(document).encode())
+
+
+def test_what_spark_wrote_stays_readable_for_the_first_release():
+    assert json.loads(make_manifest().encode()) == {
+        "format_version": 1,
+        "schema": "{}",
+        "rows": 1,
+        "files": [["part-0.parquet", 4, "ab"]],
+    }
+
+
+def test_what_executors_wrote_is_refused_by_the_first_release_and_says_who_wrote_it():
+    manifest = make_manifest(writer=SnapshotWriter.EXECUTORS)
+    document = json.loads(manifest.encode())
+    assert (document["format_version"], document["writer"]) == (2, "executors")
+    assert SnapshotManifest.decode(manifest.encode()) == manifest
+
+
+def test_an_unknown_writer_is_damage():
+    document = {**json.loads(make_manifest(writer=SnapshotWriter.EXECUTORS).encode()), "writer": "nobody"}
+    with pytest.raises(CorruptStateError):
+        SnapshotManifest.decode(json.dumps(document).encode())
+
+
+def test_files_of_repeated_tasks_are_no_damage_beside_what_executors_wrote():
+    manifest = make_manifest(writer=SnapshotWriter.EXECUTORS)
+    verify_files(Files({"part-0.parquet": b"1234", "part-0-loser.parquet": b"1"}), "x://data", manifest)
+    with pytest.raises(CorruptStateError, match="is missing"):
+        verify_files(Files({"part-0-loser.parquet": b"1"}), "x://data", manifest)
+    with pytest.raises(CorruptStateError, match="3 bytes instead of 4"):
+        verify_files(Files({"part-0.parquet": b"123"}), "x://data", manifest)
+
+
+def test_all_differences_are_told():
+    manifest = make_manifest(
+        files=tuple(SnapshotFile(name=name, size_bytes=4, footer_sha256="") for name in ("a", "b", "c"))
+    )
+    with pytest.raises(CorruptStateError) as raised:
+        verify_files(Files({"a": b"1234", "b": b"123", "d": b"1"}), "x://data", manifest)
+    assert raised.value.differences == ["c is missing", "d was added", "b has 3 bytes instead of 4"]
+
+
+@pytest.mark.parametrize(
+    "udt",
+    [
+        {"type": "udt", "pyClass": "os.system", "sqlType": "long"},
+        {"type": "udt", "pyClass": "pyspark.x.Y", "serializedClass": "gASVBg==", "sqlType": "long"},
+    ],
+    ids=["foreign-class", "pickled-class"],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_schema_cannot_make_a_restore_load_code(udt, is_nested):
+    kind = {"type": "array", "elementType": udt, "containsNull": True} if is_nested else udt
+    field = {"name": "a", "type": kind, "nullable": True, "metadata": {}}
+    with pytest.raises(CorruptStateError, match="does not load"):
+        parse_schema(json.dumps({"type": "struct", "fields": [field]}))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"type":"struct"}', '{"type":"struct","fields":[{}]}'])
+def test_a_damaged_schema_is_found(text):
+    with pytest.raises(CorruptStateError):
+        parse_schema(text)
