@@ -11,9 +11,12 @@ from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import get_user
+from airflow.configuration import conf
 from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
 from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import select
 
 from airflow_provider_statecheck.api.access import dags_of
 from airflow_provider_statecheck.api.job_access import JobGrant, TokenAccess, bearer
@@ -52,6 +55,9 @@ class PermittedDags:
     """
     Dags whose task instances a user may read, or edit. The auth manager is asked once for each.
 
+    With ``[core] multi_team``, nobody has the permission on a Dag that was deleted from Airflow: its team is unknown, and
+    the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
+
     :param user: User of Airflow.
     :param method: ``GET`` for reading, ``PUT`` for editing.
     """
@@ -86,11 +92,12 @@ class PermittedDags:
         self._require((dag_id,))
 
     def among(self, dag_ids: Collection[str]) -> frozenset[str]:
-        """Return those of some Dags on which the user has the permission; one query reads the teams of all."""
+        """Return those of some Dags on which the user has the permission; the teams of all are read at once."""
         unknown = [dag_id for dag_id in dag_ids if dag_id not in self._known]
         teams = DagModel.get_dag_id_to_team_name_mapping(unknown) if unknown else {}
+        deleted = _deleted_of_a_team(unknown)
         for dag_id in unknown:
-            self._known[dag_id] = self._is_permitted(dag_id, teams.get(dag_id))
+            self._known[dag_id] = dag_id not in deleted and self._is_permitted(dag_id, teams.get(dag_id))
         return frozenset(dag_id for dag_id in dag_ids if self._known[dag_id])
 
     def _require(self, dag_ids: Collection[str]) -> None:
@@ -107,6 +114,16 @@ class PermittedDags:
         dag = DagDetails(id=dag_id, team_name=team)
         return get_auth_manager().is_authorized_dag(
             method=self._method, access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=self._user
+        )
+
+
+def _deleted_of_a_team(dag_ids: Collection[str]) -> frozenset[str]:
+    """Return those of some Dags that are deleted; empty without teams, where the permission depends on the id alone."""
+    if not dag_ids or not conf.getboolean("core", "multi_team"):
+        return frozenset()
+    with create_session() as session:
+        return frozenset(dag_ids).difference(
+            session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(dag_ids)))
         )
 
 
