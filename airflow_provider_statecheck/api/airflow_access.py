@@ -55,7 +55,7 @@ class PermittedDags:
     """
     Dags whose task instances a user may read, or edit. The auth manager is asked once for each.
 
-    With ``[core] multi_team``, nobody has the permission on a Dag that was deleted from Airflow: its team is unknown, and
+    With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown, and
     the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
 
     :param user: User of Airflow.

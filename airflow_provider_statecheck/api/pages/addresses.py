@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 from fastapi import Request
 
+from airflow_provider_statecheck.api.pages.operator_rows import OperatorsQuery
 from airflow_provider_statecheck.checkpoint.job_list import JobsPage
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES, MOUNT_PATH
 
@@ -57,6 +58,22 @@ class Addresses:
     def job(self, job_id: str) -> str:
         """Return the address of the page of a job."""
         return f"{self.jobs()}/{_quoted(job_id)}"
+
+    def operator(self, job_id: str, operator_id: str) -> str:
+        """Return the address of the page of an operator."""
+        return f"{self.job(job_id)}/operators/{_quoted(operator_id)}"
+
+    def operators(self, address: str, shown: OperatorsQuery, **changes: Any) -> str:
+        """
+        Return the address of a table of operators with changes of its filter or order; the position is not kept.
+
+        :param address: Address of the page that has the table.
+        """
+        query = replace(shown, **{"page": 1} | changes)
+        descending = "true" if query.descending else None
+        position = query.page if query.page > 1 else None
+        values = {"name": query.name, "sort": query.sort.value, "descending": descending, "page": position}
+        return f"{address}{_query(values)}"
 
     def checkpoints(self, job_id: str, **query: object) -> str:
         """Return the address of the history of a job."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -16,12 +15,19 @@ from airflow_provider_statecheck.api.pages.charts import (
     size_chart,
     timeline,
 )
+from airflow_provider_statecheck.api.pages.operator_rows import (
+    ByOperator,
+    Coordinates,
+    OperatorRow,
+    is_of,
+    is_restorable,
+    operator_rows,
+)
 from airflow_provider_statecheck.api.pages.rendering import readable_duration
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
-    AttemptOwner,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
@@ -37,6 +43,7 @@ from airflow_provider_statecheck.checkpoint.statistics_snapshot import (
     snapshot_of,
 )
 from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from airflow_provider_statecheck.maintenance.actions import RequestedAction, requested_action
 
 HISTORY_ON_PAGE = 15
@@ -112,15 +119,13 @@ class AttemptRow:
 class OperatorSection:
     """Section of an operator; attempts, checkpoints, requests and actions are in descending order, the newest only."""
 
-    record: OperatorRecord
+    row: OperatorRow
     statistics: CheckpointStatsSnapshot
     attempts: tuple[AttemptRow, ...]
     checkpoints: tuple[CheckpointRow, ...]
     savepoints: tuple[CheckpointRow, ...]
     requests: tuple[SnapshotRequest, ...]
     actions: tuple[RequestedAction, ...]
-    newest: CheckpointRow | None
-    """Newest checkpoint that a retry restores."""
     size_chart: BarChart | None
     duration_chart: BarChart | None
     timeline: Timeline | None
@@ -128,79 +133,65 @@ class OperatorSection:
     @property
     def anchor(self) -> str:
         """Return the id of the section in the page."""
-        return f"operator-{self.record.operator_id}"
-
-    @property
-    def status(self) -> str:
-        """Return the status of the newest attempt."""
-        return self.attempts[0].record.status.value if self.attempts else "idle"
+        return f"operator-{self.row.record.operator_id}"
 
     @property
     def restored(self) -> SnapshotSummary | None:
         """Return what the newest attempt has restored; ``None`` if it has restored nothing."""
-        newest = self.attempts[0].record if self.attempts else None
+        newest = self.row.attempt
         return newest.restored_summary if newest and newest.restored_from is not None else None
-
-    @property
-    def is_stage(self) -> bool:
-        """Return whether a stage runs the operator, in contrast to the coordinator of aligned checkpoints."""
-        return self.record.operator_id != ALIGNED_OPERATOR_ID
-
-    @property
-    def next_restore(self) -> int | None:
-        """Return the checkpoint that a retry restores: the one that a user chose, or the newest one."""
-        newest = None if self.newest is None else self.newest.record.checkpoint_id
-        return newest if self.record.next_restore is None else self.record.next_restore
-
-    @property
-    def failed_attempt(self) -> AttemptRecord | None:
-        """Return the newest attempt, if it failed."""
-        failed = self.attempts and self.attempts[0].record.status is AttemptStatus.FAILED
-        return self.attempts[0].record if failed else None
-
-
-RETRY_DELAY = timedelta(hours=1)
-"""How long after a failure a page waits for the retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSections:
-    """A job on a page."""
+class ShownJob:
+    """A job on a page, with the operators that the page is about."""
 
     view: JobView
-    operators: tuple[OperatorSection, ...]
+    rows: tuple[OperatorRow, ...]
+    task: Coordinates = ()
+    """Task or run of the page."""
     is_editable: bool = False
     """Whether the user may act on the state of the job."""
 
     @property
     def is_changing(self) -> bool:
         """Return whether an attempt has not ended or may be retried, or a request of a user is open."""
-        savepoints = (each.status for operator in self.operators for each in operator.requests)
-        actions = (each.status for operator in self.operators for each in operator.actions)
-        is_working = any(each.status == AttemptStatus.RUNNING or self._awaits_retry(each) for each in self.operators)
-        return is_working or any(status.is_open for status in (*savepoints, *actions))
+        shown = {row.record.operator_id for row in self.rows}
+        savepoints = (r.status for r in self.view.requests if r.operator_id in shown and r.properties.is_savepoint)
+        actions = (a.status for a in self.view.actions if a.operator_id is None or a.operator_id in shown)
+        is_open = any(status.is_open for status in (*savepoints, *actions))
+        return is_open or any(row.is_working(self.now) for row in self.rows)
 
-    def _awaits_retry(self, section: OperatorSection) -> bool:
-        failed = section.failed_attempt
-        return failed is not None and failed.ended_at is not None and self.now - failed.ended_at < RETRY_DELAY
+    def sections(self) -> tuple[OperatorSection, ...]:
+        """Return the sections of the operators."""
+        attempts, checkpoints = ByOperator(self.view.attempts), ByOperator(self.view.checkpoints)
+        ids = (row.record.operator_id for row in self.rows)
+        views = (replace(self.view, attempts=attempts[i], checkpoints=checkpoints[i]) for i in ids)
+        return tuple(_section(view, row, self.task) for view, row in zip(views, self.rows, strict=True))
+
+    def of_operator(self, operator_id: str) -> ShownJob:
+        """
+        Return the job with one of its operators.
+
+        :raises CheckpointNotFoundError: if the job has no such operator.
+        """
+        rows = tuple(row for row in self.rows if row.record.operator_id == operator_id)
+        if not rows:
+            raise CheckpointNotFoundError(f"Expected operator {operator_id} in job {self.view.job.job_id}, found none.")
+        return replace(self, rows=rows)
 
     def restorable(self, checkpoint: CheckpointRecord) -> bool:
         """Return whether the next attempt can restore a checkpoint."""
         generations = {o.operator_id: o.generation for o in self.view.operators if o.operator_id != ALIGNED_OPERATOR_ID}
-        return _is_restorable(checkpoint, generations.get(checkpoint.operator_id))
+        return is_restorable(checkpoint, generations.get(checkpoint.operator_id))
 
     @property
     def now(self) -> datetime:
         """Return the time of the view."""
         return self.view.read_at
 
-    @property
-    def dag_ids(self) -> tuple[str, ...]:
-        """Return the Dags whose tasks have worked on the job."""
-        return tuple(sorted({dict(a.owner.airflow).get("dag_id", "") for a in self.view.attempts} - {""}))
 
-
-def sections_of(view: JobView, task: Collection[tuple[str, str]] = (), *, is_editable: bool = False) -> JobSections:
+def shown_job(view: JobView, task: Coordinates = (), *, is_editable: bool = False) -> ShownJob:
     """
     Return a job with its operators.
 
@@ -208,16 +199,7 @@ def sections_of(view: JobView, task: Collection[tuple[str, str]] = (), *, is_edi
     :param task: Coordinates of a task or a run; only operators with an attempt of it are included. Empty for all.
     :param is_editable: Whether the user may act on the state of the job.
     """
-    shown = {a.operator_id for a in view.attempts if is_of(a.owner, task)}
-    rows = _views_of_operators(view)
-    included = (each for each in view.operators if not task or each.operator_id in shown)
-    operators = tuple(_section(rows[each.operator_id], each, task) for each in included)
-    return JobSections(view=view, operators=operators, is_editable=is_editable)
-
-
-def is_of(owner: AttemptOwner, task: Collection[tuple[str, str]]) -> bool:
-    """Return whether an attempt belongs to a task or a run, by its coordinates."""
-    return bool(task) and {*task} <= {*owner.airflow}
+    return ShownJob(view=view, rows=operator_rows(view, task), task=task, is_editable=is_editable)
 
 
 def rows_of(view: JobView, checkpoints: Collection[CheckpointRecord]) -> tuple[CheckpointRow, ...]:
@@ -229,45 +211,24 @@ def rows_of(view: JobView, checkpoints: Collection[CheckpointRecord]) -> tuple[C
     )
 
 
-def _views_of_operators(view: JobView) -> dict[OperatorId, JobView]:
-    # One pass over all rows: each section looks at those of its operator several times.
-    attempts, checkpoints = (
-        defaultdict[OperatorId, list[AttemptRecord]](list),
-        defaultdict[OperatorId, list[CheckpointRecord]](list),
-    )
-    for attempt in view.attempts:
-        attempts[attempt.operator_id].append(attempt)
-    for checkpoint in view.checkpoints:
-        checkpoints[checkpoint.operator_id].append(checkpoint)
-    ids = (operator.operator_id for operator in view.operators)
-    return {i: replace(view, attempts=tuple(attempts[i]), checkpoints=tuple(checkpoints[i])) for i in ids}
-
-
-def _section(view: JobView, operator: OperatorRecord, task: Collection[tuple[str, str]]) -> OperatorSection:
-    attempts, checkpoints = view.attempts, view.checkpoints
-    newest = [c for c in checkpoints if _is_restorable(c, operator.generation)]
+def _section(view: JobView, row: OperatorRow, task: Coordinates) -> OperatorSection:
+    attempts, checkpoints, operator = view.attempts, view.checkpoints, row.record
     savepoints = [c for c in checkpoints if c.properties.is_savepoint and c.status is not CheckpointStatus.ABORTED]
     return OperatorSection(
-        record=operator,
+        row=row,
         statistics=snapshot_of(view, operator),
         attempts=tuple(_attempt_row(a, view.read_at, task) for a in reversed(attempts[-ATTEMPTS_ON_PAGE:])),
         checkpoints=rows_of(view, checkpoints[::-1][:HISTORY_ON_PAGE]),
         savepoints=rows_of(view, savepoints[::-1][:HISTORY_ON_PAGE]),
         requests=_requests(view, operator.operator_id),
         actions=_actions(view, operator),
-        newest=next(iter(rows_of(view, newest[-1:])), None),
         size_chart=size_chart(checkpoints, readable_size),
         duration_chart=duration_chart(checkpoints, readable_duration),
         timeline=timeline(attempts, checkpoints, view.read_at),
     )
 
 
-def _is_restorable(checkpoint: CheckpointRecord, generation: int | None) -> bool:
-    is_usable = checkpoint.is_restorable and checkpoint.unusable_reason is None
-    return is_usable and checkpoint.generation == generation
-
-
-def _attempt_row(attempt: AttemptRecord, now: datetime, task: Collection[tuple[str, str]]) -> AttemptRow:
+def _attempt_row(attempt: AttemptRecord, now: datetime, task: Coordinates) -> AttemptRow:
     length = (attempt.ended_at or now) - attempt.registered_at
     return AttemptRow(record=attempt, is_of_task=is_of(attempt.owner, task), length=length)
 

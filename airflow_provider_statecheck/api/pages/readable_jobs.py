@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 
 from airflow_provider_statecheck.api.airflow_access import PermittedDags
-from airflow_provider_statecheck.api.pages.job_views import JobSections, sections_of
+from airflow_provider_statecheck.api.pages.job_views import ShownJob, shown_job
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
 from airflow_provider_statecheck.checkpoint.ids import JobId
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobsPage
@@ -37,7 +36,7 @@ class ReadableJobs:
         """
         self._dags.require(dag_id)
 
-    def job(self, job_id: str) -> JobSections:
+    def job(self, job_id: str) -> ShownJob:
         """
         Return a job.
 
@@ -46,9 +45,9 @@ class ReadableJobs:
         """
         view = self._coordinator.describe(JobId(job_id))
         self._dags.require_all(view)
-        return self._sections_of(view)
+        return self._shown(view)
 
-    def editable(self, job_id: str) -> JobSections:
+    def editable(self, job_id: str) -> ShownJob:
         """
         Return a job that the user may edit.
 
@@ -64,21 +63,18 @@ class ReadableJobs:
         readable = self._dags.among(self._coordinator.dag_ids(beside=page.dag_id))
         return self._coordinator.job_overviews(replace(page, readable_dag_ids=readable))
 
-    def of_run(self, dag_id: str, run_id: str, *task: tuple[str, str]) -> tuple[JobSections, ...]:
+    def of_run(self, dag_id: str, run_id: str, *task: tuple[str, str]) -> tuple[ShownJob, ...]:
         """
         Return the jobs that the tasks of a Dag run have worked on.
 
         :param task: Coordinates of the attempts to include.
         """
-        return self._sections(self._coordinator.jobs_of_run(dag_id, run_id), task)
+        views = map(self._view, self._coordinator.jobs_of_run(dag_id, run_id))
+        shown = (self._shown(view, task) for view in views if view is not None)
+        return tuple(each for each in shown if each.rows)
 
-    def _sections(self, job_ids: Iterable[JobId], task: tuple[tuple[str, str], ...]) -> tuple[JobSections, ...]:
-        views = (self._view(job_id) for job_id in job_ids)
-        sections = (self._sections_of(view, task) for view in views if view is not None)
-        return tuple(each for each in sections if each.operators)
-
-    def _sections_of(self, view: JobView, task: tuple[tuple[str, str], ...] = ()) -> JobSections:
-        return sections_of(view, task, is_editable=self._editable.permits_all(view))
+    def _shown(self, view: JobView, task: tuple[tuple[str, str], ...] = ()) -> ShownJob:
+        return shown_job(view, task, is_editable=self._editable.permits_all(view))
 
     def _view(self, job_id: JobId) -> JobView | None:
         try:

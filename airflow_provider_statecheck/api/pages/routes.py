@@ -20,12 +20,13 @@ from airflow_provider_statecheck.api.access import ServicesDep
 from airflow_provider_statecheck.api.action_routes import WantedDep
 from airflow_provider_statecheck.api.airflow_services import task_state
 from airflow_provider_statecheck.api.pages.forks import fork_point
-from airflow_provider_statecheck.api.pages.job_views import RETRY_DELAY, rows_of
+from airflow_provider_statecheck.api.pages.job_views import rows_of
+from airflow_provider_statecheck.api.pages.operator_rows import RETRY_DELAY, OperatorsQuery
 from airflow_provider_statecheck.api.pages.readable_jobs import ReadableJobs
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
 from airflow_provider_statecheck.api.requests import public_text
 from airflow_provider_statecheck.api.services import Services
-from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath
+from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath, OperatorPath
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
@@ -35,6 +36,8 @@ from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 CHECKPOINTS_ON_PAGE = 50
+LARGEST_SECTIONS = 20
+"""Number of operators up to which the page of a job has a section for each, and above which it has a table."""
 _OR_NONE = BeforeValidator(lambda text: text or None)
 """A form sends an empty text for a choice that the user has not made."""
 _LIVE_STATES = frozenset({"scheduled", "queued", "running", "restarting", "up_for_retry", "deferred"})
@@ -86,6 +89,7 @@ class JobsQuery:
 
 
 JobsQueryDep = Annotated[JobsQuery, Depends()]
+OperatorsQueryDep = Annotated[OperatorsQuery, Depends()]
 
 
 @router.get(JOB_PAGES)
@@ -112,10 +116,21 @@ def _awaits_retry(job: JobOverview, now: datetime) -> bool:
 
 
 @router.get(f"{JOB_PAGES}/{{job_id}}")
-def job_page(request: Request, job_id: JobPath, jobs: JobsDep) -> Response:
-    """Return the page of a job."""
+def job_page(request: Request, job_id: JobPath, jobs: JobsDep, query: OperatorsQueryDep) -> Response:
+    """Return the page of a job, with a section for each operator, or with a table of many operators."""
     job = jobs.job(job_id)
-    return render(request, "job.html", job=job, refreshes=job.is_changing)
+    shown: dict[str, Any] = {"job": job, "refreshes": job.is_changing}
+    if len(job.rows) > LARGEST_SECTIONS:
+        return render(request, "operators.html", table=query.table(job.rows), **shown)
+    return render(request, "job.html", sections=job.sections(), **shown)
+
+
+@router.get(f"{JOB_PAGES}/{{job_id}}/operators/{{operator_id}}")
+def operator_page(request: Request, job_id: JobPath, operator_id: OperatorPath, jobs: JobsDep) -> Response:
+    """Return the page of an operator."""
+    job = jobs.job(job_id).of_operator(operator_id)
+    (section,) = job.sections()
+    return render(request, "operator_page.html", job=job, section=section, refreshes=job.is_changing)
 
 
 @router.get(f"{JOB_PAGES}/{{job_id}}/checkpoints")
@@ -200,9 +215,12 @@ def task_page(
 
 
 @router.get("/dags/{dag_id}/runs/{run_id:path}")
-def run_page(request: Request, dag_id: str, run_id: str, jobs: JobsDep) -> Response:
+def run_page(
+    request: Request, dag_id: str, run_id: str, jobs: JobsDep, services: ServicesDep, query: OperatorsQueryDep
+) -> Response:
     """Return the page of a Dag run."""
     jobs.require_dag(dag_id)
     shown = jobs.of_run(dag_id, run_id, ("dag_id", dag_id), ("run_id", run_id))
     refreshes = any(job.is_changing for job in shown)
-    return render(request, "run.html", dag_id=dag_id, run_id=run_id, jobs=shown, refreshes=refreshes)
+    table, now = query.table(row for job in shown for row in job.rows), services.clock.now()
+    return render(request, "run.html", dag_id=dag_id, run_id=run_id, table=table, now=now, refreshes=refreshes)
