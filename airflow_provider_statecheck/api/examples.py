@@ -159,6 +159,7 @@ JOB_LIST = _example(
                 job_id=_JOB,
                 name=_JOB_NAME,
                 status=ListedStatus.RUNNING,
+                seen_at=datetime(2026, 1, 1, 0, 5, tzinfo=UTC),
                 operators=2,
                 dag_ids=("nightly",),
                 checkpoint_id=13,

@@ -76,6 +76,8 @@ class JobOverview:
     job_id: JobId
     name: str
     status: ListedStatus
+    seen_at: datetime
+    """Time of the last change of the job, which is not before the last call of an attempt."""
     operators: int
     """Number of operators with attempts."""
     dag_ids: tuple[str, ...] = ()

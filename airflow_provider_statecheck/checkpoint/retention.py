@@ -7,6 +7,7 @@ removes all removable rows, and an attempt that ends removes some rows of its op
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -162,11 +163,21 @@ def open_commits(view: JobView) -> tuple[str, ...]:
 
 def is_silent(view: JobView, attempt: AttemptRecord, now: datetime) -> bool:
     """Return whether a running attempt has not called for so long that its tokens have expired."""
+    return silent_since(attempt, view.of_operator(attempt.operator_id), now) is not None
+
+
+def silent_since(attempt: AttemptRecord, checkpoints: Iterable[CheckpointRecord], now: datetime) -> datetime | None:
+    """
+    Return the time of the last call of a running attempt whose tokens have expired since; ``None`` for other attempts.
+
+    :param checkpoints: Checkpoints of the operator.
+    """
     if attempt.status is not AttemptStatus.RUNNING:
-        return False
-    checkpoints = [c for c in view.of_operator(attempt.operator_id) if c.epoch == attempt.epoch]
-    calls = (t for c in checkpoints for t in (c.triggered_at, c.completed_at) if t is not None)
-    return max((attempt.registered_at, *calls)) < now - SILENCE
+        return None
+    own = (c for c in checkpoints if c.epoch == attempt.epoch)
+    calls = (t for c in own for t in (c.triggered_at, c.completed_at) if t is not None)
+    last = max((attempt.registered_at, *calls))
+    return last if last < now - SILENCE else None
 
 
 def last_active(view: JobView) -> datetime:

@@ -41,6 +41,7 @@ _FIGURES = (
     _job.job_id,
     _job.name,
     _job.status,
+    _job.seen_at,
     _job.checkpoint_id,
     _job.completed_at,
     _job.full_size_bytes,

@@ -52,6 +52,7 @@ def overview_of(view: JobView) -> JobOverview:
         job_id=view.job.job_id,
         name=view.job.name,
         status=status_of(a.status for a in newest_attempts if a is not None),
+        seen_at=view.job.seen_at,
         operators=len({a.operator_id for a in view.attempts}),
         dag_ids=view.dag_ids,
         is_of_unknown_dag=view.is_of_unknown_dag,

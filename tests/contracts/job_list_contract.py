@@ -103,6 +103,7 @@ class JobListContract:
             job_id=JOB,
             name="sales",
             status=ListedStatus.RUNNING,
+            seen_at=clock.now(),
             operators=1,
             dag_ids=("daily",),
             checkpoint_id=2,

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     JobRecord,
     OperatorRecord,
 )
+from airflow_provider_statecheck.checkpoint.retention import silent_since
 from airflow_provider_statecheck.checkpoint.store import JobView
 
 OPERATORS_ON_PAGE = 50
@@ -64,6 +65,8 @@ class OperatorRow:
     """Newest checkpoint that a retry restores."""
     failure: Failure | None
     """Last failure of an attempt or checkpoint whose row is retained."""
+    silent_since: datetime | None
+    """Last call of the newest attempt, if it is open but has been silent for so long that ``gc`` may close it."""
 
     @property
     def status(self) -> str:
@@ -87,9 +90,9 @@ class OperatorRow:
         return self.attempt if self.attempt is not None and self.attempt.status is AttemptStatus.FAILED else None
 
     def is_working(self, now: datetime) -> bool:
-        """Return whether an attempt is running, or failed so recently that a retry may follow."""
+        """Return whether an attempt gives signs of life, or failed so recently that a retry may follow."""
         if self.status == AttemptStatus.RUNNING:
-            return True
+            return self.silent_since is None
         failed = self.failed_attempt
         return failed is not None and failed.ended_at is not None and now - failed.ended_at < RETRY_DELAY
 
@@ -161,7 +164,7 @@ def operator_rows(view: JobView, task: Coordinates = ()) -> tuple[OperatorRow, .
     attempts, checkpoints = ByOperator(view.attempts), ByOperator(view.checkpoints)
     shown = {a.operator_id for a in view.attempts if is_of(a.owner, task)}
     included = (each for each in view.operators if not task or each.operator_id in shown)
-    return tuple(_row(view.job, o, attempts[o.operator_id], checkpoints[o.operator_id]) for o in included)
+    return tuple(_row(view, o, attempts[o.operator_id], checkpoints[o.operator_id]) for o in included)
 
 
 def is_of(owner: AttemptOwner, task: Coordinates) -> bool:
@@ -176,7 +179,7 @@ def is_restorable(checkpoint: CheckpointRecord, generation: int | None) -> bool:
 
 
 def _row(
-    job: JobRecord,
+    view: JobView,
     operator: OperatorRecord,
     attempts: Sequence[AttemptRecord],
     checkpoints: Sequence[CheckpointRecord],
@@ -184,11 +187,12 @@ def _row(
     newest = (c for c in reversed(checkpoints) if is_restorable(c, operator.generation))
     found = (*map(failure_of_attempt, attempts), *map(failure_of_checkpoint, checkpoints))
     return OperatorRow(
-        job=job,
+        job=view.job,
         record=operator,
         attempt=attempts[-1] if attempts else None,
         newest=next(newest, None),
         failure=max((each for each in found if each is not None), default=None),
+        silent_since=silent_since(attempts[-1], checkpoints, view.read_at) if attempts else None,
     )
 
 

@@ -30,6 +30,7 @@ from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath,
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
 from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
@@ -107,8 +108,11 @@ def jobs_page(
 
 def _listed(jobs: JobList, page: JobsPage, services: Services) -> dict[str, Any]:
     now = services.clock.now()
-    refreshes = any(job.status is ListedStatus.RUNNING or _awaits_retry(job, now) for job in jobs.jobs)
-    return {"jobs": jobs, "page": page, "now": now, "refreshes": refreshes}
+    running = {job.job_id for job in jobs.jobs if job.status is ListedStatus.RUNNING}
+    # No attempt of such a job has called, so each is silent as ``gc`` finds it; the list does not wait for them.
+    silent = {job.job_id for job in jobs.jobs if job.job_id in running and now - job.seen_at > SILENCE}
+    refreshes = bool(running - silent) or any(_awaits_retry(job, now) for job in jobs.jobs)
+    return {"jobs": jobs, "page": page, "now": now, "silent": silent, "refreshes": refreshes}
 
 
 def _awaits_retry(job: JobOverview, now: datetime) -> bool:

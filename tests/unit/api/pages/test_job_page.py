@@ -6,6 +6,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, OnClear
+from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError
 from airflow_provider_statecheck.metadata.token_store import Caller
 from airflow_provider_statecheck.testing.messages import make_owner
@@ -158,6 +159,23 @@ def test_a_page_updates_itself_for_an_hour_after_a_failure_for_the_retry_that_ma
     site.clock.advance(3601)
     for path in (path_of(retried), "/jobs"):
         assert "data-refresh-seconds" not in site.read(path).one("main").attributes
+
+
+def test_a_page_does_not_wait_for_an_attempt_that_has_given_no_sign_of_life(site: Site, retried: MadeJob) -> None:
+    paths = (path_of(retried), "/jobs", "/dags/nightly/runs/run-1")
+    site.clock.advance(SILENCE.total_seconds())
+    for path in paths:
+        page = site.read(path)
+        assert "data-refresh-seconds" in page.one("main").attributes, path
+        assert "no sign of life" not in page.text.lower(), path
+    site.clock.advance(1)
+    for path in paths:
+        page = site.read(path)
+        assert "data-refresh-seconds" not in page.one("main").attributes, path
+        assert "no sign of life" in page.text.lower(), path
+    retried.checkpoint()
+    for path in paths:
+        assert "data-refresh-seconds" in site.read(path).one("main").attributes, path
 
 
 def test_the_history_is_read_in_pages_with_a_filter(site: Site) -> None:
