@@ -1,4 +1,4 @@
-"""Operators of jobs in a table: status, newest checkpoint and last failure, with a filter, an order and pages."""
+"""Operators of jobs in a table: status, newest checkpoint and last failure, filtered and sorted."""
 
 from __future__ import annotations
 
