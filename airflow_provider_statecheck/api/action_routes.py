@@ -2,7 +2,7 @@
 Routes for actions of Airflow users on the state of a job: previews, requests, and progress.
 
 A user must be permitted to edit the task instances of every Dag that works on the job. To a user who may not read the job,
-it does not exist. Each accepted request is recorded in Airflow's audit log.
+it does not exist. Airflow's audit log gets each request of a user who has the permission, with its outcome.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.configuration import conf
 from airflow.models.log import Log
 from airflow.utils.session import create_session
 from fastapi import APIRouter, Body, Depends, Query, Request
+from sqlalchemy import update
 
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.airflow_access import readable_job, require_editable
-from airflow_provider_statecheck.api.requests import MessageRoute
-from airflow_provider_statecheck.api.services import Services
+from airflow_provider_statecheck.api.requests import MessageRoute, public_text
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import AccessDeniedError, StateCheckError
-from airflow_provider_statecheck.maintenance.actions import (
-    ActionPreview,
-    RequestedAction,
-    UserAction,
-    requested_actions,
-    require_request_key,
-)
+from airflow_provider_statecheck.maintenance.action_previews import ActionPreview
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import RequestedAction, requested_actions, require_request_key
 from airflow_provider_statecheck.metadata.database import executing
 
 ACTION_HEADER = "X-Statecheck-Action"
@@ -51,7 +46,10 @@ class ActionMessage:
     request_key: str
     """Idempotency key of the page, 32 hexadecimal digits; a repeated key returns the first request."""
     operator_id: OperatorId | None = None
-    """Operator of a savepoint, a stop or a withdrawal; for a rewind, ``None`` means all operators."""
+    """
+    Operator of a savepoint, a stop or a withdrawal. For a rewind, ``None`` means all operators; for a withdrawal, the request
+    to remove the job.
+    """
     checkpoint_id: int | None = None
     """Checkpoint to restore, or savepoint to dispose of."""
     run_key: str = ""
@@ -142,36 +140,52 @@ def request_action(
         request_key=message.request_key,
         requested_by=user.get_name(),
     )
-    return _accepted(services, view, wanted, user)
-
-
-def _accepted(services: Services, view: JobView, wanted: UserAction, user: BaseUser) -> RequestedAction:
+    entries = AuditEntries(view, wanted)
     try:
-        services.actions.preview(wanted)
-    except StateCheckError:
-        # A copy of the request, sent at the same time, may have been carried out since the view was read.
-        known = _known(services.coordinator.describe(wanted.job_id), wanted.request_key)
-        if known is None:
-            raise
-        return known
-    # A refused action is not recorded, and nothing happens without a record.
-    _record(view, wanted, user)
-    return services.actions.request(wanted)
+        accepted = services.actions.request(wanted)
+    except StateCheckError as error:
+        # After an error that may pass, the outcome is unknown, and the page sends the request again.
+        if not error.retryable:
+            entries.conclude("refused", public_text(error))
+        raise
+    entries.conclude(accepted.status)
+    return accepted
 
 
 def _known(view: JobView, request_key: str) -> RequestedAction | None:
     return next((each for each in requested_actions(view) if each.request_key == request_key), None)
 
 
-def _record(view: JobView, wanted: UserAction, user: BaseUser) -> None:
-    extra = json.dumps(_details(view, wanted))
-    name = user.get_name()
-    with executing(), create_session(scoped=False) as session:
-        for dag_id in sorted(dags_of(view)):
-            place = _task_of(view, wanted, dag_id)
-            session.add(
-                Log(event=f"statecheck.{wanted.action}", owner=name, owner_display_name=name, extra=extra, **place)
-            )
+class AuditEntries:
+    """
+    Entries of an action in Airflow's audit log, one for each Dag of the job.
+
+    They are written before the action, as Airflow does for its own routes, so that nothing happens without a record. The
+    outcome is added to them.
+
+    :param view: Job before the action.
+    """
+
+    def __init__(self, view: JobView, wanted: UserAction) -> None:
+        self._details = _details(view, wanted)
+        self._ids: list[int] = []
+        name = wanted.requested_by
+        places = [_task_of(view, wanted, dag_id) for dag_id in sorted(dags_of(view))]
+        entries = [
+            Log(event=f"statecheck.{wanted.action}", owner=name, owner_display_name=name, **each) for each in places
+        ]
+        with executing(), create_session(scoped=False) as session:
+            for entry in entries:
+                entry.extra = json.dumps(self._details)
+            session.add_all(entries)
+            session.flush()
+            self._ids = [entry.id for entry in entries]
+
+    def conclude(self, outcome: str, reason: str = "") -> None:
+        """Add the outcome of the action, and the reason of a refusal."""
+        details = self._details | {"outcome": outcome} | ({"reason": reason} if reason else {})
+        with executing(), create_session(scoped=False) as session:
+            session.execute(update(Log).where(Log.id.in_(self._ids)).values(extra=json.dumps(details)))
 
 
 def _details(view: JobView, wanted: UserAction) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def refusal(message: Retirement, services: ServicesDep, token: TokenDep) -> Remo
 
 @router.post("/retire")
 def retire(message: Retirement, services: ServicesDep, token: TokenDep) -> Removal:
-    """End all checkpoints of a job of a test run, or of a job whose Dag run is over."""
+    """End all checkpoints of a job of a test run, of a job whose Dag run is over, or of one whose removal a user requested."""
     require_maintenance(token, services)
     return services.maintenance.retire(_reject_named(message))
 
@@ -108,9 +108,11 @@ def drop_tokens(
 
 
 def _reject_named(message: RetireJob) -> RetireJob:
+    # The permission of the user was checked at the request that request_key names; a bare name has no such check.
     if message.is_named:
         raise AccessDeniedError(
-            "Expected a job to remove because of its age, found one to remove by name; use 'airflow statecheck prune JOB'."
+            "Expected a job to remove because of its age or on the request of a user, found one to remove by name; remove it "
+            "on its page, or use 'airflow statecheck prune JOB'."
         )
     return message
 

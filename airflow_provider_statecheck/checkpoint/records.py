@@ -351,6 +351,8 @@ class JobAction(StrEnum):
     """Rewind the job to its state before a run."""
     DISPOSE = "dispose"
     """Dispose of a savepoint."""
+    PRUNE = "prune"
+    """Remove the job with its files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

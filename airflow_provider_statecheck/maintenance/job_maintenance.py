@@ -48,6 +48,7 @@ from airflow_provider_statecheck.checkpoint.retention import (
 )
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage, JobStore, JobTransaction, JobView, rolled_back
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
+from airflow_provider_statecheck.maintenance import removal_requests
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,14 @@ class RetireJob:
     idle_seconds: float = 0.0
     """Minimum time in seconds since the last attempt."""
     is_named: bool = False
-    """Whether a user named this job. Other jobs must belong to a test run or be named after a run that ended."""
+    """Whether a user named this job in a command."""
+    request_key: str | None = None
+    """Key of the open request with which a user, who had the permission, asked to remove this job on its page."""
+
+    @property
+    def is_by_user(self) -> bool:
+        """Return whether a user selected this job. Other jobs must belong to a test run or be named after a run that ended."""
+        return self.is_named or self.request_key is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,26 +330,34 @@ class JobMaintenance:
         """End every checkpoint of a job that has no open attempt; a later attempt starts without state."""
         # Airflow is queried before the transaction, as foreign code must not run while a row is locked.
         refusal = self.refusal(request)
-        if refusal.kept_because:
+        if refusal.kept_because and request.request_key is None:
             return refusal
         with self._store.transaction(request.job_id) as tx:
             view = tx.view()
             reasons = _in_use(view, request)
-            if not reasons:
+            if reasons:
+                removal_requests.refuse(tx, view, request.request_key, reasons)
+            else:
                 _end_all(tx, view)
+                removal_requests.begin(tx, view)
         return Removal(kept_because=reasons)
 
     def remove(self, request: RetireJob) -> Removal:
         """Delete the rows of a retired job whose files were deleted; a later attempt continues its epochs."""
         refusal = self.refusal(request)
-        if refusal.kept_because:
+        if refusal.kept_because and request.request_key is None:
             return refusal
         with self._store.transaction(request.job_id) as tx:
             view = tx.view()
-            unfinished = () if is_emptied(view) else ("the deletion of its files is not confirmed",)
-            reasons = (*_in_use(view, request), *unfinished)
-            if not reasons:
+            reasons = _in_use(view, request)
+            if reasons:
+                removal_requests.refuse(tx, view, request.request_key, reasons)
+            elif not is_emptied(view):
+                # The request of a user stays open, and the next call resumes the removal.
+                reasons = ("the deletion of its files is not confirmed",)
+            else:
                 tx.remove_job()
+                removal_requests.complete(tx, view)
                 log.info("Job %s removed", view.job.name)
         return Removal(kept_because=reasons)
 
@@ -372,7 +388,7 @@ class JobMaintenance:
         return has_ended and not self._tokens.is_open(_ref(attempt), self._clock.now())
 
     def _out_of_scope(self, view: JobView, request: RetireJob) -> tuple[str, ...]:
-        if request.is_named or is_test_job(view.job.name):
+        if request.is_by_user or is_test_job(view.job.name):
             return ()
         owners = owners_of_run(view)
         if not owners:
@@ -408,9 +424,10 @@ def _in_use(view: JobView, request: RetireJob) -> tuple[str, ...]:
     since = last_active(view)
     is_idle = (view.read_at - since).total_seconds() >= request.idle_seconds
     busy = () if is_idle else (f"its last attempt was at {since.isoformat(timespec='seconds')}",)
-    # A user who names a job discards the output that its sink prepared and did not commit.
-    uncommitted = () if request.is_named else open_commits(view)
-    return (*reasons_to_keep(view), *uncommitted, *busy)
+    # A user who selects a job discards the output that its sink prepared and did not commit.
+    uncommitted = () if request.is_by_user else open_commits(view)
+    requested = () if request.request_key is None else removal_requests.obstacles(view, request.request_key)
+    return (*(reasons_to_keep(view) or requested), *uncommitted, *busy)
 
 
 def _ref(attempt: AttemptRecord) -> AttemptRef:

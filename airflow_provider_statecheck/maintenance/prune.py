@@ -18,6 +18,7 @@ from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE, last_a
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.maintenance.gc import CollectedJob, OpenStorage, collect_job, storage_bases
 from airflow_provider_statecheck.maintenance.job_maintenance import SHORTEST_AGE, ForgetRows, RetireJob
+from airflow_provider_statecheck.maintenance.removal_requests import open_removal
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -33,7 +34,10 @@ class PruneRequest:
     """
 
     job_ids: tuple[JobId, ...] = ()
-    """Jobs to remove completely; if empty, old rows and jobs are selected by age."""
+    """
+    Jobs to remove completely. If empty, old rows and jobs are selected by age, and users' requests to remove a job are
+    carried out.
+    """
     older_than: timedelta | None = None
     """
     Minimum age of the deleted rows, ``DEFAULT_AGE`` by default.
@@ -98,7 +102,9 @@ def prune_job(
 
 
 def _is_selected(view: JobView, request: PruneRequest) -> bool:
-    if view.job.job_id in request.job_ids:
+    if request.job_ids:
+        return view.job.job_id in request.job_ids
+    if open_removal(view) is not None:
         return True
     age = request.older_than
     is_old = age is not None and last_active(view) <= view.read_at - age
@@ -122,9 +128,12 @@ def _remove(
 
 
 def _retirement(view: JobView, request: PruneRequest) -> RetireJob:
-    is_named = view.job.job_id in request.job_ids
-    age = timedelta(0) if is_named else request.older_than or timedelta(0)
-    return RetireJob(job_id=view.job.job_id, idle_seconds=age.total_seconds(), is_named=is_named)
+    job_id, asked = view.job.job_id, open_removal(view)
+    if request.job_ids:
+        return RetireJob(job_id=job_id, is_named=True)
+    if asked is not None:
+        return RetireJob(job_id=job_id, request_key=asked.request_key)
+    return RetireJob(job_id=job_id, idle_seconds=(request.older_than or timedelta(0)).total_seconds())
 
 
 def _empty_and_remove(

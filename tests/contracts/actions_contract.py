@@ -40,13 +40,9 @@ from airflow_provider_statecheck.exceptions import (
     InvalidConfigurationError,
     NoRestorableCheckpointError,
 )
-from airflow_provider_statecheck.maintenance.actions import (
-    AffectedCheckpoint,
-    JobActions,
-    RequestedAction,
-    UserAction,
-    requested_actions,
-)
+from airflow_provider_statecheck.maintenance.action_previews import AffectedCheckpoint
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     ForgetRows,
     JobMaintenance,
@@ -449,6 +445,162 @@ class ActionsContract(RunsOfAJob):
             with pytest.raises(ConcurrentAttemptError):
                 ask(self.wanted(JobAction.REWIND, run_key=day(1).run_key))
         assert self.listed(gateway) == []
+
+    # Removals
+
+    def remove(
+        self, maintenance: JobMaintenance, asked: RequestedAction, *, confirm: bool = True
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Carry a request out as ``prune`` does, and return why each step was refused."""
+        message = RetireJob(job_id=JOB, request_key=asked.request_key)
+        retired = maintenance.retire(message).kept_because
+        if confirm and not retired:
+            ids = tuple(c.checkpoint_id for c in maintenance.describe(JOB).checkpoints)
+            maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=ids))
+        return retired, maintenance.remove(message).kept_because
+
+    def test_a_requested_removal_is_previewed_and_changes_nothing_by_itself(
+        self, gateway: AttemptCoordinator, actions: JobActions, store: JobStore, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        savepoint = self.savepoint(gateway, actions, store).checkpoint_id
+        preview = actions.preview(self.wanted(JobAction.PRUNE))
+        assert (_ids(preview.kept), _ids(preview.deleted)) == ([savepoint], [2, 1])
+        clock.advance(1)
+        before = rows_of(gateway.describe(JOB))
+        actions.request(self.wanted(JobAction.PRUNE))
+        assert rows_of(gateway.describe(JOB)) == before
+        assert self.statuses(gateway)[-1] is RequestStatus.QUEUED
+
+    def test_a_requested_removal_is_shown_when_the_job_begins_anew(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        assert self.remove(maintenance, asked) == ((), ())
+        with pytest.raises(CheckpointNotFoundError):
+            gateway.describe(JOB)
+        grant = self.begin(gateway, day(1))
+        assert grant.candidates == ()
+        (done,) = self.listed(gateway)
+        assert (done.request_key, done.status) == (asked.request_key, RequestStatus.COMPLETED)
+        assert done.message == "the job and its 1 attempts were removed"
+
+    def test_a_requested_removal_waits_until_the_files_are_deleted(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        for _ in range(2):
+            retired, removed = self.remove(maintenance, asked, confirm=False)
+            assert (retired, removed) == ((), ("the deletion of its files is not confirmed",))
+            assert self.statuses(gateway) == [RequestStatus.RUNNING]
+        with pytest.raises(CheckpointNotFoundError, match="one that has begun"):
+            actions.request(self.wanted(JobAction.WITHDRAW))
+        assert self.remove(maintenance, asked) == ((), ())
+
+    def test_a_job_with_a_running_attempt_is_not_removed_on_request(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.begin(gateway, day(1))
+        for ask in (actions.preview, actions.request):
+            with pytest.raises(ConcurrentAttemptError, match="has not ended"):
+                ask(self.wanted(JobAction.PRUNE))
+        assert self.listed(gateway) == []
+
+    @pytest.mark.parametrize("ends", [False, True], ids=["running", "ended"])
+    @pytest.mark.parametrize("seconds", [0, 1], ids=["at the same time", "later"])
+    def test_an_attempt_that_starts_after_the_request_keeps_the_job(
+        self,
+        gateway: AttemptCoordinator,
+        actions: JobActions,
+        maintenance: JobMaintenance,
+        clock: ManualClock,
+        ends: bool,
+        seconds: int,
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        clock.advance(seconds)
+        grant = self.begin(gateway, day(1))
+        if ends:
+            gateway.finish(FinishAttempt(attempt=grant.attempt, status=FAILED))
+        retired, removed = self.remove(maintenance, asked)
+        assert ("has started since the request" if ends else "has not ended") in retired[0]
+        assert removed != ()
+        (failed,) = self.listed(gateway)
+        assert failed.status is RequestStatus.FAILED
+        assert failed.message == f"the job is kept: {retired[0]}"
+        assert self.ids(gateway) == [1, 2]
+
+    def test_an_attempt_that_starts_while_the_files_are_deleted_keeps_what_it_writes(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 2, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        self.remove(maintenance, asked, confirm=False)
+        clock.advance(1)
+        self.work(gateway, day(1), 1)
+        assert "has started since" in self.remove(maintenance, asked)[0][0]
+        assert self.ids(gateway) == [3]
+
+    def test_a_removal_by_name_completes_the_request(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        named = RetireJob(job_id=JOB, is_named=True)
+        assert maintenance.retire(named).kept_because == ()
+        maintenance.confirm_discards(ConfirmDiscards(job_id=JOB, checkpoint_ids=(1,)))
+        assert maintenance.remove(named).kept_because == ()
+        with pytest.raises(CheckpointNotFoundError):
+            maintenance.retire(RetireJob(job_id=JOB, request_key=asked.request_key))
+        clock.advance(1)
+        self.work(gateway, day(1), 1, FAILED)
+        assert self.remove(maintenance, asked)[0] == ("the request to remove it has ended",)
+        assert self.statuses(gateway) == [RequestStatus.COMPLETED]
+
+    def test_a_later_removal_replaces_an_earlier_one(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        clock.advance(1)
+        first = actions.request(self.wanted(JobAction.PRUNE))
+        assert "This replaces the request of anna." in actions.preview(self.wanted(JobAction.PRUNE)).notes
+        second = actions.request(self.wanted(JobAction.PRUNE, requested_by="bert"))
+        assert self.statuses(gateway) == [RequestStatus.FAILED, RequestStatus.QUEUED]
+        assert self.remove(maintenance, first)[0] == ("the request to remove it has ended",)
+        assert self.remove(maintenance, second) == ((), ())
+
+    def test_a_withdrawn_removal_has_no_effect(
+        self, gateway: AttemptCoordinator, actions: JobActions, maintenance: JobMaintenance, clock: ManualClock
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        clock.advance(1)
+        asked = actions.request(self.wanted(JobAction.PRUNE))
+        assert "which anna requested" in actions.preview(self.wanted(JobAction.WITHDRAW)).effect
+        actions.request(self.wanted(JobAction.WITHDRAW, requested_by="bert"))
+        assert self.listed(gateway)[0].message == "withdrawn by bert"
+        assert self.remove(maintenance, asked)[0] == ("the request to remove it has ended",)
+        with pytest.raises(CheckpointNotFoundError, match="found none"):
+            actions.request(self.wanted(JobAction.WITHDRAW))
+
+    @pytest.mark.parametrize("key", ["0" * 32, "f" * 32])
+    def test_a_key_that_no_user_sent_removes_nothing(
+        self, gateway: AttemptCoordinator, maintenance: JobMaintenance, actions: JobActions, key: str
+    ) -> None:
+        self.work(gateway, day(1), 1, FAILED)
+        self.choose(actions, 1, request_key="f" * 32)
+        before = rows_of(gateway.describe(JOB))
+        message = RetireJob(job_id=JOB, request_key=key)
+        for call in (maintenance.refusal, maintenance.retire, maintenance.remove):
+            assert call(message).kept_because == ("the request to remove it has ended",)
+        assert rows_of(gateway.describe(JOB)) == before
 
     # Rows
 

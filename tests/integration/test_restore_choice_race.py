@@ -16,7 +16,8 @@ from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, opera
 from airflow_provider_statecheck.checkpoint.messages import AttemptGrant
 from airflow_provider_statecheck.checkpoint.records import JobAction, RequestStatus
 from airflow_provider_statecheck.exceptions import StaleAttemptError
-from airflow_provider_statecheck.maintenance.actions import JobActions, UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore

@@ -12,11 +12,14 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.layout import MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointRecord
 from airflow_provider_statecheck.checkpoint.store import JobStore
+from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenance
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
@@ -44,6 +47,7 @@ class WrittenStage:
         self.coordinator = AttemptCoordinator(self.store)
         self.runs = KnownRuns()
         self.savepoints = JobSavepoints(self.store)
+        self.actions = JobActions(self.store, self.savepoints, JobRewinding(self.store, UnknownLiveness()))
         self.maintenance = JobMaintenance(self.store, self.runs, NoTokens(), self.clock)
 
     def attempt(self, job: str = JOB, **changes: Any) -> StageAttempt:

@@ -28,11 +28,14 @@ from airflow_provider_statecheck.checkpoint.config_options import readable_size
 from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.ids import OperatorId
 from airflow_provider_statecheck.checkpoint.records import (
+    ActionRecord,
     AttemptRecord,
     AttemptStatus,
     CheckpointRecord,
     CheckpointStatus,
+    JobAction,
     OperatorRecord,
+    RequestStatus,
     SnapshotRequest,
 )
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
@@ -190,6 +193,22 @@ class ShownJob:
         """Return the time of the view."""
         return self.view.read_at
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether an attempt has not ended."""
+        return any(row.status == AttemptStatus.RUNNING for row in self.rows)
+
+    @property
+    def removals(self) -> tuple[RequestedAction, ...]:
+        """Return the newest requests to remove the job, and their withdrawals, in descending order."""
+        removals = (each for each in reversed(self.view.actions) if _is_of_removal(each))
+        return tuple(requested_action(self.view, each) for each in islice(removals, REQUESTS_ON_PAGE))
+
+    @property
+    def awaits_removal(self) -> bool:
+        """Return whether a request to remove the job waits to be carried out."""
+        return any(each.status is RequestStatus.QUEUED and each.action is JobAction.PRUNE for each in self.view.actions)
+
 
 def shown_job(view: JobView, task: Coordinates = (), *, is_editable: bool = False) -> ShownJob:
     """
@@ -238,6 +257,12 @@ def _requests(view: JobView, operator_id: OperatorId) -> tuple[SnapshotRequest, 
     return tuple(reversed(asked[-REQUESTS_ON_PAGE:]))
 
 
+def _is_of_removal(action: ActionRecord) -> bool:
+    is_withdrawal = action.action is JobAction.WITHDRAW and action.operator_id is None
+    return is_withdrawal or action.action is JobAction.PRUNE
+
+
 def _actions(view: JobView, operator: OperatorRecord) -> tuple[RequestedAction, ...]:
-    actions = (each for each in reversed(view.actions) if each.operator_id in (None, operator.operator_id))
+    of_operator = (each for each in view.actions[::-1] if each.operator_id in (None, operator.operator_id))
+    actions = (each for each in of_operator if not _is_of_removal(each))
     return tuple(requested_action(view, each) for each in islice(actions, REQUESTS_ON_PAGE))

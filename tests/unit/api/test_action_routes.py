@@ -149,10 +149,10 @@ def test_each_accepted_request_is_in_the_audit_log_once(page: Page, engine: Engi
     )
     assert (entry.run_id, entry.map_index) == ("run-1", -1)
     written = json.loads(entry.extra)
-    assert (written["operator"], written["checkpoint_id"]) == ("aggregate", 1)
+    assert (written["operator"], written["checkpoint_id"], written["outcome"]) == ("aggregate", 1, "queued")
 
 
-def test_a_refused_request_changes_nothing_and_is_not_recorded(page: Page, engine: Engine, job: JobId) -> None:
+def test_a_refused_request_changes_nothing_and_is_recorded_as_refused(page: Page, engine: Engine, job: JobId) -> None:
     refused: dict[str, dict[str, Any]] = {
         "restore": {"checkpoint_id": 99},
         "stop": {"operator_id": OPERATOR},
@@ -165,7 +165,11 @@ def test_a_refused_request_changes_nothing_and_is_not_recorded(page: Page, engin
         assert reply.status_code in (404, 409), f"{action}: {reply.text}"
         assert reply.json()["message"].startswith("Expected")
     assert accepted(page.actions()) == []
-    assert _audit(engine, job) == []
+    written = [(entry.event, json.loads(entry.extra)) for entry in _audit(engine, job)]
+    assert [event for event, _ in written] == [f"statecheck.{action}" for action in refused]
+    for _, extra in written:
+        assert extra["outcome"] == "refused"
+        assert extra["reason"].startswith("Expected")
 
 
 @pytest.mark.parametrize("key", ["", "x", "F" * 32])
@@ -187,7 +191,19 @@ def test_a_copy_that_comes_while_the_first_is_carried_out_gets_its_result(
     # The copy reads the job before the first one is committed, and previews the action after it.
     monkeypatch.setattr(action_routes, "requested_actions", lambda view: next(reads, found)(view))
     assert accepted(page.send("withdraw", operator_id=OPERATOR, request_key=key)) == first
-    assert [entry.event for entry in _audit(engine, job)] == ["statecheck.restore", "statecheck.withdraw"]
+    written = [json.loads(entry.extra) for entry in _audit(engine, job)]
+    assert [each["outcome"] for each in written] == ["queued", "completed", "completed"]
+    assert [each["request_key"] for each in written[1:]] == [key, key]
+
+
+def test_a_job_is_removed_on_request(page: Page, engine: Engine, job: JobId) -> None:
+    accepted(page.preview("prune"))
+    asked = accepted(page.send("prune"))
+    assert (asked["status"], asked["requested_by"]) == ("queued", EDITOR)
+    [waiting] = accepted(page.actions())
+    assert waiting == asked
+    [entry] = _audit(engine, job)
+    assert (entry.event, json.loads(entry.extra)["outcome"]) == ("statecheck.prune", "queued")
 
 
 def test_one_who_may_only_read_sees_the_actions_and_triggers_none(

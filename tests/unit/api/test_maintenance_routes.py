@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.api.services import TASK_LIFETIME
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
 from airflow_provider_statecheck.checkpoint.messages import ConfirmDiscards
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
+from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import (
     AccessDeniedError,
     CheckpointNotFoundError,
@@ -17,6 +18,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.gateway.http_client import HttpClient
 from airflow_provider_statecheck.hooks.maintenance import HttpMaintenance, MaintenanceCalls
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.job_maintenance import DropTokens, ForgetRows, RetireJob
 from airflow_provider_statecheck.metadata.token_store import Caller
 from tests.unit.api.server import CALLER, JOB, MAINTENANCE, ApiServer, accepted
@@ -88,6 +90,26 @@ def test_a_job_with_a_name_of_its_own_never_goes_over_http(ended: ApiServer) -> 
         with pytest.raises(AccessDeniedError, match="airflow statecheck prune"):
             call(RetireJob(job_id=OWN_NAME, is_named=True))
     assert {**ended.rows(), "statecheck_token": []} == {**before, "statecheck_token": []}
+
+
+def test_a_job_with_a_name_of_its_own_goes_over_http_after_a_user_asked_for_it(ended: ApiServer) -> None:
+    remote, key = maintenance(ended), new_key()
+    forged = RetireJob(job_id=OWN_NAME, request_key=key)
+    for call in (remote.refusal, remote.retire, remote.remove):
+        assert call(forged).kept_because == ("the request to remove it has ended",)
+    ended.clock.advance(1)
+    ended.services.actions.request(
+        UserAction(job_id=OWN_NAME, action=JobAction.PRUNE, request_key=key, requested_by="anna")
+    )
+    [asked] = remote.describe(OWN_NAME).actions
+    request = RetireJob(job_id=OWN_NAME, request_key=asked.request_key)
+    with pytest.raises(AccessDeniedError):
+        maintenance(ended, CALLER).retire(request)
+    assert remote.retire(request).kept_because == ()
+    ids = tuple(c.checkpoint_id for c in remote.describe(OWN_NAME).checkpoints)
+    remote.confirm_discards(ConfirmDiscards(job_id=OWN_NAME, checkpoint_ids=ids))
+    assert remote.remove(request).kept_because == ()
+    assert [job.name for job in remote.jobs()] == [JOB]
 
 
 def test_old_rows_are_forgotten_and_retained_checkpoints_stay(ended: ApiServer) -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import ActionRecord, AttemptStatus, JobAction, RequestStatus
 from airflow_provider_statecheck.checkpoint.retention import DEFAULT_AGE
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.prune import PrunedJob, PruneRequest, prune_job
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan, faulty_storage
@@ -218,6 +219,74 @@ def test_an_age_of_less_than_a_day_is_refused(age):
         PruneRequest(older_than=age)
 
 
+def ask(stage: WrittenStage, job: str) -> str:
+    """Let a user request the removal of a job."""
+    stage.clock.advance(1)
+    key = new_key()
+    stage.actions.request(
+        UserAction(job_id=job_id_of(job), action=JobAction.PRUNE, request_key=key, requested_by="anna")
+    )
+    return key
+
+
+def request_of(stage: WrittenStage, job: str) -> ActionRecord:
+    return stage.maintenance.describe(job_id_of(job)).actions[0]
+
+
+@pytest.mark.parametrize("request_", [PruneRequest(), OLD, TESTS], ids=["rows", "old", "tests"])
+def test_a_job_goes_that_a_user_asked_to_remove(stage, request_):
+    stage.run(JOB)
+    stage.run("kept")
+    ask(stage, JOB)
+    assert not prune(stage, "kept", request_).is_removed
+    assert prune(stage, JOB, request_).is_removed
+    assert (jobs(stage), stage.directories(JOB)) == ({"kept"}, set())
+
+
+def test_a_prune_of_other_jobs_by_name_leaves_a_request_open(stage):
+    stage.run(JOB)
+    stage.run("other")
+    ask(stage, JOB)
+    assert not prune(stage, JOB, named("other")).is_removed
+    assert request_of(stage, JOB).status is RequestStatus.QUEUED
+
+
+def test_a_dry_run_tells_what_a_request_removes_and_leaves_it_open(stage):
+    stage.run(JOB)
+    ask(stage, JOB)
+    view, files = stage.maintenance.describe(job_id_of(JOB)), stage.files()
+    told = prune(stage, JOB, PruneRequest(dry_run=True))
+    assert (stage.maintenance.describe(job_id_of(JOB)), stage.files()) == (view, files)
+    assert told == prune(stage, JOB, PruneRequest())
+
+
+def test_a_job_that_started_again_is_kept_with_its_files_and_the_reason_is_told(stage):
+    stage.run(JOB)
+    ask(stage, JOB)
+    stage.clock.advance(1)
+    stage.run(JOB)
+    files = stage.files()
+    report = prune(stage, JOB, PruneRequest())
+    assert (report.is_removed, stage.files()) == (False, files)
+    assert "has started since the request" in report.kept[0]
+    failed = request_of(stage, JOB)
+    assert (failed.status, failed.message) == (RequestStatus.FAILED, f"the job is kept: {report.kept[0]}")
+    assert not prune(stage, JOB, PruneRequest()).has_changes, "it is not served twice"
+
+
+def test_a_request_stays_open_while_the_storage_does_not_answer(stage):
+    stage.run(JOB)
+    ask(stage, JOB)
+
+    def away(base: str) -> CheckpointStorage:
+        raise StorageError("The storage is away.")
+
+    assert prune(stage, JOB, PruneRequest(), opener=away).unreachable
+    assert request_of(stage, JOB).status is RequestStatus.RUNNING
+    assert prune(stage, JOB, PruneRequest()).is_removed
+    assert stage.files() == {}
+
+
 class Killed(BaseException):
     """The process ends here; nothing catches it."""
 
@@ -253,11 +322,59 @@ class Counting:
         return counted
 
 
-def whole_run(stage: WrittenStage, job: str, counting: Counting) -> PrunedJob:
+def whole_run(stage: WrittenStage, job: str, counting: Counting, request: PruneRequest = TESTS) -> PrunedJob:
     def opener(base: str) -> Any:
         return counting.around(CheckpointStorage.open(base))
 
-    return prune(stage, job, TESTS, gateway=counting.around(stage.maintenance), opener=opener)
+    return prune(stage, job, request, gateway=counting.around(stage.maintenance), opener=opener)
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_a_requested_removal_that_is_killed_at_any_call_is_ended_by_the_next(stage, is_after):
+    stage.run("counted", checkpoints=2)
+    ask(stage, "counted")
+    counted = Counting(None, is_after)
+    assert whole_run(stage, "counted", counted, PruneRequest()).is_removed
+    assert counted.calls > 20
+    for point in range(1, counted.calls + 1):
+        job = f"asked/{point}"
+        stage.run(job, checkpoints=2)
+        key = ask(stage, job)
+        with pytest.raises(Killed):
+            whole_run(stage, job, Counting(point, is_after), PruneRequest())
+        if job in jobs(stage):
+            assert request_of(stage, job).status.is_open, point
+            assert prune(stage, job, PruneRequest()).is_removed, point
+        assert (jobs(stage), stage.files()) == (set(), {}), point
+        stage.attempt(job).finish(AttemptStatus.FAILED)
+        done = request_of(stage, job)
+        assert (done.request_key, done.status) == (key, RequestStatus.COMPLETED), point
+        assert not prune(stage, job, PruneRequest()).is_removed, "the request is served once"
+        prune(stage, job, named(job))
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+def test_an_attempt_between_two_calls_of_a_requested_removal_keeps_what_it_writes(stage, is_after):
+    stage.run("counted", checkpoints=2)
+    ask(stage, "counted")
+    counted = Counting(None, is_after)
+    whole_run(stage, "counted", counted, PruneRequest())
+    for point in range(1, counted.calls + 1):
+        job = f"asked/{point}"
+        stage.run(job, checkpoints=2)
+        ask(stage, job)
+        with pytest.raises(Killed):
+            whole_run(stage, job, Counting(point, is_after), PruneRequest())
+        stage.clock.advance(1)
+        is_removed = job not in jobs(stage)
+        attempt = stage.attempt(job)
+        attempt.restore()
+        stage.take(attempt, stage.snapshot(attempt, "after"))
+        attempt.finish(AttemptStatus.FAILED)
+        assert not prune(stage, job, PruneRequest()).is_removed, point
+        expected = RequestStatus.COMPLETED if is_removed else RequestStatus.FAILED
+        assert request_of(stage, job).status is expected, point
+        assert stage.attempt(job).restore() is not None, point
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])

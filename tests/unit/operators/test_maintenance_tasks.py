@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import JobAction
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError, StorageError
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.operators import maintenance_tasks
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from tests.unit.written_stage import WrittenStage, local_path
@@ -55,6 +57,15 @@ def test_old_test_jobs_are_pruned_and_named_jobs_stay(stage):
     stage.run("test/young")
     assert maintenance_tasks.prune_all() == 1
     assert {job.name for job in stage.maintenance.jobs()} == {"named", "test/young"}
+
+
+def test_a_job_is_removed_that_a_user_asked_to_remove(stage):
+    stage.run("named")
+    stage.clock.advance(1)
+    removal = UserAction(job_id=job_id_of("named"), action=JobAction.PRUNE, request_key=new_key(), requested_by="anna")
+    stage.actions.request(removal)
+    assert maintenance_tasks.prune_all() == 1
+    assert stage.files() == {}
 
 
 def test_an_age_of_less_than_a_day_is_refused_before_anything_goes(stage):

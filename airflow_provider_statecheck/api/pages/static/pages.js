@@ -130,7 +130,10 @@
   const update = async () => {
     const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (reply.status >= 400 && reply.status < 500) {
-      updates.textContent = "This page is no longer available to you. Reload it.";
+      const isRemoved = reply.status === 404 && content.querySelector("[data-removing]") !== null;
+      updates.textContent = isRemoved
+        ? "The page of this job is gone: the job was removed as requested, or you may no longer read it."
+        : "This page is no longer available to you. Reload it.";
       content.dataset.refreshSeconds = "";
       return;
     }

@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
 from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key, operator_id_of
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
-from airflow_provider_statecheck.maintenance.actions import JobActions, UserAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import JobActions
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.unit.api.pages.html import Page
@@ -44,7 +45,7 @@ def request(site: Site, action: JobAction, by: str = "ann", **wanted: Any) -> No
 
 
 def test_an_idle_stage_is_not_stopped(site: Site, failed: MadeJob) -> None:
-    assert offered(site.read(JOB)) == ["Take a savepoint"]
+    assert offered(site.read(JOB)) == ["Remove the job", "Take a savepoint"]
     failed.begin()
     assert offered(site.read(JOB)) == ["Take a savepoint", "Stop with a savepoint"]
 
@@ -132,6 +133,30 @@ def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: Mad
     request(site, JobAction.REWIND, run_key="2026-01-01")
     (row,) = site.read(JOB).table("Newest requests to restore, rewind and dispose of aggregate")
     assert (row["Action"], row["Of"]) == ("Rewind to before this run", "Run 2026-01-01")
+
+
+def test_a_removal_is_shown_until_an_attempt_starts_or_a_user_withdraws_it(site: Site, failed: MadeJob) -> None:
+    preview = site.read(f"{JOB}/actions/prune")
+    assert "deletes the files of 3 checkpoints, up to 12 MiB" in preview.text
+    site.clock.advance(1)
+    request(site, JobAction.PRUNE)
+    page = site.read(JOB)
+    (row,) = page.table("Newest requests to remove the job")
+    assert (row["By"], row["Action"], row["Status"]) == ("ann", "Remove the job", "… queued")
+    assert row["Outcome"] == "waits for the maintenance Dag or 'airflow statecheck prune'"
+    assert offered(page)[:2] == ["Remove the job", "Withdraw the removal"]
+    assert page.one("main").attributes["data-refresh-seconds"] == "5"
+    assert site.read(f"{JOB}/actions/withdraw").one("h1").text == "Withdraw the removal"
+    request(site, JobAction.WITHDRAW)
+    statuses = [each["Status"] for each in site.read(JOB).table("Newest requests to remove the job")]
+    assert sorted(statuses) == ["✓ completed", "✕ failed"]
+    assert "Withdraw the removal" not in offered(site.read(JOB))
+
+
+def test_a_running_job_is_not_removed(site: Site, failed: MadeJob) -> None:
+    failed.begin()
+    assert "Remove the job" not in offered(site.read(JOB))
+    assert "has not ended" in site.read(f"{JOB}/actions/prune").text
 
 
 def test_names_with_markup_are_text(site: Site, failed: MadeJob) -> None:

@@ -1,0 +1,261 @@
+"""Previews of actions of users: what an action keeps, rolls back and deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_statecheck.checkpoint import restore_choice
+from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    CheckpointStatus,
+    JobAction,
+    OperatorRecord,
+)
+from airflow_provider_statecheck.checkpoint.retention import open_commits
+from airflow_provider_statecheck.checkpoint.statistics_snapshot import Owner, custody_of
+from airflow_provider_statecheck.checkpoint.store import JobView
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
+from airflow_provider_statecheck.maintenance import removal_requests
+from airflow_provider_statecheck.maintenance.action_targets import (
+    UserAction,
+    chosen_of,
+    nothing_chosen,
+    operator_of,
+    uid_of,
+)
+from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
+
+_DELETED_LATER = "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffectedCheckpoint:
+    """Checkpoint in a preview."""
+
+    checkpoint_id: int
+    uid: str
+    kind: str
+    run_key: str
+    completed_at: datetime | None
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionPreview:
+    """Effect of an action on the rows as they are now."""
+
+    action: JobAction
+    effect: str
+    """What happens, and who carries it out."""
+    kept: tuple[AffectedCheckpoint, ...] = ()
+    """Checkpoints from which the job continues, or that are copied; the newest first."""
+    recomputed: tuple[AffectedCheckpoint, ...] = ()
+    """Checkpoints that are rolled back, whose work is done again; the newest first."""
+    deleted: tuple[AffectedCheckpoint, ...] = ()
+    """Checkpoints whose files are deleted."""
+    notes: tuple[str, ...] = ()
+    """What the user should know before the confirmation."""
+
+
+def preview_of(view: JobView, wanted: UserAction) -> ActionPreview:
+    """Return the effect of an action that needs only the rows of the job; raises as ``JobActions.preview``."""
+    return _PREVIEWS[wanted.action](view, wanted)
+
+
+def _savepoint_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    operator = operator_of(view, wanted)
+    attempt, newest = _running(view, operator), next(_candidates(view, operator), None)
+    if attempt is None and newest is None:
+        raise NoRestorableCheckpointError(
+            f"Expected a completed checkpoint of operator {operator.uid!r} in job {view.job.name!r} to copy to a savepoint, "
+            f"found none; run the stage until it completes one.",
+            uid=operator.uid,
+        )
+    if attempt is not None:
+        effect = f"{_name(attempt)} copies its next completed checkpoint to a savepoint and continues."
+    else:
+        effect = (
+            "The next 'airflow statecheck gc', the maintenance Dag or the next attempt copies the newest checkpoint to a "
+            "savepoint."
+        )
+    return ActionPreview(action=wanted.action, effect=effect, kept=_affected(view, [newest] if newest else []))
+
+
+def _stop_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    operator = operator_of(view, wanted)
+    attempt = _running(view, operator)
+    if attempt is None:
+        raise CheckpointNotFoundError(
+            f"Expected a running attempt of operator {operator.uid!r} in job {view.job.name!r} to stop, found none; take a "
+            f"savepoint without stopping.",
+            uid=operator.uid,
+        )
+    return ActionPreview(
+        action=wanted.action,
+        effect=f"{_name(attempt)} copies its next completed checkpoint to a savepoint and stops. Its task fails without a retry.",
+        notes=(
+            "Clear the task to resume from its last checkpoint, or start another job from the savepoint.",
+            "If the savepoint fails, the stage does not stop.",
+        ),
+    )
+
+
+def _restore_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    operator, chosen = chosen_of(view, wanted)
+    newer = restore_choice.newer_checkpoints(operator, view.of_operator(operator.operator_id), chosen.checkpoint_id)
+    return ActionPreview(
+        action=wanted.action,
+        effect=(
+            f"The next attempt of operator {operator.uid!r}, whichever run it belongs to, restores checkpoint "
+            f"{chosen.checkpoint_id}."
+        ),
+        kept=_affected(view, [c for c in _candidates(view, operator) if c.checkpoint_id <= chosen.checkpoint_id]),
+        recomputed=_affected(view, newer),
+        deleted=_affected(view, newer),
+        notes=tuple(_restore_notes(view, operator, chosen, newer)),
+    )
+
+
+def _restore_notes(
+    view: JobView, operator: OperatorRecord, chosen: CheckpointRecord, newer: Iterable[CheckpointRecord]
+) -> Iterator[str]:
+    attempt = _running(view, operator)
+    if attempt is not None:
+        yield f"{_name(attempt)} is running and is not stopped. What it completes from now on is rolled back as well."
+    other_runs = dict.fromkeys(c.run_key for c in newer if c.run_key != chosen.run_key)
+    if other_runs:
+        yield f"The results of these runs are rolled back: {', '.join(other_runs)}. Run them again in their order."
+    if operator.next_restore is not None:
+        yield f"This replaces the choice of checkpoint {operator.next_restore}."
+    yield "Sinks retract the output that the rolled-back checkpoints committed, or refuse to start if they cannot."
+    yield _DELETED_LATER
+
+
+def _withdrawal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    if wanted.operator_id is None:
+        removal = removal_requests.require_waiting(view)
+        return ActionPreview(
+            action=wanted.action, effect=f"The job is kept, which {removal.requested_by} requested to remove."
+        )
+    operator = operator_of(view, wanted)
+    if operator.next_restore is None:
+        raise nothing_chosen(operator)
+    return ActionPreview(
+        action=wanted.action,
+        effect=f"The next attempt of operator {operator.uid!r} restores its newest checkpoint again.",
+        kept=_affected(view, _candidates(view, operator)),
+    )
+
+
+def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> ActionPreview:
+    """Return the effect of a rewind."""
+    taken_back = [c for each in rewound for c in each.taken_back]
+    without_state = [each.uid for each in rewound if each.stands_at is None]
+    fenced = [each.fenced for each in rewound if each.fenced is not None]
+    notes = [
+        "Clear that run and all later runs before another run starts, and run them in order.",
+        _DELETED_LATER,
+        *(
+            f"The choice of checkpoint {o.next_restore} for operator {o.uid!r} is withdrawn."
+            for o in _with_choice(view, rewound)
+        ),
+        *(f"Operator {uid!r} then starts without state." for uid in without_state),
+        *(f"{_name(attempt)} is fenced; its task is not running." for attempt in fenced),
+    ]
+    return ActionPreview(
+        action=JobAction.REWIND,
+        effect=f"{len(rewound)} of {len(view.operators)} operators return to their state before the run.",
+        kept=_affected(view, [each.stands_at for each in rewound if each.stands_at is not None]),
+        recomputed=_affected(view, taken_back),
+        deleted=_affected(view, taken_back),
+        notes=tuple(notes),
+    )
+
+
+def _with_choice(view: JobView, rewound: tuple[RewoundOperator, ...]) -> list[OperatorRecord]:
+    uids = {each.uid for each in rewound}
+    return [o for o in view.operators if o.uid in uids and o.next_restore is not None]
+
+
+def disposal_preview(view: JobView, savepoint: CheckpointRecord) -> ActionPreview:
+    """Return the effect of disposing of a savepoint."""
+    return ActionPreview(
+        action=JobAction.DISPOSE,
+        effect="The next attempt of the operator, the next 'airflow statecheck gc' or the maintenance Dag deletes the savepoint.",
+        deleted=_affected(view, [savepoint]),
+        notes=("Jobs that start from this savepoint afterwards fail.",),
+    )
+
+
+def _running(view: JobView, operator: OperatorRecord) -> AttemptRecord | None:
+    return view.current_attempt(operator) if view.has_open_attempt(operator) else None
+
+
+def _candidates(view: JobView, operator: OperatorRecord) -> Iterator[CheckpointRecord]:
+    newest_first = reversed(view.of_operator(operator.operator_id))
+    restorable = (c for c in newest_first if c.is_restorable and c.generation == operator.generation)
+    return (c for c in restorable if c.unusable_reason is None)
+
+
+def _affected(view: JobView, checkpoints: Iterable[CheckpointRecord]) -> tuple[AffectedCheckpoint, ...]:
+    return tuple(
+        AffectedCheckpoint(
+            checkpoint_id=c.checkpoint_id,
+            uid=uid_of(view, c.operator_id) or "",
+            kind=c.properties.snapshot_type.value,
+            run_key=c.run_key,
+            completed_at=c.completed_at,
+            size_bytes=c.full_size_bytes,
+        )
+        for c in checkpoints
+    )
+
+
+def _name(attempt: AttemptRecord) -> str:
+    return f"Attempt {attempt.epoch} ({attempt.owner.label})"
+
+
+def _removal_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    removal_requests.require_idle(view)
+    deleted = [c for c in view.checkpoints if c.discarded_at is None and custody_of(view, c).owner is Owner.JOB]
+    size = readable_size(sum(c.full_size_bytes for c in deleted))
+    effect = (
+        f"The next run of the maintenance Dag or 'airflow statecheck prune' deletes the files of {len(deleted)} checkpoints, "
+        f"up to {size}, and removes the job with its {len(view.operators)} operators and {len(view.attempts)} attempts."
+    )
+    return ActionPreview(
+        action=wanted.action,
+        effect=effect,
+        kept=_affected(view, _savepoints_of_users(view)),
+        deleted=_affected(view, reversed(deleted)),
+        notes=tuple(_removal_notes(view)),
+    )
+
+
+def _savepoints_of_users(view: JobView) -> list[CheckpointRecord]:
+    completed = (c for c in reversed(view.checkpoints) if c.status is CheckpointStatus.COMPLETED)
+    return [c for c in completed if custody_of(view, c).owner is Owner.USER]
+
+
+def _removal_notes(view: JobView) -> Iterator[str]:
+    yield "If an attempt starts before, the job is kept and the request fails."
+    yield "A later run of the job starts without state. Savepoints stay where they are; note their pointers."
+    yield from (f"{each[0].upper()}{each[1:]}; that output is dropped." for each in open_commits(view))
+    if any(each.status.is_open for each in view.requests):
+        yield "Open requests for savepoints are dropped unless 'airflow statecheck gc' or the maintenance Dag takes them before."
+    earlier = removal_requests.open_removal(view)
+    if earlier is not None:
+        yield f"This replaces the request of {earlier.requested_by}."
+
+
+_PREVIEWS: dict[JobAction, Callable[[JobView, UserAction], ActionPreview]] = {
+    JobAction.SAVEPOINT: _savepoint_preview,
+    JobAction.STOP: _stop_preview,
+    JobAction.RESTORE: _restore_preview,
+    JobAction.WITHDRAW: _withdrawal_preview,
+    JobAction.PRUNE: _removal_preview,
+}
