@@ -23,6 +23,7 @@ from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.airflow_access import readable_job, require_editable
 from airflow_provider_statecheck.api.requests import MessageRoute, public_text
+from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import JobPath
 from airflow_provider_statecheck.checkpoint.ids import JobId, OperatorId
 from airflow_provider_statecheck.checkpoint.records import JobAction
@@ -142,7 +143,7 @@ def request_action(
     )
     entries = AuditEntries(view, wanted)
     try:
-        accepted = services.actions.request(wanted)
+        accepted = _accepted(services, wanted)
     except StateCheckError as error:
         # After an error that may pass, the outcome is unknown, and the page sends the request again.
         if not error.retryable:
@@ -150,6 +151,18 @@ def request_action(
         raise
     entries.conclude(accepted.status)
     return accepted
+
+
+def _accepted(services: Services, wanted: UserAction) -> RequestedAction:
+    try:
+        services.actions.preview(wanted)
+    except StateCheckError:
+        # A copy of the request, sent at the same time, may have been carried out since the view was read.
+        known = _known(services.coordinator.describe(wanted.job_id), wanted.request_key)
+        if known is None:
+            raise
+        return known
+    return services.actions.request(wanted)
 
 
 def _known(view: JobView, request_key: str) -> RequestedAction | None:

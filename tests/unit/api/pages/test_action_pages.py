@@ -137,7 +137,7 @@ def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: Mad
 
 def test_a_removal_is_shown_until_an_attempt_starts_or_a_user_withdraws_it(site: Site, failed: MadeJob) -> None:
     preview = site.read(f"{JOB}/actions/prune")
-    assert "deletes the files of 3 checkpoints, up to 12 MiB" in preview.text
+    assert "deletes the files of 3 checkpoints, up to 12.0 MiB" in preview.text
     site.clock.advance(1)
     request(site, JobAction.PRUNE)
     page = site.read(JOB)
