@@ -378,7 +378,7 @@ class JobTransaction(Protocol):
         """
         Remove all attempts, checkpoints, requests, actions, statistics and tokens of the job, as the last call of the transaction.
 
-        Only an action may be saved afterwards; it appears again with the job when an attempt creates it anew.
+        Only an action may be saved afterwards; it appears again when an attempt creates the job again.
         The counters of epochs, generations and checkpoint ids are retained and hidden. A reader of the removed rows could
         otherwise confuse them with new rows of the same number.
         """

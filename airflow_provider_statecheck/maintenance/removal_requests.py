@@ -107,7 +107,7 @@ def refuse(tx: JobTransaction, view: JobView, request_key: str | None, reasons: 
 
 def complete(tx: JobTransaction, view: JobView) -> None:
     """
-    End the open request, if there is one, in the transaction that has removed the job, whoever removed it.
+    End the open request, if there is one, in the transaction that has removed the job for any reason.
 
     :param view: Job before its removal.
     """
