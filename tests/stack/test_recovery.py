@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from scripts.example_data import flights
+from tests.live.rest import wait_until
 from tests.stack.running import DRIVER, EXECUTOR, Run, RunningStack
 
 pytestmark = pytest.mark.live
@@ -51,8 +52,7 @@ def check_restored(run: Run) -> None:
 
 
 def test_all_services_are_healthy_and_the_maintenance_dag_is_on(stack: RunningStack) -> None:
-    status = stack.command("status")
-    assert status.returncode == 0, status.stdout
+    wait_until("healthy services", lambda: stack.command("status").returncode == 0)
     assert not stack.api.is_paused("statecheck_maintenance")
 
 
