@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 
 from fastapi import APIRouter, Depends, FastAPI
+from starlette.routing import BaseRoute
 
 from airflow_provider_statecheck.api import content_routes, maintenance_routes, state_routes, task_routes
 from airflow_provider_statecheck.api.access import ServicesDep
@@ -74,6 +76,14 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
     app.state.state_reads = ProxyReads(lambda: services.state_proxy, lambda job_id: services.state_rows.check(job_id))
     app.state.job_contents = lambda: services.job_contents
     install_error_replies(app)
+    app.router.routes.extend(_routes())
+    return app
+
+
+@cache
+def _routes() -> tuple[BaseRoute, ...]:
+    # Routes have no state, and building the models of their messages takes half a second.
+    versioned = APIRouter(prefix=VERSION_PATH, dependencies=[Depends(reject_unstorable_parameters)])
     for router in (
         state_routes.router,
         health_router,
@@ -84,8 +94,8 @@ def create_app(services: Services, *, access: JobAccess | None = None, takes_tes
         maintenance_routes.router,
         maintenance_routes.savepoint_router,
     ):
-        app.include_router(router, prefix=VERSION_PATH)
-    return app
+        versioned.include_router(router)
+    return tuple(versioned.routes)
 
 
 def create_server_app(services: Services) -> FastAPI:
