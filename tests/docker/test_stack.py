@@ -99,7 +99,12 @@ def pid_of(stack: Stack, name: str) -> int:
 class TestUp:
     def test_services_start_when_what_they_wait_for_is_ready(self, stacks, folder):
         first = job("first", "echo first >>order")
-        second = service("second", f"echo second >>order; {LASTS}", needs={"first": "service_completed_successfully"})
+        second = service(
+            "second",
+            f"echo second >>order; {LASTS}",
+            needs={"first": "service_completed_successfully"},
+            check=("grep", "second", str(folder / "order")),
+        )
         third = job("third", "echo third >>order", needs={"second": "service_healthy"})
 
         assert stacks(first, second, third).up()

@@ -141,7 +141,7 @@ class TestStandAlone(OverHttp):
         self, state_processes: StateServerProcess, api_url: str, token: str, stage: QueriedStage
     ) -> None:
         stage.checkpoint()
-        with state_processes.running(api_url, requests_per_second=1.0) as (server,):
+        with state_processes.running(api_url, requests_per_second=0.001) as (server,):
             url = url_of(server.url, f"jobs/{self.job_id}/state")
             statuses = [httpx.get(url, headers=headers_for(token)).status_code for _ in range(2)]
             assert statuses == [200, 429]
