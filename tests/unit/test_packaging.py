@@ -14,6 +14,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import airflow_provider_statecheck
 from airflow_provider_statecheck.get_provider_info import get_provider_info
@@ -220,7 +222,40 @@ class TestPreflight:
 
         assert done.returncode != 0
         assert len(done.stderr.splitlines()) == 2
-        assert "expected Python 3.11 or newer, found Python 3.10.4" in done.stderr
+        assert f"expected Python {self.minimum()} or newer, found Python 3.10.4" in done.stderr
+
+    @staticmethod
+    def minimum() -> str:
+        found = re.search(r"^minimum=(\S+)$", (ROOT / "scripts/preflight").read_text(), re.MULTILINE)
+        assert found is not None
+        return found[1]
+
+    def test_the_oldest_python_is_the_oldest_that_can_install_the_constraints(self):
+        """With an older one the installer fails without naming the version that is needed."""
+        names = {line.partition("==")[0] for line in CONSTRAINTS}
+        ranges = [
+            SpecifierSet(str(each.metadata.json.get("requires_python", "")))
+            for each in importlib.metadata.distributions()
+            if canonicalize_name(each.name) in names
+        ]
+        release, _, patch = self.minimum().rpartition(".")
+
+        assert all(self.minimum() in each for each in [*ranges, SpecifierSet(PROJECT["requires-python"])])
+        assert not all(f"{release}.{int(patch) - 1}" in each for each in ranges)
+
+    def test_the_patch_release_of_an_old_python_counts(self, tools):
+        self._add(tools, "java", "echo 'openjdk version \"17.0.9\"' >&2")
+        pretended = f"import sys; sys.version_info = (*map(int, '{self.minimum()}'.split('.')),)[:2] + (0,); "
+        self._add(
+            tools,
+            "oldpython",
+            f'[ "$1" = -V ] && {{ echo Python 3.11.0; exit 0; }}\nexec "{sys.executable}" -c "{pretended}$2" "$3"',
+        )
+
+        done = self._run(tools, "oldpython")
+
+        assert done.returncode != 0
+        assert f"expected Python {self.minimum()} or newer, found Python 3.11.0" in done.stderr
 
     def test_too_little_disk_is_refused_with_the_figure(self, tools):
         self._add(tools, "java", "echo 'openjdk version \"21.0.1\"' >&2")
