@@ -320,4 +320,5 @@ def _rewound_row(operator: RewoundOperator) -> Row:
         "newest_checkpoint": None if newest is None else newest.checkpoint_id,
         "newest_run": None if newest is None else newest.run_key,
         "fenced": None if operator.fenced is None else operator.fenced.owner.label,
+        "withdrawn_choice": operator.withdrawn_choice,
     }

@@ -160,8 +160,9 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
         "Clear that run and all later runs before another run starts, and run them in order.",
         _DELETED_LATER,
         *(
-            f"The choice of checkpoint {o.next_restore} for operator {o.uid!r} is withdrawn."
-            for o in _with_choice(view, rewound)
+            f"The choice of checkpoint {each.withdrawn_choice} for operator {each.uid!r} is withdrawn."
+            for each in rewound
+            if each.withdrawn_choice is not None
         ),
         *(f"Operator {uid!r} then starts without state." for uid in without_state),
         *(f"{_name(attempt)} is fenced; its task is not running." for attempt in fenced),
@@ -174,11 +175,6 @@ def rewind_preview(view: JobView, rewound: tuple[RewoundOperator, ...]) -> Actio
         deleted=_affected(view, taken_back),
         notes=tuple(notes),
     )
-
-
-def _with_choice(view: JobView, rewound: tuple[RewoundOperator, ...]) -> list[OperatorRecord]:
-    uids = {each.uid for each in rewound}
-    return [o for o in view.operators if o.uid in uids and o.next_restore is not None]
 
 
 def disposal_preview(view: JobView, savepoint: CheckpointRecord) -> ActionPreview:

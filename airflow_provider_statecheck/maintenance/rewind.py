@@ -59,6 +59,8 @@ class RewoundOperator:
     """Checkpoint that the next run restores; ``None`` if it starts without state."""
     fenced: AttemptRecord | None = None
     """Open attempt that is fenced because its task is not running."""
+    withdrawn_choice: int | None = None
+    """Checkpoint that a user chose for the next attempt, which no longer restores it; ``None`` without a choice."""
 
 
 class JobRewinding:
@@ -161,6 +163,7 @@ def _plan(tx: JobTransaction, operator: OperatorRecord, run: str, dead: Sequence
         taken_back=restorable[: len(restorable) - len(earlier)],
         stands_at=earlier[0] if earlier else None,
         fenced=fenced,
+        withdrawn_choice=operator.next_restore,
     )
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from tests.contracts.runs_of_a_job import day
 from tests.unit.written_stage import JOB
 
@@ -34,6 +36,7 @@ def test_tells_what_is_taken_back_and_where_the_state_stands(three_days, run):
             "newest_checkpoint": 1,
             "newest_run": day(1).run_key,
             "fenced": None,
+            "withdrawn_choice": None,
         }
     ]
     assert "clear that run and all later runs" in outcome.err
@@ -57,6 +60,22 @@ def test_a_dry_run_changes_nothing(three_days, run):
     assert json.loads(outcome.out)[0]["rolled_back"] == [3, 2]
     assert "would be rewound" in outcome.err
     assert set(three_days.statuses().values()) == {"completed"}
+
+
+def test_names_the_choice_of_a_user_that_it_withdraws(three_days, run):
+    wanted = UserAction(
+        job_id=job_id_of(JOB),
+        action=JobAction.RESTORE,
+        request_key=new_key(),
+        checkpoint_id=2,
+        requested_by="a user",
+    )
+    three_days.actions.request(wanted)
+    for arguments in (["--dry-run"], ["--yes"]):
+        [row] = json.loads(run("rewind", JOB, "--before", SECOND, *arguments, "-o", "json").out)
+        assert row["withdrawn_choice"] == 2, arguments
+    [choice] = three_days.store.describe(job_id_of(JOB)).actions
+    assert choice.message == "replaced by a rewind"
 
 
 def test_without_yes_it_asks_and_no_is_no(three_days, run, monkeypatch):
