@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -171,15 +171,26 @@ def end_outdated_requests(tx: JobTransaction, attempt: AttemptRecord, *, is_want
         asking = tx.attempt_by_key(request.request_key) if request.properties.is_terminate else None
         if asking is None or (is_wanted and asking.owner.run_key == attempt.owner.run_key):
             continue
-        tx.save_request(
-            replace(
-                request,
-                status=RequestStatus.FAILED,
-                ended_at=tx.now,
-                failure_reason=CheckpointFailureReason.ATTEMPT_ENDED.value,
-                failure_message=f"not taken before attempt {attempt.epoch} ({attempt.owner.label}) started",
-            )
+        _fail_request(tx, request, f"not taken before attempt {attempt.epoch} ({attempt.owner.label}) started")
+
+
+def end_unserved_requests(tx: JobTransaction, operator_id: OperatorId, request_keys: Collection[str]) -> None:
+    """Fail the queued requests for a savepoint at the end of attempts whose run has ended."""
+    for request in tx.open_requests(operator_id):
+        if request.request_key in request_keys and request.status is RequestStatus.QUEUED:
+            _fail_request(tx, request, "not taken before the run ended: the stage did not finish")
+
+
+def _fail_request(tx: JobTransaction, request: SnapshotRequest, message: str) -> None:
+    tx.save_request(
+        replace(
+            request,
+            status=RequestStatus.FAILED,
+            ended_at=tx.now,
+            failure_reason=CheckpointFailureReason.ATTEMPT_ENDED.value,
+            failure_message=message,
         )
+    )
 
 
 def request_savepoint_at_end(tx: JobTransaction, attempt: AttemptRecord) -> None:

@@ -284,7 +284,8 @@ class JobMaintenance:
         """
         Discard the checkpoints that are not retained after the end of their run, and return their ids.
 
-        Applies to jobs that are named after a run, and to operators whose newest attempt has ended.
+        Applies to jobs that are named after a run, and to operators whose newest attempt has ended. In any job, the requests
+        for a savepoint at the end of a stage fail that an attempt of an ended run has left open.
 
         :raises CheckpointNotFoundError: There is no such job.
         """
@@ -293,12 +294,15 @@ class JobMaintenance:
         results = ((attempt, self._runs.ended_as(attempt.owner)) for attempt in ended_attempts(view))
         ended = {a.operator_id: status_of(a, status) for a, status in results if status is not None}
         affected = {o for o in ended if any(c.properties.discard_on(ended[o]) for c in view.of_operator(o))}
-        if not affected:
+        unserved = frozenset(self._unserved_requests(view))
+        if not affected and not unserved:
             return ()
         with self._store.transaction(job_id) as tx:
             now = tx.view()
             # A changed operator has a new attempt: its run may have been cleared.
             unchanged = {o.operator_id for o in now.operators if o in view.operators}
+            for operator_id in sorted(unchanged) if unserved else ():
+                transitions.end_unserved_requests(tx, operator_id, unserved)
             return discard_ended(tx, {o: ended[o] for o in affected & unchanged})
 
     def forget(self, request: ForgetRows) -> ForgettableRows:
@@ -381,6 +385,12 @@ class JobMaintenance:
                 return
             # SQLite does not queue writers; without a pause, another writer could wait until the last batch.
             self._pause(_BETWEEN_BATCHES_SECONDS)
+
+    def _unserved_requests(self, view: JobView) -> Iterator[str]:
+        # An attempt requests the savepoint at its end under its own key.
+        asking = {a.attempt_key: a.owner for a in view.attempts if a.owner.airflow}
+        keys = (r.request_key for o in view.operators for r in view.savepoints_asked_of(o.operator_id))
+        return (key for key in keys if key in asking and self._runs.ended_as(asking[key]) is not None)
 
     def _is_given_up(self, view: JobView, attempt: AttemptRecord) -> bool:
         owner = attempt.owner

@@ -16,7 +16,7 @@ from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinato
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.messages import FinishAttempt
 from airflow_provider_statecheck.checkpoint.properties import JobStatus
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, CheckpointStatus, RequestStatus
 from airflow_provider_statecheck.exceptions import CoordinatorError
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.plugins import listeners
@@ -107,6 +107,26 @@ class EndedRunContract:
             run = self.run(session)
             session.expunge(run)
             assert settle_ended_run(run, JobStatus.FINISHED) == ()
+
+    def test_a_savepoint_that_the_run_ends_without_fails_with_its_reason(
+        self, engine: Engine, store: SqlJobStore
+    ) -> None:
+        coordinator = AttemptCoordinator(store)
+        owner = make_owner(
+            run_key=DATE.isoformat(), run_id="run-1", airflow=(("dag_id", "nightly"), ("run_id", "run-1"))
+        )
+        registration = make_registration(job_name=NAME, owner=owner, savepoint_at_end=True)
+        coordinator.finish(
+            FinishAttempt(attempt=coordinator.register(registration).attempt, status=AttemptStatus.FAILED)
+        )
+        with Session(engine) as session:
+            listeners.on_dag_run_failed(self.run(session), "task_failure")
+            session.commit()
+        [request] = store.describe(job_id_of(NAME)).requests
+        assert (request.status, request.failure_message) == (
+            RequestStatus.FAILED,
+            "not taken before the run ended: the stage did not finish",
+        )
 
     def test_a_statement_that_fails_leaves_the_transaction_usable(
         self, engine: Engine, store: SqlJobStore, monkeypatch: pytest.MonkeyPatch

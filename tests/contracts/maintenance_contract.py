@@ -362,6 +362,70 @@ class MaintenanceContract:
         kept = [c for c in maintenance.describe(job_id).checkpoints if c.status is CheckpointStatus.COMPLETED]
         assert [c.properties for c in kept] == list(kinds)
 
+    @staticmethod
+    def request_at_end(coordinator: AttemptCoordinator, job: str, status: AttemptStatus | None) -> AttemptRef:
+        """Let an attempt request a savepoint at its end, and end without it."""
+        owner = make_owner(run_key="2026-01-01", run_id="run-1", airflow=AIRFLOW)
+        attempt = coordinator.register(make_registration(job_name=job, owner=owner, savepoint_at_end=True)).attempt
+        if status is not None:
+            coordinator.finish(FinishAttempt(attempt=attempt, status=status))
+        return attempt
+
+    @pytest.mark.parametrize("status", [AttemptStatus.FAILED, None], ids=["failed", "killed"])
+    @pytest.mark.parametrize("job", [NAMED, BY_RUN])
+    def test_a_savepoint_at_the_end_of_a_stage_that_failed_for_good_fails_when_the_run_ends(
+        self,
+        coordinator: AttemptCoordinator,
+        maintenance: JobMaintenance,
+        runs: KnownRuns,
+        job: str,
+        status: AttemptStatus | None,
+    ) -> None:
+        job_id = self.request_at_end(coordinator, job, status).job_id
+        maintenance.settle_run(job_id)
+        [waiting] = maintenance.describe(job_id).requests
+        assert waiting.status is RequestStatus.QUEUED, "the retry takes it over"
+        runs.ended["run-1"] = JobStatus.FAILED
+        assert maintenance.settle_run(job_id) == ()
+        [failed] = maintenance.describe(job_id).requests
+        assert (failed.status, failed.failure_message) == (
+            RequestStatus.FAILED,
+            "not taken before the run ended: the stage did not finish",
+        )
+        assert failed.ended_at is not None
+
+    def test_a_savepoint_that_a_user_requested_waits_beyond_the_end_of_the_run(
+        self, coordinator: AttemptCoordinator, maintenance: JobMaintenance, runs: KnownRuns, store: JobStore
+    ) -> None:
+        attempt = self.complete_by_run(coordinator, status=AttemptStatus.FAILED)
+        with store.transaction(attempt.job_id) as tx:
+            tx.save_request(
+                SnapshotRequest(
+                    job_id=attempt.job_id,
+                    request_key=new_key(),
+                    operator_id=attempt.operator_id,
+                    properties=CheckpointProperties.for_sync_savepoint(terminate=True),
+                    requested_at=tx.now,
+                )
+            )
+        runs.ended["run-1"] = JobStatus.FAILED
+        maintenance.settle_run(attempt.job_id)
+        assert [r.status for r in maintenance.describe(attempt.job_id).requests] == [RequestStatus.QUEUED]
+
+    def test_a_savepoint_at_the_end_of_a_run_that_is_cleared_meanwhile_stays_requested(
+        self, store: JobStore, coordinator: AttemptCoordinator, clock: ManualClock
+    ) -> None:
+        job_id = self.request_at_end(coordinator, BY_RUN, AttemptStatus.FAILED).job_id
+
+        class Clearing(KnownRuns):
+            def ended_as(self, _: AttemptOwner) -> JobStatus | None:
+                owner = make_owner(run_key="2026-01-01", run_id="run-1", clear_marker="cleared", airflow=AIRFLOW)
+                coordinator.register(make_registration(job_name=BY_RUN, owner=owner, savepoint_at_end=True))
+                return JobStatus.FAILED
+
+        JobMaintenance(store, Clearing(), NoTokens(), clock).settle_run(job_id)
+        assert [r.status for r in store.describe(job_id).requests] == [RequestStatus.QUEUED]
+
     def test_a_job_that_is_gone_has_no_run_to_end(self, maintenance: JobMaintenance) -> None:
         with pytest.raises(CheckpointNotFoundError):
             maintenance.settle_run(job_id_of("nowhere"))
