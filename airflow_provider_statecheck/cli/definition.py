@@ -116,6 +116,12 @@ ARG_BEFORE_ID = Arg(
     ("--before",), type=positive_int(allow_zero=False), metavar="ID", help="Only checkpoints with a lower id"
 )
 ARG_HISTORY = Arg(("--history",), action="store_true", help="Show the last ten checkpoints, newest first")
+ARG_FIGURES = Arg(
+    ("--checkpoint",),
+    type=positive_int(allow_zero=False),
+    metavar="ID",
+    help="Show the steps, loops, sources and states of this checkpoint",
+)
 ARG_ALL = Arg(("--all",), action="store_true", help="All jobs")
 ARG_DRY_RUN = Arg(("--dry-run",), action="store_true", help="Show the changes without making them")
 ARG_STORAGE = Arg(
@@ -300,7 +306,7 @@ def _read_only_commands() -> tuple[CLICommand, ...]:
             ARG_LIMIT,
             ARG_BEFORE_ID,
         ),
-        _command("stats", "Show checkpoint statistics of a job", ARG_JOB, ARG_UID, ARG_HISTORY),
+        _command("stats", "Show checkpoint statistics of a job", ARG_JOB, ARG_UID, ARG_HISTORY, ARG_FIGURES),
         _command(
             "verify",
             "Check that the retained checkpoints of a job, or one checkpoint, can be restored",

@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import custody_of, snapshot_of
 from airflow_provider_statecheck.cli.output import Exit, Row, command, operators_of, print_message, print_rows, shown
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, InvalidConfigurationError
 from airflow_provider_statecheck.hooks.maintenance import find_job, maintenance_gateway
 from airflow_provider_statecheck.hooks.storage import storage_opener
 
 if TYPE_CHECKING:
-    from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
     from airflow_provider_statecheck.checkpoint.statistics import CheckpointEntry, StatsSummary
     from airflow_provider_statecheck.checkpoint.statistics_snapshot import CheckpointStatsSnapshot
     from airflow_provider_statecheck.checkpoint.store import JobView
@@ -52,8 +53,10 @@ def diff(args: Namespace) -> Exit:
 
 @command
 def stats(args: Namespace) -> Exit:
-    """Show the statistics of each operator of a job, or its last checkpoints."""
+    """Show the statistics of each operator of a job, its last checkpoints, or what one checkpoint holds."""
     view = find_job(maintenance_gateway(), args.job)
+    if args.checkpoint is not None:
+        return _show_figures(view, args)
     operators = operators_of(view, args.uid)
     snapshots = [snapshot_of(view, operator) for operator in operators]
     if args.history:
@@ -61,6 +64,72 @@ def stats(args: Namespace) -> Exit:
     else:
         _print_overviews([_overview_row(each) for each in snapshots], args.output)
     return Exit.DONE
+
+
+def _show_figures(view: JobView, args: Namespace) -> Exit:
+    if args.history or args.uid is not None:
+        raise InvalidConfigurationError(
+            "Expected --checkpoint without --uid and --history, found them together; a checkpoint belongs to one operator."
+        )
+    checkpoint = maintenance_gateway().checkpoint(view.job.job_id, args.checkpoint)
+    if checkpoint is None:
+        raise CheckpointNotFoundError(
+            f"Expected a checkpoint of job {view.job.name!r}, found no {args.checkpoint}; list them with 'checkpoints'."
+        )
+    if checkpoint.summary is None:
+        print_message(f"Checkpoint {args.checkpoint} has no figures.")
+    summary = checkpoint.summary or SnapshotSummary()
+    print_rows(list(_figure_rows(summary)), args.output)
+    for name, count in summary.left_out.items():
+        print_message(
+            f"{count} {name.replace('_', ' ')} are not shown, because the figures of a checkpoint are limited."
+        )
+    return Exit.DONE
+
+
+def _figure_rows(summary: SnapshotSummary) -> Iterator[Row]:
+    for step in summary.steps:
+        yield _figure_row(
+            "step",
+            step.name,
+            step.outcome,
+            seconds=step.seconds,
+            seconds_saved=step.seconds_saved,
+            rows=step.rows,
+            size=step.size_bytes,
+        )
+    for loop in summary.loops:
+        total = "" if loop.total is None else f" of {loop.total}"
+        unit = "iterations" if loop.is_iteration else "items"
+        yield _figure_row("loop", loop.name, f"{loop.finished}{total} {unit} finished")
+    for source in summary.sources:
+        yield _figure_row("source", source.uid, f"{source.finished_splits} of {source.total_splits} splits read")
+    for state in summary.states:
+        name = "/".join(filter(None, (state.uid, state.name)))
+        yield _figure_row(f"{state.kind} state", name, state.type, rows=state.keys, size=state.size_bytes)
+    for commit in summary.open_commits:
+        yield _figure_row("open commit", commit, "")
+
+
+def _figure_row(
+    kind: str,
+    name: str,
+    content: str,
+    *,
+    seconds: float | None = None,
+    seconds_saved: float | None = None,
+    rows: int | None = None,
+    size: int | None = None,
+) -> Row:
+    return {
+        "kind": kind,
+        "name": name,
+        "content": content,
+        "seconds": seconds,
+        "seconds_saved": seconds_saved,
+        "rows": rows,
+        "bytes": size,
+    }
 
 
 def _states(args: Namespace, pointer: str) -> CheckpointStates:

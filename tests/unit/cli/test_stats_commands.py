@@ -12,7 +12,13 @@ from airflow_provider_statecheck.checkpoint.failure import CheckpointFailureReas
 from airflow_provider_statecheck.checkpoint.ids import new_key
 from airflow_provider_statecheck.checkpoint.messages import DeclineCheckpoint, PendingCheckpoint, TriggerCheckpoint
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
-from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
+from airflow_provider_statecheck.checkpoint.snapshot_summary import (
+    LoopSummary,
+    SnapshotSummary,
+    SourceSummary,
+    StateSummary,
+    StepSummary,
+)
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.testing.messages import make_acknowledgement
 from tests.unit.cli.conftest import Outcome
@@ -123,6 +129,53 @@ def test_the_history_tells_the_parts_of_a_duration_where_they_were_measured(stag
     names = ("snapshot_seconds", "write_seconds", "commit_seconds", "seconds_saved")
     found = rows(run("stats", JOB, "--history", "--output", "json"))
     assert [[row[name] for name in names] for row in found] == [[8.5, 0.25, None, 60.0], [None] * 4]
+
+
+def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: WrittenStage, run: Run) -> None:
+    attempt = stage.attempt()
+    figures = SnapshotSummary(
+        steps=(
+            StepSummary(name="raw", outcome="restored", seconds=60.0, size_bytes=2048, rows=10),
+            StepSummary(name="sessions", outcome="computed", seconds=2.5),
+        ),
+        loops=(LoopSummary(name="days", finished=3, total=5), LoopSummary(name="ranks", finished=4, is_iteration=True)),
+        sources=(SourceSummary(uid="orders", finished_splits=1, total_splits=2),),
+        states=(StateSummary(uid="totals", name="sum", kind="value", type="bigint", keys=7),),
+        open_commits=("balances: 3 files",),
+        left_out={"steps": 4},
+    )
+    stage.coordinator.acknowledge(make_acknowledgement(attempt.grant.attempt, trigger(stage, attempt), summary=figures))
+    outcome = run("stats", JOB, "--checkpoint", "1", "-o", "json")
+    assert [tuple(row.values()) for row in rows(outcome)] == [
+        ("step", "raw", "restored", 60.0, 60.0, 10, 2048),
+        ("step", "sessions", "computed", 2.5, 0.0, None, 0),
+        ("loop", "days", "3 of 5 items finished", None, None, None, None),
+        ("loop", "ranks", "4 iterations finished", None, None, None, None),
+        ("source", "orders", "1 of 2 splits read", None, None, None, None),
+        ("value state", "totals/sum", "bigint", None, None, 7, None),
+        ("open commit", "balances: 3 files", "", None, None, None, None),
+    ]
+    assert "4 steps are not shown" in outcome.err
+
+
+def test_a_checkpoint_without_figures_says_so(counted: WrittenStage, run: Run) -> None:
+    outcome = run("stats", JOB, "--checkpoint", "2", "-o", "json")
+    assert (outcome.status, rows(outcome), outcome.err) == (0, [], "Checkpoint 2 has no figures.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--checkpoint", "9"), "Expected a checkpoint of job 'sales', found no 9"),
+        (("--checkpoint", "2", "--history"), "Expected --checkpoint without --uid and --history"),
+        (("--checkpoint", "2", "--uid", "aggregate"), "Expected --checkpoint without --uid and --history"),
+    ],
+)
+def test_no_such_checkpoint_is_wrong_usage(
+    counted: WrittenStage, run: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    outcome = run("stats", JOB, *arguments)
+    assert (outcome.status, message in outcome.err) == (2, True)
 
 
 def test_a_late_acknowledgement_is_told_with_the_failure(stage: WrittenStage, run: Run) -> None:
