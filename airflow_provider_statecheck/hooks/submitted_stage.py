@@ -26,6 +26,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     CheckpointRecord,
     CheckpointStatus,
     OnOverlap,
+    RowsVersion,
 )
 from airflow_provider_statecheck.checkpoint.statistics import OperatorStatistics
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StaleAttemptError, StateCheckError
@@ -42,7 +43,7 @@ from airflow_provider_statecheck.spark.status_log import (
 
 if TYPE_CHECKING:
     from airflow_provider_statecheck.api.services import Services
-    from airflow_provider_statecheck.checkpoint.store import JobView
+    from airflow_provider_statecheck.checkpoint.store import JobView, LatestCheckpoints
     from airflow_provider_statecheck.gateway.http import HttpGateway
     from airflow_provider_statecheck.metadata.token_store import Caller
 
@@ -78,6 +79,7 @@ class SubmittedStage:
         self._on_overlap = on_overlap
         self._attempt: AttemptRef | None = None
         self._checkpoints: DriverCheckpoints | None = None
+        self._followed_version: RowsVersion | None = None
 
     def register(self) -> Handover:
         """
@@ -165,7 +167,8 @@ class SubmittedStage:
         return retained_line(self.registration, latest)
 
     def _followed(self, attempt: AttemptRef) -> DriverCheckpoints:
-        return DriverCheckpoints(self._view, attempt, self._log_of(attempt))
+        self._followed_version = None
+        return DriverCheckpoints(self._changed_view, attempt, self._log_of(attempt))
 
     def _log_of(self, attempt: AttemptRef) -> CheckpointLog:
         return CheckpointLog(self.registration.job_name, self.registration.uid, attempt.epoch)
@@ -190,6 +193,21 @@ class SubmittedStage:
     def _view(self) -> JobView | None:
         try:
             return self._gateway.describe(job_id_of(self.registration.job_name))
+        except CheckpointNotFoundError:
+            return None
+
+    def _changed_view(self) -> JobView | None:
+        known = self._followed_version
+        # A view has up to a hundred checkpoints with their figures, and most polls find no new one.
+        if known is not None and self._latest(known) is None:
+            return None
+        view = self._view()
+        self._followed_version = None if view is None else view.job.rows_version
+        return view
+
+    def _latest(self, known: RowsVersion) -> LatestCheckpoints | None:
+        try:
+            return self._gateway.latest_checkpoints(job_id_of(self.registration.job_name), known)
         except CheckpointNotFoundError:
             return None
 
@@ -285,7 +303,7 @@ class DriverCheckpoints:
     """
     Log the checkpoints of an attempt from the rows of its job, in the same format as the driver.
 
-    :param view: Function that returns the view of the job, ``None`` if it has no rows.
+    :param view: Function that returns the view of the job; ``None`` if it has no rows, or none that changed since the last call.
     :param attempt: Attempt of the driver.
     :param checkpoint_log: Log to write to.
     """

@@ -118,6 +118,22 @@ def test_a_try_that_adopts_the_driver_repeats_no_line_of_the_one_before(gateway:
     assert [line.partition(" of ")[0] for line in said(log)] == ["Checkpoint 2"]
 
 
+def test_the_checkpoints_are_read_again_only_after_a_change(
+    gateway: Gateway, log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, attempt = submitted(gateway)
+    stage.log_checkpoints()
+    complete(gateway, attempt)
+    stage.log_checkpoints()
+    with monkeypatch.context() as patching:
+        patching.setattr(gateway, "describe", lambda _: pytest.fail("nothing has changed"))
+        for _ in range(3):
+            stage.log_checkpoints()
+    fail(gateway, attempt)
+    stage.log_checkpoints()
+    assert [line.partition(" of ")[0] for line in said(log)] == ["Checkpoint 1", "Checkpoint 2"]
+
+
 def test_a_coordinator_that_does_not_answer_is_asked_again(
     gateway: Gateway, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
