@@ -95,8 +95,8 @@ CONFIRM_RESTORE = _example(
 TRIGGER = _example(TriggerCheckpoint(attempt=_ATTEMPT, request_key="0f6f7c1e2b3a4d5c8e9f0a1b2c3d4e5f"))
 _SUMMARY = SnapshotSummary(
     steps=(StepSummary(name="sessions", outcome="restored", seconds=412.5, size_bytes=1_000_341_504, rows=8_120_000),),
-    loops=(LoopSummary(name="days", finished=14, total=31),),
-    seconds_saved=412.5,
+    loops=(LoopSummary(name="days", finished=14, total=31, seconds=3150.0),),
+    seconds_saved=3562.5,
     snapshot_seconds=8.25,
     write_seconds=0.034,
 )

@@ -86,6 +86,8 @@ class LoopSummary(_Bounded):
     """Number of all items or iterations; ``None`` if the attempt has not reached the loop."""
     is_iteration: bool = False
     """Whether the loop is ``iterate``, which may end before its last iteration."""
+    seconds: float = 0.0
+    """Time of the finished items of ``each``, in the attempts that finished them; 0 if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class SnapshotSummary:
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of entries that were left out, by list; a complete list has none."""
     seconds_saved: float = 0.0
-    """Time of the steps and increments that the attempt has restored instead of computing them."""
+    """Time of the steps, loop items and increments that the attempt has restored instead of computing them."""
     snapshot_seconds: float = 0.0
     """Time to write snapshots and state since the previous checkpoint; an estimate if a step is computed as it is written."""
     write_seconds: float = 0.0

@@ -101,7 +101,7 @@ def _figure_rows(summary: SnapshotSummary) -> Iterator[Row]:
     for loop in summary.loops:
         total = "" if loop.total is None else f" of {loop.total}"
         unit = "iterations" if loop.is_iteration else "items"
-        yield _figure_row("loop", loop.name, f"{loop.finished}{total} {unit} finished")
+        yield _figure_row("loop", loop.name, f"{loop.finished}{total} {unit} finished", seconds=loop.seconds)
     for source in summary.sources:
         yield _figure_row("source", source.uid, f"{source.finished_splits} of {source.total_splits} splits read")
     for state in summary.states:

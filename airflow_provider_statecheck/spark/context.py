@@ -371,9 +371,10 @@ class StageContext:
             if self._saving.progress.is_finished(loop, item_key):
                 continue
             self._saving.report_restored()
+            began = self._monotonic()
             with self._names.inside(loop[1], item_key) as scope:
                 yield item
-            self._saving.finish_item(loop, item_key)
+            self._saving.finish_item(loop, item_key, self._monotonic() - began)
             self._auto.release(scope)
             if rhythm.is_time():
                 self.checkpoint()

@@ -35,7 +35,7 @@ class StepFigures:
         self._dropped = 0
         self._restored: list[StepSummary] = []
         self._restored_count = 0
-        self._seconds_saved = 0.0
+        self._seconds_saved = sum(loop.seconds for loop in self._restored_loops)
         self._reported_at = float("-inf")
         self._is_reported = not self._restored_loops
 

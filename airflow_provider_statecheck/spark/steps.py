@@ -168,9 +168,13 @@ class StageCheckpointer:
         """Return whether the last checkpoint contains the current state; measured costs are not compared."""
         return self._content() == self._saved
 
-    def finish_item(self, loop: StepKey, item_key: str) -> None:
-        """Record an item of ``each`` as finished; its steps and loops are dropped with the next checkpoint."""
-        self.progress.finish(loop, item_key)
+    def finish_item(self, loop: StepKey, item_key: str, seconds: float) -> None:
+        """
+        Record an item of ``each`` as finished; its steps and loops are dropped with the next checkpoint.
+
+        :param seconds: Time of the item in this try.
+        """
+        self.progress.finish(loop, item_key, seconds)
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def drop_scope(self, scope: Scope) -> None:

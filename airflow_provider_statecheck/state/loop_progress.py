@@ -32,13 +32,20 @@ class LoopProgress:
 
     def __init__(self, encoded: Any = ()) -> None:
         self._finished: dict[StepKey, set[str]] = {}
-        for scope, name, keys in encoded:
-            self._finished[(tuple((loop, item) for loop, item in scope), name)] = set(keys)
+        self._seconds: dict[StepKey, float] = {}
+        # Checkpoints of older versions have no seconds.
+        for scope, name, keys, *seconds in encoded:
+            key = (tuple((loop, item) for loop, item in scope), name)
+            self._finished[key] = set(keys)
+            self._seconds[key] = float(sum(seconds))
         self._totals: dict[StepKey, int] = {}
 
     def encode(self) -> list[Any]:
         """Return the progress as JSON."""
-        return [[[list(pair) for pair in scope], name, list(items)] for (scope, name), items in self.loops.items()]
+        return [
+            [[list(pair) for pair in scope], name, list(items), round(self.seconds((scope, name)), 3)]
+            for (scope, name), items in self.loops.items()
+        ]
 
     @property
     def finished_items(self) -> int:
@@ -56,6 +63,10 @@ class LoopProgress:
         loops = sorted(self._finished.keys() | self._totals.keys())
         return {loop: (len(self._finished.get(loop, ())), self._totals.get(loop)) for loop in loops}
 
+    def seconds(self, loop: StepKey) -> float:
+        """Return the time of the finished items of a loop, in the attempts that finished them; 0 if it is unknown."""
+        return self._seconds.get(loop, 0.0)
+
     def expect(self, loop: StepKey, item_keys: Iterable[str]) -> None:
         """Record the items of a loop in this try; finished items that are no longer among them count too."""
         self._totals[loop] = len(self._finished.get(loop, set()).union(item_keys))
@@ -64,14 +75,20 @@ class LoopProgress:
         """Return whether an item is finished, in this try or an earlier one."""
         return item_key in self._finished.get(loop, ())
 
-    def finish(self, loop: StepKey, item_key: str) -> None:
-        """Record an item as finished, and drop the loops inside it."""
+    def finish(self, loop: StepKey, item_key: str, seconds: float = 0.0) -> None:
+        """
+        Record an item as finished, and drop the loops inside it.
+
+        :param seconds: Time of the item in this try.
+        """
         self._finished.setdefault(loop, set()).add(item_key)
+        self._seconds[loop] = self.seconds(loop) + seconds
         self.drop_scope((*loop[0], (loop[1], item_key)))
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the loops inside an item."""
         self._finished = {loop: keys for loop, keys in self._finished.items() if loop[0][: len(scope)] != scope}
+        self._seconds = {loop: seconds for loop, seconds in self._seconds.items() if loop in self._finished}
         self._totals = {loop: total for loop, total in self._totals.items() if loop[0][: len(scope)] != scope}
 
 

@@ -99,6 +99,25 @@ def test_steps_without_a_snapshot_and_loops_are_shown(tries: Tries) -> None:
     assert summary.snapshot_seconds >= 0.0
 
 
+def test_a_retry_tells_the_time_of_the_loop_items_that_it_does_not_repeat(tries: Tries) -> None:
+    with tries.failing() as checkpoint:
+        for day in checkpoint.each("days", [1, 2, 3]):
+            if day == 3:
+                break
+            tries.monotonic.seconds += 60.0
+    assert [loop.seconds for loop in newest(tries).loops] == [120.0]
+    with tries.open() as checkpoint:
+        for _ in checkpoint.each("days", [1, 2, 3]):
+            tries.monotonic.seconds += 10.0
+    restored = newest_attempt(tries).restored_summary
+    assert restored is not None
+    assert restored.seconds_saved == 120.0
+    assert [(loop.finished, loop.seconds) for loop in (*restored.loops, *newest(tries).loops)] == [
+        (2, 120.0),
+        (3, 130.0),
+    ]
+
+
 def test_figures_that_cannot_be_computed_fail_no_checkpoint(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> SnapshotSummary:
         raise RuntimeError("no figures")

@@ -59,7 +59,7 @@ def step_summary(handle: SnapshotHandle, outcome: StepOutcome) -> StepSummary:
 def loop_summaries(progress: LoopProgress, iterations: Iterations) -> Iterator[LoopSummary]:
     """Return the figures of all loops, the outermost first."""
     for loop, (finished, total) in progress.counts.items():
-        yield LoopSummary(name=describe(loop), finished=finished, total=total)
+        yield LoopSummary(name=describe(loop), finished=finished, total=total, seconds=progress.seconds(loop))
     for loop, (reached, total) in iterations.counts.items():
         yield LoopSummary(name=describe(loop), finished=reached, total=total, is_iteration=True)
 

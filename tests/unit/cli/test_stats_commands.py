@@ -138,7 +138,10 @@ def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: W
             StepSummary(name="raw", outcome="restored", seconds=60.0, size_bytes=2048, rows=10),
             StepSummary(name="sessions", outcome="computed", seconds=2.5),
         ),
-        loops=(LoopSummary(name="days", finished=3, total=5), LoopSummary(name="ranks", finished=4, is_iteration=True)),
+        loops=(
+            LoopSummary(name="days", finished=3, total=5, seconds=7.5),
+            LoopSummary(name="ranks", finished=4, is_iteration=True),
+        ),
         sources=(SourceSummary(uid="orders", finished_splits=1, total_splits=2),),
         states=(StateSummary(uid="totals", name="sum", kind="value", type="bigint", keys=7),),
         open_commits=("balances: 3 files",),
@@ -149,8 +152,8 @@ def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: W
     assert [tuple(row.values()) for row in rows(outcome)] == [
         ("step", "raw", "restored", 60.0, 60.0, 10, 2048),
         ("step", "sessions", "computed", 2.5, 0.0, None, 0),
-        ("loop", "days", "3 of 5 items finished", None, None, None, None),
-        ("loop", "ranks", "4 iterations finished", None, None, None, None),
+        ("loop", "days", "3 of 5 items finished", 7.5, None, None, None),
+        ("loop", "ranks", "4 iterations finished", 0.0, None, None, None),
         ("source", "orders", "1 of 2 splits read", None, None, None, None),
         ("value state", "totals/sum", "bigint", None, None, 7, None),
         ("open commit", "balances: 3 files", "", None, None, None, None),

@@ -105,6 +105,22 @@ def test_loops_show_what_is_done_and_what_there_is_to_do() -> None:
     assert [(loop.name, loop.finished) for loop in restored.loops] == [("days", 2), ("ranks", 5)]
 
 
+def test_the_time_of_restored_items_is_saved_and_that_of_new_items_is_not() -> None:
+    earlier = LoopProgress()
+    earlier.finish(DAYS, "1", 40.0)
+    earlier.finish(DAYS, "2", 60.5)
+    progress = LoopProgress(earlier.encode())
+    found = figures(progress)
+    found.restored(handle("clicks", 400.0))
+    progress.finish(DAYS, "3", 30.0)
+    summary, restored = found.of_checkpoint([], 0.0), found.of_restore()
+    assert restored is not None
+    assert [(each.loops[0].seconds, each.seconds_saved) for each in (summary, restored)] == [
+        (130.5, 500.5),
+        (100.5, 500.5),
+    ]
+
+
 def test_a_finished_item_takes_the_loops_inside_it_along() -> None:
     progress, iterations = LoopProgress(), Iterations()
     progress.expect(((("days", "4"),), "hours"), ["0", "1"])

@@ -21,7 +21,10 @@ SUMMARY = SnapshotSummary(
         StepSummary(name="raw", outcome="restored", seconds=185, size_bytes=3 << 20, rows=12345),
         StepSummary(name="sessions", outcome="computed", seconds=2.5, size_bytes=1024),
     ),
-    loops=(LoopSummary(name="days", finished=3, total=12), LoopSummary(name="rank", finished=7, is_iteration=True)),
+    loops=(
+        LoopSummary(name="days", finished=3, total=12, seconds=75),
+        LoopSummary(name="rank", finished=7, is_iteration=True),
+    ),
     sources=(SourceSummary(uid="clicks", finished_splits=5, total_splits=20, remaining_seconds=600),),
     states=(StateSummary(uid="visits", name="count", kind="value", type="int64", keys=1234567, size_bytes=2 << 20),),
     open_commits=("orders: 2",),
@@ -55,9 +58,9 @@ def test_a_checkpoint_is_shown_with_what_it_holds(site: Site, job: MadeJob, plac
     assert [*raw.values()] == ["raw", "↺ restored", "3 min 5 s", "3.0 MiB", "12,345", "3 min 5 s"]
     assert [*sessions.values()] == ["sessions", "+ computed", "2.5 s", "1.0 KiB", NOTHING, NOTHING]
     days, rank = held["Loops"]
-    assert (days["Done"], days["To do"]) == ("3 items", "9")
+    assert (days["Done"], days["To do"], days["Duration"]) == ("3 items", "9", "1 min 15 s")
     assert days["Progress"].endswith("25 %")
-    assert (rank["Done"], rank["To do"], rank["Progress"]) == ("7 iterations", NOTHING, NOTHING)
+    assert [*rank.values()][1:] == ["7 iterations", NOTHING, NOTHING, NOTHING]
     (clicks,) = held["Sources"]
     assert (clicks["Splits read"], clicks["Remaining"]) == ("5 of 20", "about 10 min")
     assert [*held["States"][0].values()] == ["visits", "count", "value", "int64", "1,234,567", "2.0 MiB"]
