@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.configuration import conf
 from airflow.models.log import Log
@@ -22,6 +23,7 @@ from sqlalchemy import update
 from airflow_provider_statecheck.api import examples
 from airflow_provider_statecheck.api.access import ServicesDep, dags_of
 from airflow_provider_statecheck.api.airflow_access import readable_job, require_editable
+from airflow_provider_statecheck.api.forks import preview_fork, request_fork, require_forkable
 from airflow_provider_statecheck.api.requests import MessageRoute, public_text
 from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import JobPath
@@ -52,9 +54,11 @@ class ActionMessage:
     to remove the job.
     """
     checkpoint_id: int | None = None
-    """Checkpoint to restore, or savepoint to dispose of."""
+    """Checkpoint to restore or to fork from, or savepoint to dispose of."""
     run_key: str = ""
     """Run before which the job is rewound: its logical date, or its run id if it has none."""
+    params: dict[str, Any] | None = None
+    """Params of the run of a fork, without the one that names the checkpoint; ``None`` for those of the preview."""
 
 
 def require_own_page(request: Request) -> None:
@@ -113,8 +117,8 @@ def list_actions(job_id: JobPath, services: ServicesDep, user: GetUserDep) -> tu
 @router.get("/{action}/preview")
 def preview(wanted: WantedDep, services: ServicesDep, user: GetUserDep) -> ActionPreview:
     """Return what an action keeps, does again and deletes, without changing anything."""
-    require_editable(readable_job(services, wanted.job_id, user), user)
-    return services.actions.preview(wanted)
+    require_permitted(readable_job(services, wanted.job_id, user), wanted, user)
+    return preview_of(services, wanted)
 
 
 @router.post("/{action}", dependencies=[Depends(require_own_page)])
@@ -128,10 +132,6 @@ def request_action(
     """Accept a confirmed action. The reply, and later the list of actions, show its progress."""
     require_request_key(message.request_key)
     view = readable_job(services, JobId(job_id), user)
-    require_editable(view, user)
-    known = _known(view, message.request_key)
-    if known is not None:
-        return known
     wanted = UserAction(
         job_id=JobId(job_id),
         action=action,
@@ -141,9 +141,13 @@ def request_action(
         request_key=message.request_key,
         requested_by=user.get_name(),
     )
+    require_permitted(view, wanted, user)
+    known = _known(view, message.request_key)
+    if known is not None:
+        return known
     entries = AuditEntries(view, wanted)
     try:
-        accepted = _accepted(services, wanted)
+        accepted = _accepted(services, wanted, message.params)
     except StateCheckError as error:
         # After an error that may pass, the outcome is unknown, and the page sends the request again.
         if not error.retryable:
@@ -153,15 +157,33 @@ def request_action(
     return accepted
 
 
-def _accepted(services: Services, wanted: UserAction) -> RequestedAction:
+def require_permitted(view: JobView, wanted: UserAction, user: BaseUser) -> None:
+    """
+    Require a user who may edit the job and, for a fork, create runs of its Dag.
+
+    :raises AccessDeniedError: if the user may not.
+    """
+    require_editable(view, user)
+    if wanted.action is JobAction.FORK:
+        require_forkable(view, wanted, user)
+
+
+def preview_of(services: Services, wanted: UserAction) -> ActionPreview:
+    """Return the effect of an action without changing anything."""
+    return preview_fork(services, wanted) if wanted.action is JobAction.FORK else services.actions.preview(wanted)
+
+
+def _accepted(services: Services, wanted: UserAction, params: dict[str, Any] | None) -> RequestedAction:
     try:
-        services.actions.preview(wanted)
+        preview_of(services, wanted)
     except StateCheckError:
         # A copy of the request, sent at the same time, may have been carried out since the view was read.
         known = _known(services.coordinator.describe(wanted.job_id), wanted.request_key)
         if known is None:
             raise
         return known
+    if wanted.action is JobAction.FORK:
+        return request_fork(services, wanted, params)
     return services.actions.request(wanted)
 
 

@@ -51,20 +51,30 @@ class AirflowAccess:
         return JobGrant(caller=f"user {user.get_id()}", expires_at=_expiry_of(sent))
 
 
+_VERBS: dict[ResourceMethod, str] = {"GET": "read", "PUT": "edit", "POST": "create"}
+
+
 class PermittedDags:
     """
-    Dags whose task instances a user may read, or edit. The auth manager is asked once for each.
+    Dags on which a user has a permission, such as to read their task instances. The auth manager is asked once for each.
 
     With ``[core] multi_team``, no user has the permission on a Dag that was deleted from Airflow: its team is unknown, and
     the auth manager takes a Dag without a team as one of all teams. Airflow's lists leave out rows of such Dags too.
 
     :param user: User of Airflow.
-    :param method: ``GET`` for reading, ``PUT`` for editing.
+    :param method: ``GET`` for reading, ``PUT`` for editing, ``POST`` for creating.
+    :param entity: What of the Dag, by default its task instances.
     """
 
-    def __init__(self, user: BaseUser, method: ResourceMethod = "GET") -> None:
+    def __init__(
+        self,
+        user: BaseUser,
+        method: ResourceMethod = "GET",
+        entity: DagAccessEntity = DagAccessEntity.TASK_INSTANCE,
+    ) -> None:
         self._user = user
         self._method = method
+        self._entity = entity
         self._known: dict[str, bool] = {}
 
     def require_all(self, view: JobView) -> None:
@@ -104,16 +114,16 @@ class PermittedDags:
         permitted = self.among(dag_ids)
         refused = next((dag_id for dag_id in dag_ids if dag_id not in permitted), None)
         if refused is not None:
-            verb = "read" if self._method == "GET" else "edit"
+            entities = self._entity.value.lower().replace("_", " ")
             raise AccessDeniedError(
-                f"Expected a user who may {verb} task instances of Dag {refused!r}, found one without this permission; "
-                f"grant it or use another user."
+                f"Expected a user who may {_VERBS[self._method]} {entities}s of Dag {refused!r}, found one without this "
+                f"permission; grant it or use another user."
             )
 
     def _is_permitted(self, dag_id: str, team: str | None) -> bool:
         dag = DagDetails(id=dag_id, team_name=team)
         return get_auth_manager().is_authorized_dag(
-            method=self._method, access_entity=DagAccessEntity.TASK_INSTANCE, details=dag, user=self._user
+            method=self._method, access_entity=self._entity, details=dag, user=self._user
         )
 
 

@@ -401,7 +401,7 @@ def _children(value: Any, kind: _Kind) -> Iterator[tuple[str | int, Any, _Kind]]
     if is_dataclass(value):
         for field in fields(value):
             yield field.name, getattr(value, field.name), _columns().get(field.name)
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         yield from ((place, each, kind) for place, each in enumerate(value))
     elif isinstance(value, Mapping):
         # Mappings are stored as JSON; their keys do not refer to columns.

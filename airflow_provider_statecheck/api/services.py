@@ -22,7 +22,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Protocol
 
-from sqlalchemy.engine import Engine
+from sqlalchemy.engine import Connection, Engine
 
 from airflow_provider_statecheck.api.state_reads import SERVE_ELSEWHERE, CheckedRows, ServedJobs, storage_here
 from airflow_provider_statecheck.checkpoint.clock import LONGEST_LEAD, Clock, SystemClock, is_too_far_ahead
@@ -44,7 +44,7 @@ from airflow_provider_statecheck.maintenance.job_maintenance import JobMaintenan
 from airflow_provider_statecheck.maintenance.recover import JobRecovery
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
-from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
+from airflow_provider_statecheck.metadata.sql_store import JoinedSqlJobStore, SqlJobStore
 from airflow_provider_statecheck.metadata.token_store import Caller, SqlTokenStore, TokenRecord, TokenState, UserCaller
 from airflow_provider_statecheck.queryable.job_contents import JobContents
 from airflow_provider_statecheck.queryable.locations import OpenStorage
@@ -122,6 +122,11 @@ class Services:
     def actions(self) -> JobActions:
         """Return the actions of users on the state of jobs."""
         return JobActions(self._store, self.savepoints, self.rewinding)
+
+    def actions_in(self, connection: Connection) -> JobActions:
+        """Return the actions in an open transaction, which the caller commits or rolls back."""
+        store = JoinedSqlJobStore(connection, self.clock)
+        return JobActions(store, JobSavepoints(store), JobRewinding(store, self._liveness))
 
     @cached_property
     def tokens(self) -> TokenKeeper:

@@ -353,6 +353,8 @@ class JobAction(StrEnum):
     """Dispose of a savepoint."""
     PRUNE = "prune"
     """Remove the job with its files."""
+    FORK = "fork"
+    """Start a run that works on a copy of the state at a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,9 +368,9 @@ class ActionRecord:
     operator_id: OperatorId | None = None
     """Operator that it concerns; ``None`` for all operators of the job."""
     checkpoint_id: int | None = None
-    """Checkpoint to restore, or savepoint to dispose of."""
+    """Checkpoint to restore or to fork from, or savepoint to dispose of."""
     run_key: str = ""
-    """Run before which the job is rewound."""
+    """Run before which the job is rewound, or id of the run that a fork has started."""
     requested_by: str
     """Name of the user."""
     requested_at: datetime

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from airflow_provider_statecheck.checkpoint import restore_choice
 from airflow_provider_statecheck.checkpoint.config_options import readable_size
@@ -16,6 +17,7 @@ from airflow_provider_statecheck.checkpoint.records import (
     OperatorRecord,
 )
 from airflow_provider_statecheck.checkpoint.retention import open_commits
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary
 from airflow_provider_statecheck.checkpoint.statistics_snapshot import Owner, custody_of
 from airflow_provider_statecheck.checkpoint.store import JobView
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, NoRestorableCheckpointError
@@ -27,6 +29,7 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     operator_of,
     uid_of,
 )
+from airflow_provider_statecheck.maintenance.fork_points import require_fork_point
 from airflow_provider_statecheck.maintenance.rewind import RewoundOperator
 
 _DELETED_LATER = "The files of the rolled-back checkpoints are deleted after a newer checkpoint completes."
@@ -54,11 +57,15 @@ class ActionPreview:
     kept: tuple[AffectedCheckpoint, ...] = ()
     """Checkpoints from which the job continues, or that are copied; the newest first."""
     recomputed: tuple[AffectedCheckpoint, ...] = ()
-    """Checkpoints that are rolled back, whose work is done again; the newest first."""
+    """Checkpoints whose work is done again, because they are rolled back or newer than the fork; the newest first."""
     deleted: tuple[AffectedCheckpoint, ...] = ()
     """Checkpoints whose files are deleted."""
     notes: tuple[str, ...] = ()
     """What the user should know before the confirmation."""
+    restores: SnapshotSummary | None = None
+    """What the run of a fork restores; ``None`` for other actions, or if it is unknown."""
+    params: dict[str, Any] | None = None
+    """Params of the run of a fork, without the one that names the checkpoint; ``None`` for other actions."""
 
 
 def preview_of(view: JobView, wanted: UserAction) -> ActionPreview:
@@ -248,10 +255,37 @@ def _removal_notes(view: JobView) -> Iterator[str]:
         yield f"This replaces the request of {earlier.requested_by}."
 
 
+def _fork_preview(view: JobView, wanted: UserAction) -> ActionPreview:
+    operator, point = require_fork_point(view, wanted)
+    forked = point.checkpoint
+    kind = "savepoint" if forked.properties.is_savepoint else "checkpoint"
+    newer = (c for c in _candidates(view, operator) if c.checkpoint_id > forked.checkpoint_id)
+    return ActionPreview(
+        action=wanted.action,
+        effect=(
+            f"A new run of Dag {point.dag_id!r} works on a copy of {kind} {forked.checkpoint_id} of operator {operator.uid!r}, in "
+            f"a job of its own. Job {view.job.name!r} and all of its checkpoints stay as they are; nothing is deleted."
+        ),
+        kept=_affected(view, [forked]),
+        recomputed=_affected(view, newer),
+        notes=tuple(_fork_notes(forked)),
+        restores=forked.summary,
+    )
+
+
+def _fork_notes(forked: CheckpointRecord) -> Iterator[str]:
+    if not forked.properties.is_savepoint:
+        yield (
+            "Until the first checkpoint of the fork is complete, newer checkpoints of the job may subsume this one. Take a "
+            "savepoint first and fork from it if the job runs in the meantime."
+        )
+
+
 _PREVIEWS: dict[JobAction, Callable[[JobView, UserAction], ActionPreview]] = {
     JobAction.SAVEPOINT: _savepoint_preview,
     JobAction.STOP: _stop_preview,
     JobAction.RESTORE: _restore_preview,
     JobAction.WITHDRAW: _withdrawal_preview,
     JobAction.PRUNE: _removal_preview,
+    JobAction.FORK: _fork_preview,
 }

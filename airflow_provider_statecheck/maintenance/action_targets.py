@@ -23,7 +23,7 @@ class UserAction:
     to remove the job.
     """
     checkpoint_id: int | None = None
-    """Checkpoint to restore, or savepoint to dispose of."""
+    """Checkpoint to restore or to fork from, or savepoint to dispose of."""
     run_key: str = ""
     """Run before which the job is rewound: its logical date, or its run id if it has none."""
     request_key: str = ""

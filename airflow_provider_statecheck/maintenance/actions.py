@@ -40,6 +40,7 @@ from airflow_provider_statecheck.maintenance.action_targets import (
     savepoint_of,
     uid_of,
 )
+from airflow_provider_statecheck.maintenance.fork_points import ForkPoint, dag_of_fork, fork_in
 from airflow_provider_statecheck.maintenance.rewind import JobRewinding, RewindJob, rewind_in
 from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints, dispose_in
 
@@ -63,6 +64,8 @@ class RequestedAction:
     ended_at: datetime | None
     message: str
     """Outcome, or the reason of a failure."""
+    dag_id: str | None = None
+    """Dag of the run that a fork has started; ``None`` for other actions."""
 
 
 class JobActions:
@@ -100,7 +103,7 @@ class JobActions:
 
     def request(self, wanted: UserAction) -> RequestedAction:
         """
-        Accept an action; a repeated key returns the first request. Raises as :meth:`preview`.
+        Accept any action but a fork; a repeated key returns the first request. Raises as :meth:`preview`.
 
         :raises InvalidConfigurationError: The key has another form.
         """
@@ -114,6 +117,18 @@ class JobActions:
             dead = self._rewinding.dead_attempts(rewinding)
             return self._carry_out(view, wanted, lambda tx: _rewind(tx, wanted, rewinding, dead))
         return self._carry_out(view, wanted, lambda tx: _CHANGES[wanted.action](tx, wanted))
+
+    def fork(self, wanted: UserAction, start: Callable[[ForkPoint], str]) -> RequestedAction:
+        """
+        Start a run that forks the job; a repeated key returns the first request. Raises as :meth:`preview`.
+
+        :param start: Starts the run and returns its id. To start it exactly once, it works in the transaction of the store.
+        :raises InvalidConfigurationError: The key has another form.
+        """
+        require_request_key(wanted.request_key)
+        with self._store.transaction(wanted.job_id) as tx:
+            action = fork_in(tx, wanted, start)
+            return requested_action(tx.view(), action)
 
     def _carry_out(
         self, view: JobView, wanted: UserAction, change: Callable[[JobTransaction], ActionRecord]
@@ -151,6 +166,7 @@ def requested_action(view: JobView, action: ActionRecord) -> RequestedAction:
         status=action.status,
         ended_at=action.ended_at,
         message=action.message,
+        dag_id=dag_of_fork(view, action),
     )
 
 

@@ -43,6 +43,7 @@ from airflow_provider_statecheck.exceptions import (
 from airflow_provider_statecheck.maintenance.action_previews import AffectedCheckpoint
 from airflow_provider_statecheck.maintenance.action_targets import UserAction
 from airflow_provider_statecheck.maintenance.actions import JobActions, RequestedAction, requested_actions
+from airflow_provider_statecheck.maintenance.fork_points import ForkPoint
 from airflow_provider_statecheck.maintenance.job_maintenance import (
     ForgetRows,
     JobMaintenance,
@@ -602,6 +603,55 @@ class ActionsContract(RunsOfAJob):
             assert call(message).kept_because == ("the request to remove it has ended",)
         assert rows_of(gateway.describe(JOB)) == before
 
+    # Forks
+
+    def test_a_fork_starts_one_run_and_changes_nothing_else(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        for number in (1, 2):
+            self.work(gateway, _in_airflow(number), 2, retained_runs=3, num_retained=3)
+        wanted, before = self.wanted(JobAction.FORK, checkpoint_id=2), gateway.describe(JOB)
+        preview = actions.preview(wanted)
+        assert (_ids(preview.kept), _ids(preview.recomputed), preview.deleted) == ([2], [4, 3], ())
+        started: list[ForkPoint] = []
+
+        def start(point: ForkPoint) -> str:
+            started.append(point)
+            return "fork__1"
+
+        done = actions.fork(wanted, start)
+        assert actions.fork(wanted, start) == done
+        assert self.listed(gateway) == [done]
+        assert (done.status, done.run_key, done.message) == (
+            RequestStatus.COMPLETED,
+            "fork__1",
+            f"run fork__1 of Dag {done.dag_id} started",
+        )
+        (point,) = started
+        assert (point.checkpoint.checkpoint_id, point.dag_id) == (2, done.dag_id)
+        assert (point.dag_id, point.run_id) == ("nightly", "run of day 1")
+        assert rows_of(gateway.describe(JOB)) == rows_of(before)
+
+    def test_a_fork_whose_run_does_not_start_leaves_no_row(
+        self, gateway: AttemptCoordinator, actions: JobActions
+    ) -> None:
+        self.work(gateway, _in_airflow(1), 2)
+
+        def refuse(point: ForkPoint) -> str:
+            raise InvalidConfigurationError("the Dag refuses it")
+
+        with pytest.raises(InvalidConfigurationError, match="the Dag refuses it"):
+            actions.fork(self.wanted(JobAction.FORK, checkpoint_id=2), refuse)
+        assert self.listed(gateway) == []
+
+    def test_only_a_readable_checkpoint_is_forked(self, gateway: AttemptCoordinator, actions: JobActions) -> None:
+        self.work(gateway, _in_airflow(1), 3, FAILED, num_retained=1)
+        wanted = self.wanted(JobAction.FORK, checkpoint_id=1)
+        with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
+            actions.preview(wanted)
+        with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
+            actions.fork(wanted, lambda point: pytest.fail("it must not start"))
+
     # Rows
 
     @pytest.mark.parametrize("key", ["", "x" * 32, "0" * 31])
@@ -635,6 +685,11 @@ class ActionsContract(RunsOfAJob):
             discard_ended(tx, {OPERATOR: JobStatus.FINISHED})
         with pytest.raises(NoRestorableCheckpointError, match="subsumed"):
             self.begin(gateway, day(1, clear_marker=AGAIN))
+
+
+def _in_airflow(number: int) -> AttemptOwner:
+    task = (("dag_id", "nightly"), ("run_id", f"run of day {number}"), ("task_id", "features"), ("map_index", "-1"))
+    return day(number, airflow=task)
 
 
 def _ids(checkpoints: tuple[AffectedCheckpoint, ...]) -> list[int]:

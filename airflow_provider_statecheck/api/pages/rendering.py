@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
@@ -112,6 +113,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"size": readable_size, "duration": readable_duration, "exact": exact_time}
+    environment.filters["json_text"] = partial(json.dumps, indent=2, ensure_ascii=False)
     environment.globals |= {"ago": relative_time}
     return environment
 

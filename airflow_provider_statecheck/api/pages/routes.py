@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator
 
 from airflow_provider_statecheck.api.access import ServicesDep
-from airflow_provider_statecheck.api.action_routes import WantedDep
+from airflow_provider_statecheck.api.action_routes import WantedDep, preview_of, require_permitted
 from airflow_provider_statecheck.api.airflow_services import task_state
-from airflow_provider_statecheck.api.pages.forks import fork_point
-from airflow_provider_statecheck.api.pages.job_views import rows_of
+from airflow_provider_statecheck.api.forks import forking_task, may_fork
+from airflow_provider_statecheck.api.pages.job_views import ShownJob, rows_of
 from airflow_provider_statecheck.api.pages.operator_rows import RETRY_DELAY, OperatorsQuery
 from airflow_provider_statecheck.api.pages.readable_jobs import ReadableJobs
 from airflow_provider_statecheck.api.pages.rendering import PageRoute, render
@@ -29,11 +30,12 @@ from airflow_provider_statecheck.api.services import Services
 from airflow_provider_statecheck.api.task_routes import CheckpointPath, JobPath, OperatorPath
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, new_key
 from airflow_provider_statecheck.checkpoint.job_list import JobList, JobOverview, JobSort, JobsPage, ListedStatus
-from airflow_provider_statecheck.checkpoint.records import CheckpointStatus
+from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, CheckpointStatus
 from airflow_provider_statecheck.checkpoint.retention import SILENCE
 from airflow_provider_statecheck.checkpoint.store import CheckpointPage
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, StateCheckError
 from airflow_provider_statecheck.gateway.protocol import JOB_PAGES
+from airflow_provider_statecheck.maintenance.fork_points import fork_point
 from airflow_provider_statecheck.metadata.token_store import Caller
 
 CHECKPOINTS_ON_PAGE = 50
@@ -160,7 +162,12 @@ def checkpoints_page(
 
 @router.get(f"{JOB_PAGES}/{{job_id}}/checkpoints/{{checkpoint_id}}")
 def checkpoint_page(
-    request: Request, job_id: JobPath, checkpoint_id: CheckpointPath, jobs: JobsDep, services: ServicesDep
+    request: Request,
+    job_id: JobPath,
+    checkpoint_id: CheckpointPath,
+    jobs: JobsDep,
+    services: ServicesDep,
+    user: GetUserDep,
 ) -> Response:
     """Return the page of a checkpoint."""
     job = jobs.job(job_id)
@@ -171,16 +178,28 @@ def checkpoint_page(
     uid = next((o.uid for o in job.view.operators if o.operator_id == record.operator_id), record.operator_id)
     restored_by = [a for a in job.view.attempts if a.restored_from == checkpoint_id]
     values: dict[str, Any] = {"job": job, "row": row, "uid": uid, "restored_by": restored_by}
-    fork = fork_point(job.view, record) if job.is_editable else None
+    fork = _fork(job, record, user)
     return render(request, "checkpoint.html", fork=fork, refreshes=row.duration is None, **values)
 
 
+def _fork(job: ShownJob, checkpoint: CheckpointRecord, user: BaseUser) -> dict[str, str | None] | None:
+    """Return the task of a fork and the param that names the checkpoint; ``None`` if the user cannot fork from it."""
+    point = fork_point(job.view, checkpoint) if job.is_editable else None
+    if point is None or not may_fork(point, user):
+        return None
+    task = forking_task(point.dag_id, point.task_id)
+    return None if task is None else {"dag_id": point.dag_id, "task_id": point.task_id, "param": task.param}
+
+
 @router.get(f"{JOB_PAGES}/{{job_id}}/actions/{{action}}")
-def action_page(request: Request, wanted: WantedDep, jobs: JobsDep, services: ServicesDep) -> Response:
+def action_page(
+    request: Request, wanted: WantedDep, jobs: JobsDep, services: ServicesDep, user: GetUserDep
+) -> Response:
     """Return the preview of an action on a job, with its confirmation."""
     job, preview, refusal = jobs.editable(wanted.job_id), None, ""
+    require_permitted(job.view, wanted, user)
     try:
-        preview = services.actions.preview(wanted)
+        preview = preview_of(services, wanted)
     except StateCheckError as error:
         refusal = public_text(error)
     # The key belongs to this confirmation, so that sending it twice is one request.

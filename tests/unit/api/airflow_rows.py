@@ -72,6 +72,32 @@ def remove_dag(engine: Engine, dag_id: str) -> None:
         connection.execute(delete(bundles).where(bundles.c.name == f"bundle-of-{dag_id}"))
 
 
+def write_dag(engine: Engine, dag: Any) -> None:
+    """Insert a Dag as the Dag processor does, serialized."""
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.serialization.definitions.dag import SerializedDAG
+    from airflow.serialization.serialized_objects import LazyDeserializedDAG
+    from sqlalchemy.orm import Session
+
+    bundle = f"bundle-of-{dag.dag_id}"
+    with Session(engine) as session:
+        session.execute(insert(_table("dag_bundle")).values(name=bundle, active=True))
+        serialized = LazyDeserializedDAG.from_dag(dag)
+        SerializedDAG.bulk_write_to_db(bundle, None, [serialized], session=session)
+        SerializedDagModel.write_dag(serialized, bundle_name=bundle, session=session)
+        session.commit()
+
+
+def add_run(engine: Engine, dag_id: str, run_id: str, conf: dict[str, Any]) -> None:
+    """Insert a run of a Dag."""
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy.orm import Session
+
+    with Session(engine) as session:
+        session.add(DagRun(dag_id=dag_id, run_id=run_id, run_type="manual", run_after=datetime.now(UTC), conf=conf))
+        session.commit()
+
+
 def _table(name: str) -> Any:
     from airflow.models import import_all_models
     from airflow.models.base import Base

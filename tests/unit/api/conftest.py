@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import Engine
 
 from airflow_provider_statecheck.metadata.database import open_engine
+from tests.unit.api.action_page import USERS
 from tests.unit.api.server import ApiServer
 from tests.unit.api.stage import Stage
 
@@ -33,3 +37,37 @@ def stage(prepared: Stage, tmp_path: Path) -> Iterator[Stage]:
 
 def _serving(folder: Path) -> ApiServer:
     return ApiServer(open_engine(f"sqlite:///{folder}/state.db"))
+
+
+@pytest.fixture(scope="module")
+def engine(airflow_db: Path) -> Engine:
+    from airflow import settings
+
+    engine: Engine = settings.get_engine()
+    assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
+    return engine
+
+
+@pytest.fixture(scope="module")
+def airflow(engine: Engine, airflow_db: Path) -> Iterator[TestClient]:
+    """Airflow's api-server in this process."""
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(f"{n}:{r}" for n, r in USERS.items()))
+        passwords = airflow_db / "passwords_of_actions.json"
+        passwords.write_text(json.dumps({name: f"password of {name}" for name in USERS}))
+        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(passwords))
+        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "x" * 64)
+        purge_cached_app()
+        yield TestClient(create_app(apps="core"), raise_server_exceptions=False)
+        purge_cached_app()
+
+
+@pytest.fixture(scope="module")
+def tokens(airflow: TestClient) -> dict[str, str]:
+    def token(name: str) -> str:
+        reply = airflow.post("/auth/token", json={"username": name, "password": f"password of {name}"})
+        return str(reply.json()["access_token"])
+
+    return {name: token(name) for name in USERS}

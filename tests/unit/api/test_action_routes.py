@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine
 
 from airflow_provider_statecheck.api import action_routes
 from airflow_provider_statecheck.checkpoint.coordinator import AttemptCoordinator
@@ -20,46 +17,11 @@ from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from airflow_provider_statecheck.maintenance.actions import requested_actions
 from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from airflow_provider_statecheck.testing.messages import complete_checkpoint, make_owner, make_registration
+from tests.unit.api.action_page import EDITOR, VIEWER, ActionPage, audit_entries
 from tests.unit.api.server import accepted
 
-EDITOR, VIEWER = "the-editor", "the-viewer"
-USERS = {EDITOR: "user", VIEWER: "viewer"}
 TASK = {"dag_id": "nightly", "run_id": "run-1", "task_id": "features", "map_index": "-1"}
 OPERATOR = operator_id_of("aggregate")
-
-
-@pytest.fixture(scope="module")
-def engine(airflow_db: Path) -> Engine:
-    from airflow import settings
-
-    engine: Engine = settings.get_engine()
-    assert str(airflow_db) in str(engine.url), "a test must never write to somebody's database"
-    return engine
-
-
-@pytest.fixture(scope="module")
-def airflow(engine: Engine, airflow_db: Path) -> Iterator[TestClient]:
-    """Airflow's api-server in this process."""
-    from airflow.api_fastapi.app import create_app, purge_cached_app
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(f"{n}:{r}" for n, r in USERS.items()))
-        passwords = airflow_db / "passwords_of_actions.json"
-        passwords.write_text(json.dumps({name: f"password of {name}" for name in USERS}))
-        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE", str(passwords))
-        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "x" * 64)
-        purge_cached_app()
-        yield TestClient(create_app(apps="core"), raise_server_exceptions=False)
-        purge_cached_app()
-
-
-@pytest.fixture(scope="module")
-def tokens(airflow: TestClient) -> dict[str, str]:
-    def token(name: str) -> str:
-        reply = airflow.post("/auth/token", json={"username": name, "password": f"password of {name}"})
-        return str(reply.json()["access_token"])
-
-    return {name: token(name) for name in USERS}
 
 
 @pytest.fixture
@@ -78,44 +40,13 @@ def job(coordinator: AttemptCoordinator) -> JobId:
     return job_id_of(name)
 
 
-class Page:
-    """What the page of a job sends for a user."""
-
-    def __init__(self, client: TestClient, token: str, job: JobId) -> None:
-        self._client = client
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._job = job
-
-    def send(self, action: str, headers: dict[str, str] | None = None, **message: Any) -> Any:
-        sent = {"X-Statecheck-Action": action, "Sec-Fetch-Site": "same-origin"} if headers is None else headers
-        body = {"request_key": new_key()} | message
-        return self._client.post(f"/statecheck/ui/jobs/{self._job}/{action}", json=body, headers=self._headers | sent)
-
-    def preview(self, action: str, **query: Any) -> Any:
-        return self._get(f"{action}/preview", query)
-
-    def actions(self) -> Any:
-        return self._get("actions", {})
-
-    def _get(self, path: str, query: dict[str, Any]) -> Any:
-        return self._client.get(f"/statecheck/ui/jobs/{self._job}/{path}", params=query, headers=self._headers)
-
-
 @pytest.fixture
-def page(airflow: TestClient, tokens: dict[str, str], job: JobId) -> Page:
-    return Page(airflow, tokens[EDITOR], job)
-
-
-def _audit(engine: Engine, job: JobId) -> list[Any]:
-    from airflow.models.log import Log
-
-    with Session(engine) as session:
-        entries = session.scalars(select(Log).where(Log.event.like("statecheck.%")).order_by(Log.id)).all()
-        return [entry for entry in entries if json.loads(entry.extra or "{}")["job_id"] == job]
+def page(airflow: TestClient, tokens: dict[str, str], job: JobId) -> ActionPage:
+    return ActionPage(airflow, tokens[EDITOR], job)
 
 
 def test_a_choice_is_previewed_confirmed_and_taken_by_the_next_attempt(
-    page: Page, coordinator: AttemptCoordinator, job: JobId
+    page: ActionPage, coordinator: AttemptCoordinator, job: JobId
 ) -> None:
     shown = accepted(page.preview("restore", checkpoint_id=1))
     assert [each["checkpoint_id"] for each in shown["recomputed"]] == [2]
@@ -130,17 +61,17 @@ def test_a_choice_is_previewed_confirmed_and_taken_by_the_next_attempt(
     assert (done["status"], done["message"]) == ("completed", "attempt 2 restores checkpoint 1")
 
 
-def test_a_savepoint_and_a_rewind_are_requested(page: Page) -> None:
+def test_a_savepoint_and_a_rewind_are_requested(page: ActionPage) -> None:
     accepted(page.send("savepoint", operator_id=OPERATOR))
     assert accepted(page.send("rewind", run_key="2026-01-01"))["status"] == "completed"
     assert [each["action"] for each in accepted(page.actions())] == ["rewind", "savepoint"]
 
 
-def test_each_accepted_request_is_in_the_audit_log_once(page: Page, engine: Engine, job: JobId) -> None:
+def test_each_accepted_request_is_in_the_audit_log_once(page: ActionPage, engine: Engine, job: JobId) -> None:
     key = new_key()
     first = accepted(page.send("restore", checkpoint_id=1, request_key=key))
     assert accepted(page.send("restore", checkpoint_id=1, request_key=key)) == first
-    (entry,) = _audit(engine, job)
+    (entry,) = audit_entries(engine, job)
     assert (entry.event, entry.owner, entry.dag_id, entry.task_id) == (
         "statecheck.restore",
         EDITOR,
@@ -152,7 +83,9 @@ def test_each_accepted_request_is_in_the_audit_log_once(page: Page, engine: Engi
     assert (written["operator"], written["checkpoint_id"], written["outcome"]) == ("aggregate", 1, "queued")
 
 
-def test_a_refused_request_changes_nothing_and_is_recorded_as_refused(page: Page, engine: Engine, job: JobId) -> None:
+def test_a_refused_request_changes_nothing_and_is_recorded_as_refused(
+    page: ActionPage, engine: Engine, job: JobId
+) -> None:
     refused: dict[str, dict[str, Any]] = {
         "restore": {"checkpoint_id": 99},
         "stop": {"operator_id": OPERATOR},
@@ -165,7 +98,7 @@ def test_a_refused_request_changes_nothing_and_is_recorded_as_refused(page: Page
         assert reply.status_code in (404, 409), f"{action}: {reply.text}"
         assert reply.json()["message"].startswith("Expected")
     assert accepted(page.actions()) == []
-    written = [(entry.event, json.loads(entry.extra)) for entry in _audit(engine, job)]
+    written = [(entry.event, json.loads(entry.extra)) for entry in audit_entries(engine, job)]
     assert [event for event, _ in written] == [f"statecheck.{action}" for action in refused]
     for _, extra in written:
         assert extra["outcome"] == "refused"
@@ -174,14 +107,14 @@ def test_a_refused_request_changes_nothing_and_is_recorded_as_refused(page: Page
 
 @pytest.mark.parametrize("key", ["", "x", "F" * 32])
 def test_a_key_of_another_form_is_refused_before_anything_is_recorded(
-    page: Page, engine: Engine, job: JobId, key: str
+    page: ActionPage, engine: Engine, job: JobId, key: str
 ) -> None:
     assert page.send("restore", checkpoint_id=1, request_key=key).status_code == 400
-    assert _audit(engine, job) == []
+    assert audit_entries(engine, job) == []
 
 
 def test_a_copy_that_comes_while_the_first_is_carried_out_gets_its_result(
-    page: Page, engine: Engine, job: JobId, monkeypatch: pytest.MonkeyPatch
+    page: ActionPage, engine: Engine, job: JobId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = new_key()
     accepted(page.send("restore", checkpoint_id=1))
@@ -191,30 +124,30 @@ def test_a_copy_that_comes_while_the_first_is_carried_out_gets_its_result(
     # The copy reads the job before the first one is committed, and previews the action after it.
     monkeypatch.setattr(action_routes, "requested_actions", lambda view: next(reads, found)(view))
     assert accepted(page.send("withdraw", operator_id=OPERATOR, request_key=key)) == first
-    written = [json.loads(entry.extra) for entry in _audit(engine, job)]
+    written = [json.loads(entry.extra) for entry in audit_entries(engine, job)]
     assert [each["outcome"] for each in written] == ["queued", "completed", "completed"]
     assert [each["request_key"] for each in written[1:]] == [key, key]
 
 
-def test_a_job_is_removed_on_request(page: Page, engine: Engine, job: JobId) -> None:
+def test_a_job_is_removed_on_request(page: ActionPage, engine: Engine, job: JobId) -> None:
     accepted(page.preview("prune"))
     asked = accepted(page.send("prune"))
     assert (asked["status"], asked["requested_by"]) == ("queued", EDITOR)
     [waiting] = accepted(page.actions())
     assert waiting == asked
-    [entry] = _audit(engine, job)
+    [entry] = audit_entries(engine, job)
     assert (entry.event, json.loads(entry.extra)["outcome"]) == ("statecheck.prune", "queued")
 
 
 def test_one_who_may_only_read_sees_the_actions_and_triggers_none(
     airflow: TestClient, tokens: dict[str, str], job: JobId, engine: Engine
 ) -> None:
-    page = Page(airflow, tokens[VIEWER], job)
+    page = ActionPage(airflow, tokens[VIEWER], job)
     assert accepted(page.actions()) == []
     for reply in (page.preview("restore", checkpoint_id=1), page.send("restore", checkpoint_id=1)):
         assert (reply.status_code, reply.json()["code"]) == (403, "access_denied")
     assert accepted(page.actions()) == []
-    assert _audit(engine, job) == []
+    assert audit_entries(engine, job) == []
 
 
 def test_to_one_who_may_not_read_it_a_job_does_not_exist(
@@ -223,15 +156,15 @@ def test_to_one_who_may_not_read_it_a_job_does_not_exist(
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
     missing = job_id_of("no such job")
-    replies = [_all_replies(Page(airflow, tokens[EDITOR], missing))]
+    replies = [_all_replies(ActionPage(airflow, tokens[EDITOR], missing))]
     monkeypatch.setattr(SimpleAuthManager, "is_authorized_dag", lambda *_, **__: False)
-    replies.append(_all_replies(Page(airflow, tokens[EDITOR], job)))
+    replies.append(_all_replies(ActionPage(airflow, tokens[EDITOR], job)))
     of_missing, of_hidden = ([(r.status_code, r.text) for r in each] for each in replies)
     assert {status for status, _ in of_hidden} == {404}
     assert of_hidden == [(status, text.replace(missing, job)) for status, text in of_missing]
 
 
-def _all_replies(page: Page) -> list[Any]:
+def _all_replies(page: ActionPage) -> list[Any]:
     return [page.actions(), page.preview("restore", checkpoint_id=1), page.send("restore", checkpoint_id=1)]
 
 
@@ -252,7 +185,7 @@ def test_every_dag_of_the_job_must_be_editable(
         "is_authorized_dag",
         lambda *_, method, details, **__: method == "GET" or details.id == "nightly",
     )
-    reply = Page(airflow, tokens[EDITOR], job).send("restore", checkpoint_id=1)
+    reply = ActionPage(airflow, tokens[EDITOR], job).send("restore", checkpoint_id=1)
     assert (reply.status_code, "hourly" in reply.text) == (403, True)
 
 
@@ -272,11 +205,11 @@ def test_every_dag_of_the_job_must_be_editable(
     ids=lambda headers: ", ".join(headers.values()) or "no header",
 )
 def test_the_page_of_another_site_triggers_nothing(
-    page: Page, engine: Engine, job: JobId, headers: dict[str, str]
+    page: ActionPage, engine: Engine, job: JobId, headers: dict[str, str]
 ) -> None:
     assert page.send("restore", headers, checkpoint_id=1).status_code == 403
     assert accepted(page.actions()) == []
-    assert _audit(engine, job) == []
+    assert audit_entries(engine, job) == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +222,9 @@ def test_the_page_of_another_site_triggers_nothing(
     ],
     ids=["behind a proxy", "plain page", "configured address", "no browser"],
 )
-def test_a_page_of_this_server_is_heard(page: Page, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_this_server_is_heard(
+    page: ActionPage, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example:8443/airflow")
     accepted(page.send("restore", {"X-Statecheck-Action": "restore"} | headers, checkpoint_id=1))
 
@@ -310,11 +245,11 @@ def test_a_form_of_another_site_is_not_read(airflow: TestClient, tokens: dict[st
 
 
 @pytest.mark.parametrize("action", ["delete", "actions", "Restore"])
-def test_an_unknown_action_is_refused(page: Page, action: str) -> None:
+def test_an_unknown_action_is_refused(page: ActionPage, action: str) -> None:
     assert page.send(action, checkpoint_id=1).status_code in (404, 405, 422)
 
 
-def test_names_with_markup_are_text_in_json(page: Page) -> None:
+def test_names_with_markup_are_text_in_json(page: ActionPage) -> None:
     reply = page.preview("rewind", run_key="<script>alert(1)</script>")
     assert reply.headers["Content-Type"] == "application/json"
     assert reply.headers["X-Content-Type-Options"] == "nosniff"

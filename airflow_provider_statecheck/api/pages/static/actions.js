@@ -30,29 +30,50 @@
     }
   };
 
-  const send = (button) =>
+  const paramsOf = (field) => {
+    const params = JSON.parse(field.value);
+    if (params === null || typeof params !== "object" || Array.isArray(params)) throw new Error("it is no object");
+    return params;
+  };
+
+  const messageOf = (button) => {
+    const field = button.closest(".confirmation").querySelector("textarea.params");
+    const message = JSON.parse(button.dataset.message);
+    if (field !== null) message.params = paramsOf(field);
+    return JSON.stringify(message);
+  };
+
+  const send = (button, message) =>
     fetch(button.dataset.confirm, {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Statecheck-Action": button.dataset.action },
-      body: button.dataset.message,
+      body: message,
     });
 
-  const finish = (button) => {
+  const finish = (button, accepted) => {
     if (!dialog.open) {
       location.assign(button.dataset.back);
       return;
     }
     dialog.close();
-    document.dispatchEvent(new Event("statecheck:requested"));
+    const told = [accepted.status, accepted.message].filter(Boolean).join(", ");
+    document.dispatchEvent(new CustomEvent("statecheck:requested", { detail: `Request ${told}.` }));
   };
 
   const confirm = async (button) => {
     const outcome = button.closest(".confirmation").querySelector(".outcome");
+    let message;
+    try {
+      message = messageOf(button);
+    } catch (error) {
+      outcome.textContent = `Expected the params as a JSON object, found other text (${error.message}); correct it.`;
+      return;
+    }
     button.disabled = true;
     outcome.textContent = "Sending …";
     try {
-      const reply = await send(button);
-      if (reply.ok) finish(button);
+      const reply = await send(button, message);
+      if (reply.ok) finish(button, await reply.json());
       else outcome.textContent = await textOf(reply);
     } catch {
       outcome.textContent = "The request may not have arrived. Confirm again; it is carried out once.";

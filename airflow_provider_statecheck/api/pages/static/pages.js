@@ -159,10 +159,11 @@
   };
 
   // A request of the user shows at once, and may start the updates of an idle page.
-  document.addEventListener("statecheck:requested", async () => {
+  document.addEventListener("statecheck:requested", async (event) => {
     const isIdle = !(Number(content.dataset.refreshSeconds ?? "") > 0);
     try {
       await update();
+      updates.textContent = event.detail;
     } catch {
       updates.textContent = "The page could not be updated. Reload it.";
     }

@@ -119,19 +119,19 @@ def test_a_choice_is_shown_until_an_attempt_has_taken_it(site: Site, failed: Mad
     assert "The next attempt restores checkpoint 2, which a user chose." in page.text
     assert "The next try restores checkpoint 2." in page.text
     assert "Withdraw the chosen checkpoint" in offered(page)
-    (row,) = page.table("Newest requests to restore, rewind and dispose of aggregate")
+    (row,) = page.table("Newest requests to restore, fork, rewind and dispose of aggregate")
     assert (row["By"], row["Status"], row["Of"]) == ("ann", "… queued", "Checkpoint 2")
     assert page.one("main").attributes["data-refresh-seconds"] == "5"
     failed.begin()
     page = site.read(JOB)
-    (row,) = page.table("Newest requests to restore, rewind and dispose of aggregate")
+    (row,) = page.table("Newest requests to restore, fork, rewind and dispose of aggregate")
     assert (row["Status"], row["Outcome"]) == ("✓ completed", "attempt 2 restores checkpoint 2")
     assert "which ann chose" in page.text
 
 
 def test_a_rewind_of_the_job_is_shown_with_each_operator(site: Site, failed: MadeJob) -> None:
     request(site, JobAction.REWIND, run_key="2026-01-01")
-    (row,) = site.read(JOB).table("Newest requests to restore, rewind and dispose of aggregate")
+    (row,) = site.read(JOB).table("Newest requests to restore, fork, rewind and dispose of aggregate")
     assert (row["Action"], row["Of"]) == ("Rewind to before this run", "Run 2026-01-01")
 
 

@@ -2,46 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import json
 
 import pytest
-from airflow.models.dagbag import DBDagBag
-from airflow.sdk import DAG
-from airflow.serialization.serialized_objects import DagSerialization
 
-from airflow_provider_statecheck import CheckpointedPySparkOperator
-from airflow_provider_statecheck.api.pages import forks
-from airflow_provider_statecheck.api.pages.forks import param_of
-from airflow_provider_statecheck.checkpoint.ids import job_id_of
-from airflow_provider_statecheck.checkpoint.records import AttemptStatus
+from airflow_provider_statecheck.api.forks import param_of
+from airflow_provider_statecheck.api.pages import routes
+from airflow_provider_statecheck.checkpoint.fencing import UnknownLiveness
+from airflow_provider_statecheck.checkpoint.ids import job_id_of, new_key
+from airflow_provider_statecheck.checkpoint.records import AttemptStatus, JobAction
+from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepSummary
+from airflow_provider_statecheck.maintenance.action_targets import UserAction
+from airflow_provider_statecheck.maintenance.actions import JobActions
+from airflow_provider_statecheck.maintenance.rewind import JobRewinding
+from airflow_provider_statecheck.maintenance.savepoints import JobSavepoints
 from tests.unit.api.pages.html import Page
 from tests.unit.api.pages.site import Site
 
-from_checkpoint_of = forks.from_checkpoint_of
+TEMPLATE = "{{ '' if params.restore_from == 'latest' else params.restore_from }}"
+FORK = f"/jobs/{job_id_of('sales')}/actions/fork"
 
 
 def fork_section(page: Page) -> str:
     return page.text.partition(" Fork ")[2]
 
 
+def offers_fork(page: Page) -> bool:
+    return any("data-preview" in each.attributes and each.text == "Fork from here" for each in page.all("a"))
+
+
 @pytest.fixture
 def page_of(site: Site) -> str:
-    """The page of the second checkpoint of a job with a name of its own."""
+    """The page of the second checkpoint of a job with a name of its own, which has a third one."""
     job = site.job().begin()
     job.checkpoint()
+    job.checkpoint(
+        summary=SnapshotSummary(steps=(StepSummary(name="sessions", outcome="computed", size_bytes=1 << 20),))
+    )
     job.checkpoint()
     job.end(AttemptStatus.FAILED)
     site.user.edits = ("nightly",)
     return f"/jobs/{job_id_of('sales')}/checkpoints/2"
 
 
-def test_the_page_names_the_dag_and_the_param_of_the_fork(site: Site, page_of: str) -> None:
-    site.templates["nightly", "features"] = "{{ '' if params.restore_from == 'latest' else params.restore_from }}"
+def test_a_checkpoint_whose_dag_takes_it_from_a_param_is_forked_on_its_page(site: Site, page_of: str) -> None:
+    site.templates["nightly", "features"] = TEMPLATE
     page = site.read(page_of)
-    assert "with the param restore_from set to the pointer above" in fork_section(page)
-    assert page.links()["nightly"] == "/dags/nightly"
+    assert offers_fork(page)
+    assert fork_section(page) == ""
+
+
+def test_the_preview_shows_what_is_restored_and_done_again_and_the_params(site: Site, page_of: str) -> None:
+    site.templates["nightly", "features"] = TEMPLATE
+    page = site.read(f"{FORK}?checkpoint_id=2")
+    assert [each.text for each in page.all("h3")] == [
+        "Kept",
+        "Restored by the fork",
+        "Work done again",
+        "Params of the run",
+    ]
+    assert "nothing is deleted" in page.text
+    assert "Checkpoint 3 of aggregate" in page.text
+    (step,) = page.table("Steps of the fork")
+    assert (step["Step"], step["Size"]) == ("sessions", "1.0 MiB")
+    assert "newer checkpoints of the job may subsume this one" in page.text
+    (field,) = page.all("textarea")
+    assert json.loads(field.text) == {"month": 12, "output": "<i>here</i>"}
+    assert page.all("i") == []
+    (button,) = [each for each in page.all("button") if "data-confirm" in each.attributes]
+    message = json.loads(button.attributes["data-message"])
+    assert message.keys() == {"checkpoint_id", "request_key"}
+
+
+def test_the_job_lists_the_fork_with_a_link_to_its_run(site: Site, page_of: str) -> None:
+    actions = JobActions(site.store, JobSavepoints(site.store), JobRewinding(site.store, UnknownLiveness()))
+    job_id = job_id_of("sales")
+    wanted = UserAction(
+        job_id=job_id, action=JobAction.FORK, checkpoint_id=2, request_key=new_key(), requested_by="ann"
+    )
+    actions.fork(wanted, lambda point: "fork__1")
+    page = site.read(f"/jobs/{job_id}")
+    (row,) = page.table("Newest requests to restore, fork, rewind and dispose of aggregate")
+    assert (row["Action"], row["Status"], row["Of"]) == ("Fork from here", "✓ completed", "Checkpoint 2")
+    assert row["Outcome"].startswith("run fork__1 of Dag nightly started")
+    assert page.links()["Open the run in Airflow"] == "/dags/nightly/runs/fork__1"
+
+
+def test_without_a_param_the_preview_is_refused(site: Site, page_of: str) -> None:
+    page = site.read(f"{FORK}?checkpoint_id=2")
+    assert "Expected task 'features' of Dag 'nightly' to take from_checkpoint from one param" in page.text
+    assert page.all("button") == []
+
+
+def test_a_savepoint_is_forked_too(site: Site, page_of: str) -> None:
+    site.templates["nightly", "features"] = TEMPLATE
+    job = site.job().begin()
+    savepoint = job.checkpoint(serves=job.request_savepoint(target="memory://mine"), savepoint_dir="memory://mine")
+    job.end()
+    assert offers_fork(site.read(f"/jobs/{job_id_of('sales')}/checkpoints/{savepoint}"))
+    page = site.read(f"{FORK}?checkpoint_id={savepoint}")
+    assert "copy of savepoint" in page.text
+    assert "subsume" not in page.text
 
 
 @pytest.mark.parametrize("template", ["", "12", "{{ params.one or params.other }}"])
@@ -51,8 +112,12 @@ def test_without_such_a_param_the_page_says_how_to_add_one(site: Site, page_of: 
 
 
 def test_one_who_may_not_trigger_the_dag_is_told_nothing_of_forks(site: Site, page_of: str) -> None:
+    site.templates["nightly", "features"] = TEMPLATE
     site.user.edits = ()
-    assert fork_section(site.read(page_of)) == ""
+    page = site.read(page_of)
+    assert not offers_fork(page)
+    assert fork_section(page) == ""
+    site.read(f"{FORK}?checkpoint_id=2", status=404)
 
 
 def test_a_job_that_begins_anew_with_each_run_has_no_forks(site: Site) -> None:
@@ -60,17 +125,20 @@ def test_a_job_that_begins_anew_with_each_run_has_no_forks(site: Site) -> None:
     job.checkpoint()
     site.user.edits = ("nightly",)
     assert fork_section(site.read(f"/jobs/{job.attempt.job_id}/checkpoints/1")) == ""
+    refused = site.read(f"/jobs/{job.attempt.job_id}/actions/fork?checkpoint_id=1")
+    assert "a job that ends with its run" in refused.text
 
 
 def test_a_removed_dag_has_no_forks(site: Site, page_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "from_checkpoint_of", lambda *task: None)
+    monkeypatch.setattr(routes, "forking_task", lambda *task: None)
     assert fork_section(site.read(page_of)) == ""
 
 
-def test_a_pending_checkpoint_is_no_fork_point(site: Site, page_of: str) -> None:
+def test_a_subsumed_checkpoint_is_no_fork_point(site: Site, page_of: str) -> None:
+    site.templates["nightly", "features"] = TEMPLATE
     job = site.job().begin(num_retained=1)
     job.checkpoint()
-    assert fork_section(site.read(page_of)) == "", "it is subsumed"
+    assert not offers_fork(site.read(page_of))
 
 
 @pytest.mark.parametrize(
@@ -89,25 +157,3 @@ def test_a_pending_checkpoint_is_no_fork_point(site: Site, page_of: str) -> None
 )
 def test_the_only_param_of_a_template_names_the_fork_point(template: str, param: str | None) -> None:
     assert param_of(template, ("start", "one", "two")) == param
-
-
-def test_the_argument_is_read_from_the_serialized_dag(monkeypatch: pytest.MonkeyPatch) -> None:
-    with DAG("nightly", start_date=datetime(2026, 1, 1, tzinfo=UTC), schedule=None, params={"start": ""}) as dag:
-        CheckpointedPySparkOperator(
-            task_id="features",
-            python_callable=lambda checkpoint: None,
-            job="sales",
-            from_checkpoint="{{ params.start }}",
-        )
-    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
-
-    @contextmanager
-    def no_session() -> Iterator[None]:
-        yield None
-
-    found = {"nightly": stored}
-    monkeypatch.setattr(DBDagBag, "get_latest_version_of_dag", lambda _, dag_id, session: found.get(dag_id))
-    monkeypatch.setattr(forks, "create_session", no_session)
-    assert from_checkpoint_of("nightly", "features") == ("{{ params.start }}", frozenset({"start"}))
-    assert from_checkpoint_of("nightly", "gone") == ("", frozenset({"start"}))
-    assert from_checkpoint_of("gone", "features") is None
