@@ -200,6 +200,6 @@ def _not_started(point: ForkPoint, error: Exception) -> InvalidConfigurationErro
     # The validation of a param adds its whole schema after the first line.
     reason = str(error).partition("\n")[0]
     return InvalidConfigurationError(
-        f"Expected Dag {point.dag_id!r} to accept a manual run with these params, found: {reason}; correct the params. No run was "
-        f"started."
+        f"Expected Dag {point.dag_id!r} to accept a manual run with these params, found: {reason}; no run was started, correct "
+        f"this and confirm again."
     )

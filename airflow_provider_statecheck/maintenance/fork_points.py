@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from airflow_provider_statecheck.checkpoint.fencing import ALIGNED_OPERATOR_ID
 from airflow_provider_statecheck.checkpoint.records import (
     ActionRecord,
     AttemptOwner,
@@ -114,6 +115,8 @@ def _obstacle(view: JobView, checkpoint: CheckpointRecord, attempts: list[Attemp
         return f"one that is {checkpoint.status.value}; choose a retained checkpoint"
     if checkpoint.unusable_reason is not None:
         return f"one that could not be read: {checkpoint.unusable_reason}; choose another checkpoint"
+    if checkpoint.operator_id == ALIGNED_OPERATOR_ID:
+        return "one of all stages together; choose a checkpoint of a stage"
     if not attempts or not attempts[-1].owner.airflow:
         return "that no Airflow task works on the operator; use from_checkpoint in the script"
     if is_named_after_run(view.job.name, attempts[-1].owner):
