@@ -16,12 +16,18 @@ _GRACE_SECONDS = 20
 
 
 class Component:
-    """One of Airflow's commands that does not end by itself; what it says is kept in a file."""
+    """
+    One of Airflow's commands that does not end by itself; what it says is kept in a file.
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    :param python: Python of the environment in which Airflow is installed.
+    """
+
+    def __init__(
+        self, arguments: tuple[str, ...], environment: dict[str, str], log: Path, python: str = sys.executable
+    ) -> None:
         self.name = arguments[0]
         self.log = log
-        self._command = [sys.executable, "-m", "airflow", *arguments]
+        self._command = [python, "-m", "airflow", *arguments]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._sessions: set[int] = set()

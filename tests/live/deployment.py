@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from airflow_provider_statecheck.metadata.sql_store import SqlJobStore
 from tests.live.components import Component
 from tests.live.postgres import Postgres, running_postgres
 from tests.live.rest import AirflowApi, wait_until
+from tests.standalone_cluster import free_port
 
 DAGS = Path(__file__).with_name("dags")
 EXAMPLES = Path(__file__).parents[2] / "dags"
@@ -53,7 +53,7 @@ class Deployment:
             shutil.copy(EXAMPLES / f"{dag_id}.py", self.dags)
         (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER))))
         self.postgres = postgres
-        port = _free_port()
+        port = free_port()
         self.environment = _environment(folder, postgres.url, port)
         self.api = AirflowApi(_url(port))
         self.api_server = self._component("api-server")
@@ -165,9 +165,3 @@ def _intervals() -> dict[str, str]:
 
 def _url(port: int) -> str:
     return f"http://{_HOST}:{port}"
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind((_HOST, 0))
-        return int(server.getsockname()[1])

@@ -57,6 +57,17 @@ class AirflowApi:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return self._client.request(method, f"/statecheck/v1/{path}", json=body, headers=headers)
 
+    def page(self, path: str) -> httpx.Response:
+        """Get one of our pages or its files, as a browser does in a frame."""
+        return self._client.get(f"/statecheck{path}").raise_for_status()
+
+    def plugins(self) -> list[dict[str, Any]]:
+        return list(self._send("GET", "/plugins")["plugins"])
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str]:
+        """Return the links of a task instance: what its buttons open."""
+        return dict(self._send("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/links")["extra_links"])
+
     def has_dag(self, dag_id: str) -> bool:
         return self._client.get(f"/api/v2/dags/{dag_id}").is_success
 
