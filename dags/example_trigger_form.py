@@ -17,6 +17,14 @@ from airflow.sdk import Param, dag, get_current_context
 from airflow_provider_statecheck import CheckpointedStageOperator, Count, DataFrameSource, Max, ParquetSink, Stage, Sum
 
 FLIGHTS = "data/flights/flights.csv"
+RESTORE_FROM = """\
+- `latest` continues from the newest checkpoint.
+- `nothing` starts without state.
+- `12` starts from a copy of checkpoint 12.
+- `run:2013-01-01T00:00:00+00:00` starts from a copy of the last checkpoint of that run.
+- `before:2013-02-01T00:00:00+00:00` starts from a copy of the last checkpoint before that run.
+- `s3://…/savepoint-1a2b3c-4d5e6f708192` starts from a copy of that checkpoint or savepoint.
+"""
 PARAMS = {
     "first_month": Param(1, type="integer", minimum=1, maximum=12, title="First month"),
     "last_month": Param(12, type="integer", minimum=1, maximum=12, title="Last month"),
@@ -26,8 +34,8 @@ PARAMS = {
         pattern="^(latest|nothing|[0-9]+|(run|before):.+|.*/.+)$",
         examples=["latest", "nothing", "run:2013-01-01T00:00:00+00:00", "before:2013-02-01T00:00:00+00:00", "12"],
         title="Restore from",
-        description="latest, nothing, or where a copy of the state starts: the id of a checkpoint, run:<run>, before:<run>, or the "
-        "pointer of a checkpoint or savepoint.",
+        # Unlike the description, it is part of the message with which Airflow refuses another entry.
+        description_md=RESTORE_FROM,
     ),
     "output": Param(
         "data/route_delays",
