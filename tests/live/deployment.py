@@ -33,12 +33,14 @@ DAG_IDS = (
     "live_mapped",
     "live_pipeline",
     "live_steps",
+    "live_actions",
     "live_leaks",
     "live_queries",
     "example_trigger_form",
     "statecheck_maintenance",
 )
 ADMIN, STRANGER = ("admin", "password of an administrator"), ("stranger", "password of a user without permissions")
+READER = ("reader", "password of a user who may only read")
 
 _HOST = "127.0.0.1"
 
@@ -51,7 +53,7 @@ class Deployment:
         self.dags = Path(shutil.copytree(DAGS, folder / "dags", ignore=shutil.ignore_patterns("__pycache__")))
         for dag_id in ("statecheck_maintenance", "example_trigger_form"):
             shutil.copy(EXAMPLES / f"{dag_id}.py", self.dags)
-        (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER))))
+        (folder / "passwords.json").write_text(json.dumps(dict((ADMIN, STRANGER, READER))))
         self.postgres = postgres
         port = free_port()
         self.environment = _environment(folder, postgres.url, port)
@@ -94,8 +96,11 @@ class Deployment:
 
     def job(self, name: str) -> JobView:
         """Return the rows of a job."""
-        engine = create_engine(self.postgres.url, poolclass=NullPool)
-        return SqlJobStore(engine).describe(job_id_of(name))
+        return self.store().describe(job_id_of(name))
+
+    def store(self) -> SqlJobStore:
+        """Return the store of the rows."""
+        return SqlJobStore(create_engine(self.postgres.url, poolclass=NullPool))
 
     def _component(self, *arguments: str) -> Component:
         return Component(arguments, self.environment, self.folder / f"{arguments[0]}.log")
@@ -133,7 +138,7 @@ def _settings(folder: Path, database: str, port: int) -> dict[str, str]:
         "AIRFLOW__CORE__DAGS_FOLDER": str(folder / "dags"),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN[0]}:admin,{STRANGER[0]}:",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{ADMIN[0]}:admin,{READER[0]}:viewer,{STRANGER[0]}:",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
         "AIRFLOW__API__HOST": _HOST,
         "AIRFLOW__API__PORT": str(port),

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import dag, get_current_context
+from airflow.sdk import Param, dag, get_current_context
 
 from airflow_provider_statecheck.operators.pyspark import CheckpointedPySparkOperator
 
@@ -24,13 +24,14 @@ SPARK = {
 
 
 def steps(spark: Any, checkpoint: Any) -> int:
-    control = Path((get_current_context()["dag_run"].conf or {})["control"])
+    context = get_current_context()
+    control, factor = Path((context["dag_run"].conf or {})["control"]), context["params"].get("factor", 2)
 
     def step(name: str, compute: Callable[[], Any]) -> Any:
         return checkpoint.snapshot(name, lambda: let_begin(spark, control, name) and compute())
 
     numbers = step("numbers", lambda: spark.range(1000))
-    doubled = step("doubled", lambda: numbers.selectExpr("id * 2 AS id"))
+    doubled = step("doubled", lambda: numbers.selectExpr(f"id * {factor} AS id"))
     total = step("total", lambda: doubled.agg({"id": "sum"}).toDF("total"))
     return int(total.first()[0])
 
@@ -56,4 +57,23 @@ def live_steps() -> None:
     )
 
 
+PARAMS = {"control": "", "job": "live_actions", "from_checkpoint": "", "factor": Param(2, type="integer", minimum=1)}
+
+
+@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, params=PARAMS)
+def live_actions() -> None:
+    """Run the steps in a job that outlives its runs, so that users can act on its state."""
+    CheckpointedPySparkOperator(
+        task_id="work",
+        python_callable=steps,
+        config_kwargs=SPARK,
+        job="{{ params.job }}",
+        from_checkpoint="{{ params.from_checkpoint }}",
+        num_retained=5,
+        retries=3,
+        retry_delay=timedelta(0),
+    )
+
+
 live_steps()
+live_actions()
