@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.ids import job_id_of
 from airflow_provider_statecheck.checkpoint.records import CheckpointRecord, JobAction, RequestStatus
+from airflow_provider_statecheck.exceptions import CheckpointNotFoundError
 from tests.browser.airflow_ui import AirflowUi
 from tests.browser.job_pages import JobPages
 from tests.browser.stepped_run import STEPS, TOTAL, JobRun
@@ -160,3 +161,23 @@ def _fork(pages: JobPages, run: JobRun, deployment: Deployment) -> str:
     assert run.wait_for_action(JobAction.FORK, RequestStatus.COMPLETED).run_key == fork
     assert job_id_of(run.job_name) in pages.path
     return fork
+
+
+def test_a_user_rewinds_and_removes_a_job(pages: JobPages, run: JobRun, deployment: Deployment) -> None:
+    run.finish()
+    run.trigger()
+    assert run.wait_for_end() == "success", run.story()
+    [before], folders = run.job().operators, [folder_of(each) for each in run.job().checkpoints]
+
+    pages.open(1)
+    pages.act("Rewind to before this run", told="Request completed, 3 checkpoints rolled back")
+    assert run.job().operators[0].generation == before.generation + 1, "the next run starts without state"
+    pages.open()
+    pages.request("Rewind to before this run", of=REQUESTS).filter(has_text="completed").wait_for()
+
+    pages.act("Remove the job", told="Request queued")
+    maintain(deployment)
+    with pytest.raises(CheckpointNotFoundError):
+        run.job()
+    assert not any(folder.exists() for folder in folders)
+    pages.ui.page.locator("#updates", has_text="the job was removed as requested").wait_for()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 HOSTILE = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>"&'"""
+OVERHANG = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TASK = {"dag_id": "live_actions", "run_id": "run-1", "task_id": "work", "map_index": "-1"}
 
 
@@ -48,11 +49,12 @@ def name(deployment: Deployment) -> str:
 
 
 @contextmanager
-def window(chromium: Browser, deployment: Deployment, user: tuple[str, str]) -> Iterator[AirflowUi]:
+def window(chromium: Browser, deployment: Deployment, user: tuple[str, str], width: int = 1280) -> Iterator[AirflowUi]:
     """Open a window of a user who has logged in."""
     with AirflowUi.opened(chromium, deployment.api.url, deployment.folder) as ui:
         token = deployment.api.token_of(*user)
         ui.page.context.add_cookies([{"name": "_token", "value": token, "url": ui.url}])
+        ui.page.set_viewport_size({"width": width, "height": 900})
         yield ui
         assert ui.errors == []
 
@@ -137,6 +139,27 @@ def test_one_who_may_not_read_finds_no_trace(chromium: Browser, deployment: Depl
             assert HOSTILE not in ui.page.locator("body").inner_text()
         assert [send(ui, name, action, **message) for action, message in REQUESTS] == [404] * len(REQUESTS)
     assert rows(deployment, name) == before
+
+
+@pytest.mark.parametrize("width", [360, 400])
+def test_narrow_pages_show_markup_as_text_and_do_not_scroll_sideways(
+    chromium: Browser, deployment: Deployment, name: str, width: int
+) -> None:
+    with window(chromium, deployment, ADMIN, width=width) as ui:
+        for path in paths(name):
+            ui.open(path)
+            ui.page.locator("main").wait_for()
+            assert HOSTILE in ui.page.locator("body").inner_text(), path
+            assert ui.page.locator("main img, main script, header img, header script").count() == 0, path
+            assert ui.page.evaluate("window.hit") is None
+            assert ui.page.evaluate(OVERHANG) <= 0, path
+        pages = JobPages(ui, name)
+        pages.open(1)
+        dialog = pages.preview("Fork from here")
+        assert ui.page.evaluate(OVERHANG) <= 0
+        assert dialog.evaluate("each => each.scrollWidth - each.clientWidth") <= 0
+        assert dialog.locator("img, script").count() == 0
+        assert ui.page.evaluate("window.hit") is None
 
 
 def test_an_action_is_confirmed_with_the_keyboard_alone(chromium: Browser, deployment: Deployment, name: str) -> None:
