@@ -18,12 +18,12 @@ from airflow_provider_statecheck import CheckpointedStageOperator, Count, DataFr
 
 FLIGHTS = "data/flights/flights.csv"
 RESTORE_FROM = """\
-- `latest` continues from the newest checkpoint.
-- `nothing` starts without state.
-- `12` starts from a copy of checkpoint 12.
-- `run:2013-01-01T00:00:00+00:00` starts from a copy of the last checkpoint of that run.
-- `before:2013-02-01T00:00:00+00:00` starts from a copy of the last checkpoint before that run.
-- `s3://…/savepoint-1a2b3c-4d5e6f708192` starts from a copy of that checkpoint or savepoint.
+- **latest** continues from the newest checkpoint.
+- **nothing** starts without state.
+- **12** starts from a copy of checkpoint 12.
+- **run:2013-01-01T00:00:00+00:00** starts from a copy of the last checkpoint of that run.
+- **before:2013-02-01T00:00:00+00:00** starts from a copy of the last checkpoint before that run.
+- **s3://…/savepoint-1a2b3c-4d5e6f708192** starts from a copy of that checkpoint or savepoint.
 """
 PARAMS = {
     "first_month": Param(1, type="integer", minimum=1, maximum=12, title="First month"),
