@@ -35,7 +35,9 @@ Exceptions of this package.
         UnknownStateError               also LookupError
         StateMigrationError             the types of the stored state cannot be migrated to the current types
         DuplicateNameError              a name is used twice in one scope
+        PartFailedError                 parts of a step failed; ``parts`` has the input of each
         UnsupportedStateError           a value or a DataFrame that cannot be restored equal to the saved one
+        UnsupportedPlanError            a step that cannot be computed in parts; ``operation`` is the reason
         SnapshotCancelledError          a snapshot was cancelled while it was written
         BackendRestoreError             the state backend could not be restored from a checkpoint
       SourceError
@@ -285,6 +287,18 @@ class UnsupportedStateError(StateError):
     """A value or a DataFrame cannot be restored equal to the saved one."""
 
     code = "unsupported_state"
+
+
+class UnsupportedPlanError(StateError):
+    """A step cannot be computed in parts; ``operation`` names the operation that needs more than one row."""
+
+    code = "unsupported_plan"
+
+
+class PartFailedError(StateError):
+    """Parts of a step failed; ``step`` is its name, and ``parts`` has the items that each failed part reads."""
+
+    code = "part_failed"
 
 
 class BackendRestoreError(StateError):

@@ -67,6 +67,21 @@ class StepSummary(_Bounded):
     """Size of its snapshot; 0 without a snapshot."""
     rows: int | None = None
     """Number of rows; ``None`` if it is unknown."""
+    parts: int = 0
+    """Number of finished parts of a step that is computed in parts; 0 for other steps."""
+    share: float | None = 1.0
+    """Finished part of the input of such a step, from 0 to 1; ``None`` if it is unknown."""
+    bad_parts: int = 0
+    """Number of its parts that failed and are left to a later attempt."""
+
+    @property
+    def parts_text(self) -> str:
+        """Return the progress of a step that is computed in parts, such as ``12 parts, 61 %``; empty for other steps."""
+        if not self.parts and not self.bad_parts:
+            return ""
+        share = "" if self.share in (None, 1.0) else f", {math.floor(100 * (self.share or 0.0))} %"
+        bad = f", {self.bad_parts} failed" if self.bad_parts else ""
+        return f"{self.parts} {'part' if self.parts == 1 else 'parts'}{share}{bad}"
 
     @property
     def seconds_saved(self) -> float:

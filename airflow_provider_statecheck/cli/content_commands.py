@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_statecheck.checkpoint.ids import JobId
     from airflow_provider_statecheck.queryable.job_contents import JobContents, StageContents
     from airflow_provider_statecheck.queryable.queries import AsOf
-    from airflow_provider_statecheck.state.reading.checkpoint_contents import HeldState
+    from airflow_provider_statecheck.state.reading.checkpoint_contents import HeldState, SnapshotContent
 
 Answer = TypeVar("Answer")
 _VALUE_LENGTH = 200
@@ -100,7 +100,7 @@ def _content_rows(stage: StageContents) -> Iterator[Row]:
             "/".join(filter(None, (each.scope, each.name))),
             rows=each.rows,
             size=each.size_bytes,
-            content=[f"{name} {kind}" for name, kind in each.columns],
+            content=[*_parts(each), *(f"{name} {kind}" for name, kind in each.columns)],
             written_at=each.written_at,
         )
     for items in contents.finished_items:
@@ -114,6 +114,12 @@ def _content_rows(stage: StageContents) -> Iterator[Row]:
         yield _row(stage, f"{state.kind} state", f"{state.uid}/{state.name}", content=_state_type(state))
     for unreadable in contents.unreadable:
         yield _row(stage, unreadable.kind, unreadable.name, content=f"unreadable: {unreadable.message}")
+
+
+def _parts(snapshot: SnapshotContent) -> list[str]:
+    if not snapshot.parts:
+        return []
+    return [f"{snapshot.parts} parts" if snapshot.is_complete else f"{snapshot.parts} parts so far"]
 
 
 def _state_type(state: HeldState) -> str:

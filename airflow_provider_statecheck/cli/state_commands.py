@@ -92,7 +92,7 @@ def _figure_rows(summary: SnapshotSummary) -> Iterator[Row]:
         yield _figure_row(
             "step",
             step.name,
-            step.outcome,
+            ", ".join(filter(None, (step.outcome, step.parts_text))),
             seconds=step.seconds,
             seconds_saved=step.seconds_saved,
             rows=step.rows,

@@ -39,7 +39,12 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.checkpoint.store import JobStore, JobTransaction
 from airflow_provider_statecheck.exceptions import CheckpointNotFoundError, CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, CheckpointDocument, decode_metadata
+from airflow_provider_statecheck.storage.metadata_file import (
+    UNREADABLE,
+    CheckpointDocument,
+    decode_metadata,
+    named_snapshots,
+)
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
@@ -233,7 +238,7 @@ def _snapshot(found: FoundSnapshot) -> RecoveredSnapshot:
         metadata_size=found.metadata_size,
         metadata_sha256=found.metadata_sha256,
         full_size_bytes=document.named_bytes,
-        counts={"snapshots": len(document.snapshots), "operators": len(document.operator_states)},
+        counts={"snapshots": len(named_snapshots(document.snapshots)), "operators": len(document.operator_states)},
         summary=summary_of(document),
         request_key=document.request_key,
         has_commit=document.has_commit,

@@ -31,6 +31,7 @@ from airflow_provider_statecheck.exceptions import (
     SourceChangedError,
     StateMigrationError,
     StoppedWithSavepointError,
+    UnsupportedPlanError,
 )
 from airflow_provider_statecheck.operators.links import CheckpointsLink, push_link
 
@@ -58,6 +59,7 @@ A_RETRY_CANNOT_HELP = (
     SourceChangedError,
     StateMigrationError,
     StoppedWithSavepointError,
+    UnsupportedPlanError,
 )
 
 

@@ -65,6 +65,7 @@ from airflow_provider_statecheck.storage.metadata_file import (
     InlineStateHandle,
     SnapshotHandle,
     encode_metadata,
+    named_snapshots,
     state_uris,
 )
 from airflow_provider_statecheck.storage.orphans import newest_checkpoint_id, sweep
@@ -253,7 +254,7 @@ class StageAttempt:
         content = CheckpointContent(
             snapshots=snapshots,
             state=state,
-            counts={"snapshots": len(snapshots), "items": finished_items},
+            counts={"snapshots": len(named_snapshots(snapshots)), "items": finished_items},
             summary=summary,
             new_bytes=new_bytes,
             pinned=pinned,

@@ -24,6 +24,8 @@ from airflow_provider_statecheck.spark.costs.pacing import Rhythm, pace_of, requ
 from airflow_provider_statecheck.spark.costs.stage_costs import StageCosts, require_budget
 from airflow_provider_statecheck.spark.driver.handover import HANDOVER_VARIABLE, Handover, take_handover
 from airflow_provider_statecheck.spark.driver.readiness import check_driver_packages
+from airflow_provider_statecheck.spark.parts.part_inputs import part_input
+from airflow_provider_statecheck.spark.parts.parted_run import FAIL, PartedRun, PartedWork
 from airflow_provider_statecheck.spark.refining_loop import Refinement, RefiningLoop
 from airflow_provider_statecheck.spark.scope import ScopedNames, keyed
 from airflow_provider_statecheck.spark.steps import (
@@ -33,13 +35,14 @@ from airflow_provider_statecheck.spark.steps import (
     StepReport as StepReport,
     built,
 )
-from airflow_provider_statecheck.state.loop_progress import StepKey
+from airflow_provider_statecheck.state.loop_progress import StepKey, describe
 from airflow_provider_statecheck.storage.uris import redact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_statecheck.spark.driver.handover import DriverSettings
+    from airflow_provider_statecheck.spark.sources.source import Source
 
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class StageContext:
         require_budget(overhead_budget)
         pace = pace_of(attempt, checkpoint_interval, min_pause, monotonic)
         self._attempt = attempt
+        self._spark = spark
         self._monotonic = monotonic
         restored = attempt.restore()
         self.restored: CheckpointRecord | None = restored.checkpoint if restored else None
@@ -207,10 +211,12 @@ class StageContext:
     def snapshot(
         self,
         name: str,
-        build: DataFrame | Callable[[], DataFrame],
+        build: DataFrame | Callable[..., DataFrame],
         *,
+        over: DataFrame | Source | None = None,
         when: bool | Literal["auto"] = True,
         version: str | None = None,
+        on_bad_part: Literal["fail", "quarantine"] = "fail",
     ) -> DataFrame:
         """
         Return the DataFrame of a step: from its snapshot if there is one, else computed, written and read.
@@ -218,18 +224,35 @@ class StageContext:
         The result equals the DataFrame, except for nullability and the order of rows. A step is recomputed if its code
         has changed, or that of a step it depends on.
 
+        With ``over``, the step is computed in parts: ``build`` is applied to some files or rows of ``over`` at a time,
+        finished parts are saved with checkpoints, and a retry computes only the other parts. ``build`` must work row by
+        row: project, filter, explode, call Python functions, and join other data to the rows. Other plans are refused
+        before any work. Actions inside ``build`` and state that a function keeps from one batch to the next cannot be
+        detected; do not use them.
+
         :param name: Name of the step, unique in its scope.
-        :param build: The DataFrame, or a callable that returns it and is not called if the step is restored.
+        :param build: The DataFrame, or a callable that returns it and is not called if the step is restored. With
+            ``over``, a function of a DataFrame with some rows of ``over``.
+        :param over: Input of a step that is computed in parts: the DataFrame of an earlier snapshot, a source of this
+            package, or a DataFrame that only reads files, such as ``spark.read.parquet(path)``.
         :param when: ``True`` (default) writes the step; ``False`` computes it in each try and never writes it;
             ``"auto"`` computes it into Spark's cache and writes it only if recomputing it would take longer.
         :param version: Change it if the result changes for a reason outside the code.
-        :raises InvalidConfigurationError: for any other ``when``.
+        :param on_bad_part: What happens if a part fails: ``fail`` (default) ends the step at once; ``quarantine``
+            computes the other parts first, so that a retry computes only the failed ones.
+        :raises InvalidConfigurationError: for any other ``when`` or ``on_bad_part``, or a combination that has no effect.
         :raises DuplicateNameError: if the name is used twice in one scope.
         :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises UnsupportedPlanError: if the step cannot be computed in parts; the message names the operation.
+        :raises PartFailedError: if parts failed; the message names their files and rows.
+        :raises SourceChangedError: if ``over`` has changed since the first try.
         :raises StorageError: if the disk is full or has too little free space.
         """
         _require_when(when)
+        _require_fitting(over, when, on_bad_part)
         step = self._names.claim(name)
+        if over is not None:
+            return self._in_parts(step, build, over, version, on_bad_part)
         if when is False:
             self._saving.figures.skipped(step)
             return built(build)
@@ -241,6 +264,19 @@ class StageContext:
         if when == "auto":
             return self._auto.take(step, build, fingerprint)
         return self._steps.compute(step, build, fingerprint)
+
+    def _in_parts(
+        self, step: StepKey, build: Any, over: DataFrame | Source, version: str | None, on_bad_part: str
+    ) -> DataFrame:
+        digest = self._steps.fingerprint
+        self._steps.require_room(step)
+        work = PartedWork(
+            build=build,
+            input=part_input(over, self._saving.snapshots, lambda frame: digest(frame, None), describe(step)),
+            fingerprint=digest(build, version),
+            on_bad_part=on_bad_part,
+        )
+        return PartedRun(self._spark, self._steps, step, work, self._attempt.storage.options).result()
 
     def iterate(
         self,
@@ -327,7 +363,7 @@ class StageContext:
 
     def finish(self) -> None:
         """Drop steps that this try did not use, take a last checkpoint if there are changes, and close the attempt."""
-        self._saving.snapshots.drop_unless_used()
+        self._saving.drop_unless_used()
         if not self._saving.is_saved():
             self.checkpoint()
         self._saving.note_restored()
@@ -390,6 +426,17 @@ class StageContext:
 def _require_when(when: object) -> None:
     if not isinstance(when, bool) and when != "auto":
         raise InvalidConfigurationError(f"Expected when to be True, False or 'auto', found {when!r}.")
+
+
+def _require_fitting(over: object, when: object, on_bad_part: str) -> None:
+    if over is None and on_bad_part != FAIL:
+        raise InvalidConfigurationError(
+            f"Expected on_bad_part only for a step that is computed in parts, found {on_bad_part!r} without over; set over."
+        )
+    if over is not None and when is not True:
+        raise InvalidConfigurationError(
+            f"Expected a step with over to be written, found when={when!r}; leave when out."
+        )
 
 
 # Long enough for a restart of the api-server.

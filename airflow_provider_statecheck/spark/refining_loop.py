@@ -14,6 +14,7 @@ from airflow_provider_statecheck.spark.scope import ScopedNames
 from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnapshot, Stopwatch
 from airflow_provider_statecheck.spark.steps import StageSteps, built
 from airflow_provider_statecheck.state.loop_progress import Iteration, Scope, StepKey, describe
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -132,7 +133,7 @@ class RefiningLoop:
             return self._steps.read(live)
         if live is not None:
             log.info("Loop %s resumes after step %s of %s.", self._name, reached.number, self._refinement.steps)
-            self._saving.figures.restored(live.handle)
+            self._saving.figures.restored(NamedSnapshot((live.handle,)))
         self._saving.report_restored()
         return self._refine(live, reached.number)
 

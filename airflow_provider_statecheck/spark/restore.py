@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -117,7 +118,10 @@ def _load(
     document = load_document(storage, candidate)
     find = _intact_manifest if omits_damaged else read_verified_manifest
     # A snapshot that an earlier attempt failed to read may pass the checks here and fail again later.
-    found = {handle.uri: find(storage, handle) for handle in document.snapshots if handle.uri not in damaged}
+    wanted = [handle for handle in document.snapshots if handle.uri not in damaged]
+    # The latency of an object store dominates.
+    with ThreadPoolExecutor(_VERIFYING_THREADS) as pool:
+        found = dict(zip((handle.uri for handle in wanted), pool.map(partial(find, storage), wanted), strict=True))
     _verify_operator_states(storage, document)
     return RestoredStage(
         checkpoint=candidate,

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.clock import Clock, SystemClock
-from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
 from airflow_provider_statecheck.checkpoint.states.handles import KeyedStateHandle
 from airflow_provider_statecheck.checkpoint.states.key_groups import KeyGroupRange, key_group_range_of
 from airflow_provider_statecheck.exceptions import InvalidConfigurationError, StateCheckError, UnsupportedStateError
+from airflow_provider_statecheck.spark.driver.session import tasks_at_once
 from airflow_provider_statecheck.spark.key_groups import KEY_GROUP_COLUMN, shuffled
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot
 from airflow_provider_statecheck.spark.stages.executor.task_control import TaskStorage
 from airflow_provider_statecheck.spark.stages.planning import arrow_of_spark
 from airflow_provider_statecheck.state.descriptors import StateDescriptor
@@ -111,9 +111,9 @@ def read_snapshot(
     :raises StorageError: if the storage fails.
     """
     states = CheckpointStates.load(pointer, storage_options, allowed_locations)
-    handle = find_snapshot(states.document, name, scope)
-    manifest = read_verified_manifest(states.storage, handle)
-    return StoredDataFrames(states.storage).read(spark, f"{handle.uri}/{DATA_DIRECTORY}", manifest)
+    found = find_snapshot(states.document, name, scope)
+    stored = [StoredSnapshot(each.uri, read_verified_manifest(states.storage, each)) for each in found.handles]
+    return StoredDataFrames(states.storage).read_all(spark, stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +153,6 @@ def _number_of_tasks(spark: SparkSession, content: StateContent, partitions: int
     size = sum(handle.state_size for handle in content.handles)
     wanted = partitions or max(tasks_at_once(spark), -(-size // _BYTES_PER_TASK))
     return min(wanted, content.max_parallelism)
-
-
-def tasks_at_once(spark: SparkSession) -> int:
-    """Return the default parallelism of a session."""
-    from airflow_provider_statecheck.spark.driver.session import is_connect
-
-    if is_connect(spark):
-        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return int(spark.sparkContext.defaultParallelism)
 
 
 _REPORT = "subtask int, rows bigint, handle string, code string, problem string"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from airflow_provider_statecheck.checkpoint.ids import OperatorId, is_test_job
 from airflow_provider_statecheck.checkpoint.messages import (
@@ -199,11 +199,12 @@ class StageProgress:
 
     Input that was read before a restore counts for the percentage, but not for the rate.
 
-    :param name: Uid of the stage.
+    :param name: Uid of the stage, or name of the step.
     :param total: Size of the input in bytes, or in splits if their bytes are unknown; ``None`` if both are unknown.
     :param restored: Part of the input that earlier tries have finished, in the unit of the total.
     :param monotonic: Clock for durations, in seconds.
     :param seconds_between_lines: Least interval between two lines.
+    :param kind: What the name is of: ``Stage`` or ``Step``.
     """
 
     def __init__(
@@ -214,8 +215,9 @@ class StageProgress:
         monotonic: Callable[[], float],
         restored: int = 0,
         seconds_between_lines: float = _SECONDS_BETWEEN_LINES,
+        kind: str = "Stage",
     ) -> None:
-        self._name = name
+        self._name = f"{kind} {name}"
         self._total = total
         self._finished = self._restored = restored
         self._rows = 0
@@ -226,15 +228,16 @@ class StageProgress:
         self._rate = SmoothedRate(_RATE_WINDOW_SECONDS)
         self._row_rate = SmoothedRate(_RATE_WINDOW_SECONDS)
         if restored:
-            log.info("Stage %s resumes: %s", name, self._restored_text)
+            log.info("%s resumes: %s", self._name, self._restored_text)
 
-    def advance(self, amount: int, rows: int, *, total: int | None = None) -> None:
+    def advance(self, amount: int, rows: int, *, total: int | None = None, details: Sequence[str] = ()) -> None:
         """
         Count the input that was read since the last call, and log the progress if a line is due.
 
         :param amount: Bytes or splits, in the unit of the total.
         :param rows: Number of rows.
         :param total: New total, if the input has grown.
+        :param details: Further figures for the line.
         """
         now = self._monotonic()
         self._rate.observe(amount, now - self._seen_at)
@@ -245,14 +248,14 @@ class StageProgress:
         self._total = self._total if total is None else total
         if now - self._line_at >= self._seconds_between_lines:
             self._line_at = now
-            log.info("Stage %s: %s", self._name, ", ".join(self._figures()))
+            log.info("%s: %s", self._name, ", ".join(self._figures(details)))
 
     def finished(self) -> None:
         """Log the rows, the duration and the rate of this try."""
         seconds = self._monotonic() - self._begin
         rate = self._rows / seconds if seconds > 0 else 0.0
         log.info(
-            "Stage %s finished: %s rows in %s, %s rows/s%s",
+            "%s finished: %s rows in %s, %s rows/s%s",
             self._name,
             f"{self._rows:,}",
             readable_seconds(seconds),
@@ -260,11 +263,12 @@ class StageProgress:
             f", {self._restored_text}" if self._restored else "",
         )
 
-    def _figures(self) -> Iterator[str]:
+    def _figures(self, details: Sequence[str]) -> Iterator[str]:
         if self.percent is not None:
             yield f"{self.percent} %"
         yield f"{self._rows:,} rows"
         yield f"{self._row_rate.per_second:,.0f} rows/s"
+        yield from details
         if self._restored:
             yield self._restored_text
         if self.seconds_left is not None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 
 from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSummary, StepOutcome, StepSummary
 from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, StepKey, describe
+from airflow_provider_statecheck.state.part_progress import PartedStep, PartProgress
 from airflow_provider_statecheck.state.reading.summaries import loop_summaries, step_summary
-from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle, named_snapshots
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +40,18 @@ class StepFigures:
         self._reported_at = float("-inf")
         self._is_reported = not self._restored_loops
 
-    def computed(self, handle: SnapshotHandle) -> None:
-        """Record a step that was computed and written; an iteration replaces the one before it."""
-        self._add((handle.scope, handle.name), step_summary(handle, StepOutcome.COMPUTED))
+    def computed(self, snapshot: NamedSnapshot, progress: PartedStep | None = None) -> None:
+        """
+        Record a step that was computed and written; an iteration or a further part replaces the one before it.
 
-    def restored(self, handle: SnapshotHandle) -> None:
-        """Record a step that was restored."""
-        step = step_summary(handle, StepOutcome.RESTORED)
-        self._add((handle.scope, handle.name), step)
+        :param progress: Progress of a step that is computed in parts.
+        """
+        self._add((snapshot.scope, snapshot.name), step_summary(snapshot, StepOutcome.COMPUTED, progress))
+
+    def restored(self, snapshot: NamedSnapshot, progress: PartedStep | None = None) -> None:
+        """Record a step that was restored, or of which parts were restored; ``progress`` as for :meth:`computed`."""
+        step = step_summary(snapshot, StepOutcome.RESTORED, progress)
+        self._add((snapshot.scope, snapshot.name), step)
         self._restored = [*self._restored, step][-_NEWEST_STEPS:]
         self._restored_count += 1
         self._seconds_saved += step.seconds_saved
@@ -60,16 +65,23 @@ class StepFigures:
         """
         self._add(step, StepSummary(name=describe(step), outcome=StepOutcome.SKIPPED.value, seconds=seconds))
 
-    def of_checkpoint(self, live: Iterable[SnapshotHandle], snapshot_seconds: float) -> SnapshotSummary:
+    def of_checkpoint(
+        self, live: Iterable[SnapshotHandle], snapshot_seconds: float, parts: PartProgress | None = None
+    ) -> SnapshotSummary:
         """
         Return the figures of a checkpoint.
 
         :param live: All snapshots that the checkpoint references.
         :param snapshot_seconds: Time to write the snapshots since the previous checkpoint.
+        :param parts: Progress of the steps that are computed in parts.
         """
-        held = [handle for handle in live if (handle.scope, handle.name) not in self._steps]
+        held = [each for each in named_snapshots(live) if (each.scope, each.name) not in self._steps]
+        known = parts or PartProgress()
         return SnapshotSummary(
-            steps=(*(step_summary(handle, StepOutcome.HELD) for handle in held), *self._steps.values()),
+            steps=(
+                *(step_summary(each, StepOutcome.HELD, known.find((each.scope, each.name))) for each in held),
+                *self._steps.values(),
+            ),
             loops=tuple(loop_summaries(self._progress, self._iterations)),
             left_out={"steps": self._dropped},
             seconds_saved=self._seconds_saved,

@@ -23,6 +23,8 @@ from airflow_provider_statecheck.spark.snapshots.live_snapshots import LiveSnaps
 from airflow_provider_statecheck.spark.status_log import readable_seconds
 from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
 from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, Scope, StepKey, describe
+from airflow_provider_statecheck.state.part_progress import BadPart, PartProgress
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ class StageCheckpointer:
         self.state = StageState(saved.get("values"))
         self.progress = LoopProgress(saved.get("loops", ()))
         self.iterations = Iterations(saved.get("iterations", ()))
+        self.parts = PartProgress(saved.get("parts", ()))
         self.auto_facts = AutoFacts(saved.get("auto", ()))
         self.write_times = WriteTimes(saved.get("writes", ()))
         self.pace = pace
@@ -154,7 +157,7 @@ class StageCheckpointer:
         self._attempt.restored_summary = figures_or_none(self.figures.of_restore)
 
     def _summary(self) -> SnapshotSummary:
-        return self.figures.of_checkpoint(self.snapshots.handles, self.unsaved_seconds)
+        return self.figures.of_checkpoint(self.snapshots.handles, self.unsaved_seconds, self.parts)
 
     def _copy_borrowed(self) -> bool:
         try:
@@ -182,7 +185,13 @@ class StageCheckpointer:
         self.snapshots.drop_scope(scope)
         self.progress.drop_scope(scope)
         self.iterations.drop_scope(scope)
+        self.parts.drop_scope(scope)
         self.auto_facts.drop_scope(scope)
+
+    def drop_unless_used(self) -> None:
+        """Drop the restored steps that this attempt did not use."""
+        self.snapshots.drop_unless_used()
+        self.parts.keep({(handle.scope, handle.name) for handle in self.snapshots.handles})
 
     def _content(self) -> tuple[tuple[str, ...], dict[str, Any]]:
         uris = tuple(handle.uri for handle in self.snapshots.handles)
@@ -190,6 +199,7 @@ class StageCheckpointer:
             "values": self.state.encode(),
             "loops": self.progress.encode(),
             "iterations": self.iterations.encode(),
+            "parts": self.parts.encode(),
         }
 
     def _costs_and_run(self) -> dict[str, Any]:
@@ -212,7 +222,7 @@ def _run_of(attempt: StageAttempt, restored: RestoredStage | None) -> str:
     return str(saved["of_snapshots"]) if is_chosen or saved["of_attempt"] == own else own
 
 
-_EMPTY_STATE: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": []}
+_EMPTY_STATE: dict[str, Any] = {"values": StageState().encode(), "loops": [], "iterations": [], "parts": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +238,12 @@ class StepReport:
     rows: int | None
     write_seconds: float = 0.0
     """Measured or estimated time to write the step in this try; 0 for a restored step."""
+    parts: int = 0
+    """Number of finished parts of a step that is computed in parts; 0 for other steps."""
+    restored_parts: int = 0
+    """Number of these parts that an earlier try has computed."""
+    bad_parts: tuple[BadPart, ...] = ()
+    """Parts that failed and are left to a later try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +296,11 @@ class StageSteps:
         snapshots = self.saving.snapshots.fingerprints()
         return step_fingerprint(build, version=version, snapshots=snapshots, salt="\n".join(self._salts))
 
+    @property
+    def verifies_fingerprints(self) -> bool:
+        """Return whether a step with another fingerprint is recomputed."""
+        return self._attempt.grant.verify_fingerprints
+
     def restorable(self, step: StepKey, fingerprint: str, *, is_loop: bool = False) -> LiveSnapshot | None:
         """
         Return the snapshot of a step, ``None`` if there is none or the step has changed.
@@ -290,7 +311,7 @@ class StageSteps:
         if live is None:
             return None
         is_other_kind = (self.saving.iterations.find(step) is not None) is not is_loop
-        has_changed = live.handle.fingerprint != fingerprint and self._attempt.grant.verify_fingerprints
+        has_changed = live.handle.fingerprint != fingerprint and self.verifies_fingerprints
         if is_other_kind or has_changed:
             log.warning("Step %s has changed since its snapshot was taken; it is recomputed.", describe(step))
             return None
@@ -351,13 +372,59 @@ class StageSteps:
         seconds, size = stopwatch(), live.handle.size_bytes
         if is_computed:
             self.saving.write_times.observe(size, seconds)
-        else:
-            seconds = self.saving.write_times.part_of(seconds, size)
-        self.saving.costs.spent_seconds += seconds
+        self.saving.parts.forget(step)
+        self.saving.figures.computed(NamedSnapshot((live.handle,)))
+        return Written(live, self._count(size, seconds, is_computed=is_computed))
+
+    def count_part(self, step: StepKey, live: LiveSnapshot, seconds: float) -> float:
+        """
+        Count a part that was written, and return the estimated time of its write.
+
+        :param seconds: Time of the step that the part took.
+        """
+        self.saving.costs.parts += 1
+        self.saving.figures.computed(self._parts_of(step), self.saving.parts.find(step))
+        return self._count(live.handle.size_bytes, seconds, is_computed=False)
+
+    def note_restored_parts(self, step: StepKey) -> None:
+        """Record the parts of an unfinished step that an earlier try has computed."""
+        if self.saving.snapshots.parts(step):
+            self.saving.figures.restored(self._parts_of(step), self.saving.parts.find(step))
+
+    def report_parts(
+        self,
+        step: StepKey,
+        *,
+        is_restored: bool,
+        restored_parts: int,
+        write_seconds: float = 0.0,
+        bad: tuple[BadPart, ...] = (),
+    ) -> None:
+        """
+        Add a step that is computed in parts to the reports and log it.
+
+        :param restored_parts: Number of parts that an earlier try has computed.
+        :param bad: Parts that failed.
+        """
+        if not self.saving.snapshots.parts(step):
+            self.reports.append(
+                StepReport(name=describe(step), is_restored=False, seconds=0.0, size_bytes=0, rows=None, bad_parts=bad)
+            )
+            return
+        snapshot = self._parts_of(step)
+        if not is_restored:
+            self.saving.figures.computed(snapshot, self.saving.parts.find(step))
+        self._add_report(snapshot, is_restored, write_seconds, restored_parts=restored_parts, bad_parts=bad)
+
+    def _parts_of(self, step: StepKey) -> NamedSnapshot:
+        return NamedSnapshot(tuple(live.handle for live in self.saving.snapshots.parts(step).values()))
+
+    def _count(self, size: int, seconds: float, *, is_computed: bool) -> float:
+        spent = seconds if is_computed else self.saving.write_times.part_of(seconds, size)
+        self.saving.costs.spent_seconds += spent
         self.saving.unsaved_bytes += size
-        self.saving.unsaved_seconds += seconds
-        self.saving.figures.computed(live.handle)
-        return Written(live, seconds)
+        self.saving.unsaved_seconds += spent
+        return spent
 
     def read(self, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
@@ -370,22 +437,34 @@ class StageSteps:
 
     def report(self, step: StepKey, live: LiveSnapshot, *, is_restored: bool, write_seconds: float = 0.0) -> None:
         """Add a step to the reports and log it."""
-        handle = live.handle
+        self._add_report(NamedSnapshot((live.handle,)), is_restored, write_seconds)
+
+    def _add_report(self, snapshot: NamedSnapshot, is_restored: bool, write_seconds: float, **of_parts: Any) -> None:
         report = StepReport(
-            name=describe(step),
+            name=describe((snapshot.scope, snapshot.name)),
             is_restored=is_restored,
-            seconds=handle.seconds,
-            size_bytes=handle.size_bytes,
-            rows=handle.rows,
+            seconds=snapshot.seconds,
+            size_bytes=snapshot.size_bytes,
+            rows=snapshot.rows,
             write_seconds=round(write_seconds, 3),
+            parts=snapshot.parts,
+            **of_parts,
         )
         self.reports.append(report)
         size, duration = f"{report.rows} rows, {report.size_bytes} bytes", readable_seconds(report.seconds)
         if is_restored:
-            self.saving.figures.restored(handle)
+            self.saving.figures.restored(snapshot)
             log.info("Step %s restored: %s; saved %s", report.name, size, duration)
         else:
-            log.info("Step %s computed in %s: %s", report.name, duration, size)
+            log.info("Step %s computed in %s: %s%s", report.name, duration, size, _parts_text(report))
+
+
+def _parts_text(report: StepReport) -> str:
+    if not report.parts:
+        return ""
+    restored = f", {report.restored_parts} of them restored" if report.restored_parts else ""
+    bad = f", {len(report.bad_parts)} failed" if report.bad_parts else ""
+    return f" in {report.parts} {'part' if report.parts == 1 else 'parts'}{restored}{bad}"
 
 
 def built(build: object) -> DataFrame:

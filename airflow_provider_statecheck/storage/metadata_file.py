@@ -113,6 +113,72 @@ class SnapshotHandle:
     created_at: str
     lineage: str = ""
     """Set if the snapshot replaces a damaged one; invalidates the snapshots built from the damaged one."""
+    part: int = 0
+    """Number of the part of a step that is computed in parts, from 1; 0 if the snapshot is the whole step."""
+    of_parts: int = 0
+    """Number of parts of the finished step; 0 while parts are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSnapshot:
+    """The snapshot of a step, in one piece or in parts."""
+
+    handles: tuple[SnapshotHandle, ...]
+    """The snapshot, or its parts in the order of their numbers; at least one."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the step."""
+        return self.handles[0].name
+
+    @property
+    def scope(self) -> tuple[tuple[str, str], ...]:
+        """Return the enclosing loops and their items, outermost first."""
+        return self.handles[0].scope
+
+    @property
+    def parts(self) -> int:
+        """Return the number of parts; 0 for a snapshot in one piece."""
+        return len(self.handles) if self.handles[0].part else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all parts of the step are finished."""
+        return not self.parts or all(handle.of_parts == self.parts for handle in self.handles)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all files."""
+        return sum(handle.size_bytes for handle in self.handles)
+
+    @property
+    def rows(self) -> int | None:
+        """Return the number of rows; ``None`` if it is unknown."""
+        counts = [handle.rows for handle in self.handles]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @property
+    def files(self) -> int:
+        """Return the number of files."""
+        return sum(handle.files for handle in self.handles)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time spent on computing and writing the step."""
+        return round(sum(handle.seconds for handle in self.handles), 3)
+
+    @property
+    def newest(self) -> SnapshotHandle:
+        """Return the snapshot, or the part that was written last."""
+        return max(self.handles, key=lambda handle: (handle.epoch, handle.part))
+
+
+def named_snapshots(handles: Iterable[SnapshotHandle]) -> tuple[NamedSnapshot, ...]:
+    """Return the snapshots of steps in the order of their first handles, with the parts of each step together."""
+    found: dict[tuple[tuple[tuple[str, str], ...], str], list[SnapshotHandle]] = {}
+    for handle in handles:
+        found.setdefault((handle.scope, handle.name), []).append(handle)
+    return tuple(NamedSnapshot(tuple(sorted(each, key=lambda handle: handle.part))) for each in found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

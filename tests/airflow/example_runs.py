@@ -1,5 +1,7 @@
 """
-Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <increment that fails> <params>``.
+Runs example Dags in one process, as the lines of its standard input say: ``<dag_id> <date> <number that fails> <params>``.
+
+The number is that of an increment of a stage, or of a part of a step; with 0, none fails.
 
 The answer to each line is the state of the run, ``refused`` if the params are not what the Dag asks for, written to the file
 descriptor that is the argument. One process has one Airflow and one JVM for all of them.
@@ -19,27 +21,32 @@ from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from airflow.sdk.exceptions import ParamValidationError
 
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import StageSnapshots
+
 log = logging.getLogger(__name__)
 
 
-def fail_once(dag: Any, increment: int) -> None:
-    """Let the load of an increment fail in the first try of a Dag's stage."""
+def fail_once(dag: Any, number: int) -> None:
+    """Let the load of an increment, or the write of a part, fail in the first try of a Dag's task."""
     [task] = dag.tasks
-    source = task.stage.input
-    source._load = failing_once(source._load, increment)
+    if hasattr(task, "stage"):
+        source = task.stage.input
+        source._load = failing_once(source._load, number)
+    else:
+        StageSnapshots.write_part = failing_once(StageSnapshots.write_part, number)  # type: ignore[method-assign]
 
 
-def failing_once(load: Callable[..., Any], increment: int) -> Callable[..., Any]:
-    left = increment
+def failing_once(function: Callable[..., Any], number: int) -> Callable[..., Any]:
+    left = number
 
-    def loading(*arguments: Any) -> Any:
+    def calling(*arguments: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
             raise RuntimeError("planned")
-        return load(*arguments)
+        return function(*arguments)
 
-    return loading
+    return calling
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ class Examples:
         """
         Run a Dag and return the state of its run.
 
-        :param failing: Number of the increment that fails in the first try; none does by default.
+        :param failing: Number of the increment, or of the part of a step, that fails in the first try; none does by default.
         :param params: What a user enters on the trigger form.
         """
         assert self._process.stdin is not None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import pairwise
+from math import cos, pi
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -231,6 +234,44 @@ def expected_ranks() -> dict[str, float]:
             received[target] += ranks.get(source, 0.0) * count / given[source]
         ranks = {airport: 0.15 + 0.85 * received[airport] for airport in ranks}
     return ranks
+
+
+def test_flights_are_scored_in_parts_and_a_retry_scores_only_the_rest(examples: Examples) -> None:
+    assert examples.run("example_scored_flights", failing=4) == SUCCESS, examples.log
+    [file] = (examples.data / "late_carriers").glob("*.parquet")
+    found = {row.pop("carrier"): tuple(row.values()) for row in pq.read_table(file).to_pylist()}
+    wanted = expected_carriers()
+    assert found.keys() == wanted.keys()
+    for carrier, (flights, risk, late) in wanted.items():
+        assert found[carrier] == (flights, pytest.approx(risk, abs=0.005), pytest.approx(late))
+    first, second = examples.job("example_scored_flights/2026-01-01T00:00:00+00:00").attempts
+    assert (first.status, second.status) == (AttemptStatus.FAILED, AttemptStatus.FINISHED)
+    assert re.search(r"Step scored computed in .* parts, [1-9]\d* of them restored", examples.log)
+
+
+def expected_carriers() -> dict[str, tuple[int, float, float]]:
+    """Return the flights of each carrier, the mean of their estimated risks, and the part of them that was late."""
+    from sklearn.linear_model import LogisticRegression
+
+    known = [leg for leg in few_flights() if number(leg["arr_delay"]) is not None]
+    sample = [leg for leg in known if int(leg["day"]) % 10 == 0]
+    model = LogisticRegression().fit([features(leg) for leg in sample], [is_late(leg) for leg in sample])
+    legs: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for leg in few_flights():
+        legs[leg["carrier"]].append(leg)
+    risks = {carrier: model.predict_proba([features(leg) for leg in of])[:, 1].mean() for carrier, of in legs.items()}
+    late: dict[str, list[bool]] = defaultdict(list)
+    for leg in known:
+        late[leg["carrier"]].append(is_late(leg))
+    return {carrier: (len(of), risks[carrier], fmean(late[carrier])) for carrier, of in legs.items()}
+
+
+def features(flight: dict[str, str]) -> tuple[float, float, float]:
+    return int(flight["hour"]) / 24, int(flight["distance"]) / 1000, cos(int(flight["month"]) * pi / 6)
+
+
+def is_late(flight: dict[str, str]) -> bool:
+    return float(flight["arr_delay"]) > 15
 
 
 def test_features_of_a_year_of_flights_are_reported_month_by_month(examples: Examples) -> None:

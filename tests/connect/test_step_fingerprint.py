@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
+from tests.connect.conftest import connect
 from tests.connect_server import ConnectServer
 
 STEPS = """
@@ -102,3 +103,15 @@ def test_computing_it_does_not_change_the_plan(spark) -> None:
     before = str(frame._plan.to_proto(spark.client))
     step_fingerprint(frame, version=None, snapshots={})
     assert str(frame._plan.to_proto(spark.client)) == before
+
+
+def test_the_number_of_parts_of_a_parent_does_not_matter(server: ConnectServer, tmp_path: Path) -> None:
+    spark = connect(server.url)
+    paths = [f"file://{tmp_path}/{part}" for part in range(3)]
+
+    def child(count: int, identity: str = "p1") -> str:
+        frame = spark.read.schema("id long").parquet(*paths[:count]).where("id > 1")
+        return step_fingerprint(frame, version=None, snapshots=dict.fromkeys(paths, identity))
+
+    assert child(1) == child(2) == child(3)
+    assert child(2) != child(2, "p2")

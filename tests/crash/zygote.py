@@ -19,7 +19,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_statecheck.testing.faults import FaultMode, FaultPlan
-from tests.crash import pipeline, sink_pipeline, stage_pipeline
+from tests.crash import part_pipeline, pipeline, sink_pipeline, stage_pipeline
 from tests.crash.sink_steps import StepPlan
 
 FAILED = 3
@@ -40,7 +40,7 @@ def make_plan(command: dict[str, Any]) -> FaultPlan:
     """Return where a try fails; the pipelines have plans of their own kinds."""
     if command.get("pipeline") == "sink":
         return sink_pipeline.plan_of(command)
-    kind = stage_pipeline.SharedPlan if command.get("pipeline") == "stage" else FaultPlan
+    kind = stage_pipeline.SharedPlan if command.get("pipeline") in ("stage", "parts") else FaultPlan
     mode = FaultMode(command.get("mode", "error"))
     return kind(point=command.get("point"), mode=mode, times=command.get("times", 1))
 
@@ -52,6 +52,8 @@ def run_try(command: dict[str, Any]) -> int:
     try:
         if isinstance(plan, StepPlan):
             result = sink_pipeline.run(connect(), work, plan, command)
+        elif command.get("pipeline") == "parts":
+            result = part_pipeline.run(connect(), work, plan)
         elif isinstance(plan, stage_pipeline.SharedPlan):
             result = stage_pipeline.run(connect(), work, plan, command)
         else:

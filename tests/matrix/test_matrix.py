@@ -9,6 +9,7 @@ import pytest
 
 from airflow_provider_statecheck.checkpoint.records import AttemptStatus
 from tests.connect_server import ConnectServer
+from tests.matrix import parts
 from tests.matrix.conftest import Task
 from tests.matrix.stage import RESULT, RESUMED
 
@@ -31,6 +32,24 @@ def test_killed_pipeline_ends_right_after_a_retry(task: Callable[[str, str], Tas
     assert attempts[-1].status is AttemptStatus.FINISHED
     assert attempts[-1].restored_from == 3
     assert stage.job().checkpoints[-1].location.startswith("s3://" if store == "s3" else "file://")
+
+
+@pytest.mark.parametrize(
+    ("place", "store"), [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.soak) for cell in CELLS]
+)
+def test_step_that_is_killed_between_its_parts_ends_right_after_a_retry(
+    task: Callable[[str, str], Task], place: str, store: str
+) -> None:
+    stage = task(place, store)
+    (stage.work / "in_parts").touch()
+    assert stage.run() != 0, stage.output
+    assert stage.run() == 0, stage.output
+    assert ast.literal_eval(stage.result()) == parts.RESULT
+    called = parts.calls(stage.work)
+    assert set(called) == set(parts.RESULT)
+    assert called.most_common(1)[0][1] == 2
+    assert sum(count - 1 for count in called.values()) <= parts.IN_FLIGHT
+    assert stage.job().attempts[-1].restored_from is not None
 
 
 @pytest.mark.soak

@@ -63,7 +63,7 @@ TYPES = {
 
 def round_trip(spark, df, uri):
     write_dataframe(df, uri)
-    return read_dataframe(spark, uri, schema_json_of(df))
+    return read_dataframe(spark, [uri], schema_json_of(df))
 
 
 def as_text(df):
@@ -164,7 +164,7 @@ def test_a_place_that_exists_is_not_overwritten(spark, tmp_path):
     write_dataframe(spark.range(1), uri)
     with pytest.raises(AnalysisException):
         write_dataframe(spark.range(2), uri)
-    assert read_dataframe(spark, uri, schema_json_of(spark.range(1))).count() == 1
+    assert read_dataframe(spark, [uri], schema_json_of(spark.range(1))).count() == 1
 
 
 REFUSED = {

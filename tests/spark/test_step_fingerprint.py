@@ -74,7 +74,7 @@ def test_every_interpreter_and_jvm_finds_the_same_fingerprints(spark, run_child,
 def test_a_changed_parent_changes_its_children_and_an_equal_one_does_not(spark, fingerprint, tmp_path):
     def child(place, parent):
         uri = f"file://{tmp_path}/{place}/data"
-        df = read_dataframe(spark, uri, schema_json_of(spark.range(1))).where("id > 1")
+        df = read_dataframe(spark, [uri], schema_json_of(spark.range(1))).where("id > 1")
         return fingerprint(df, snapshots={uri: parent})
 
     for place in ("first", "second"):
@@ -86,12 +86,27 @@ def test_a_changed_parent_changes_its_children_and_an_equal_one_does_not(spark, 
 def test_a_parent_counts_when_a_builder_captures_it_or_a_subquery_reads_it(spark, fingerprint, tmp_path):
     uri = f"file://{tmp_path}/data"
     write_dataframe(spark.range(3), uri)
-    parent = read_dataframe(spark, uri, schema_json_of(spark.range(1)))
+    parent = read_dataframe(spark, [uri], schema_json_of(spark.range(1)))
     parent.createOrReplaceTempView("fingerprint_parent")
     inside = spark.sql("select 1 where 2 in (select id from fingerprint_parent)")
     for step in (parent, inside, lambda: parent.count()):
         assert fingerprint(step, snapshots={uri: "p1"}) != fingerprint(step, snapshots={uri: "p2"})
     assert fingerprint(spark.range(3), snapshots={uri: "p1"}) == fingerprint(spark.range(3), snapshots={uri: "p2"})
+
+
+def test_the_number_of_parts_of_a_parent_does_not_matter(spark, fingerprint, tmp_path):
+    uris = [f"file://{tmp_path}/{part}/data" for part in range(3)]
+    for uri in uris:
+        write_dataframe(spark.range(3), uri)
+
+    def child(count, identity="p1"):
+        df = read_dataframe(spark, uris[:count], schema_json_of(spark.range(1))).where("id > 1")
+        return fingerprint(df, snapshots=dict.fromkeys(uris, identity))
+
+    assert child(1) == child(2) == child(3)
+    assert child(2) != child(2, "p2")
+    twice = spark.read.schema("_c0 long").parquet(uris[0], uris[0])
+    assert fingerprint(twice) != fingerprint(spark.read.schema("_c0 long").parquet(uris[0]))
 
 
 def test_a_snapshot_beside_one_whose_name_it_begins_with_is_another(spark, fingerprint, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime
 from itertools import pairwise
@@ -84,6 +84,12 @@ def test_pagerank_ranks_every_airport_that_is_flown_to(stack: RunningStack) -> N
     found = {row["airport"] for row in rows(stack.data / "airport_ranks")}
     assert found >= {flight["dest"] for flight in FLOWN}
     assert found >= {"EWR", "JFK", "LGA"}
+
+
+def test_flights_of_every_carrier_are_scored_in_parts(stack: RunningStack) -> None:
+    run(stack, "example_scored_flights")
+    found = {row["carrier"]: row["flights"] for row in rows(stack.data / "late_carriers")}
+    assert found == Counter(flight["carrier"] for flight in flights())
 
 
 def test_mapped_stages_run_beside_each_other(stack: RunningStack) -> None:

@@ -227,6 +227,11 @@ class Pace:
             self._wait = self._auto.seconds
             self._log(self._auto)
 
+    @property
+    def interval_seconds(self) -> float | None:
+        """Return the wanted time between two checkpoints; ``None`` if there is no limit."""
+        return self._wait or None
+
     def allows(self) -> bool:
         """Return whether an automatic checkpoint may be taken now."""
         return self._monotonic() - self._begin >= self._wait

@@ -31,6 +31,8 @@ class StageCosts:
         """Time of checkpoints and writes; the write of a step that was computed in the same pass is estimated."""
         self.put_off: int = saved.get("put_off", 0)
         """Number of postponed checkpoints and optional snapshots."""
+        self.parts: int = saved.get("parts", 0)
+        """Number of parts that steps have computed and written."""
         self._budget = overhead_budget
         self._monotonic = monotonic
         self._elapsed_before: float = saved.get("elapsed", 0.0)
@@ -43,6 +45,7 @@ class StageCosts:
             "spent": round(self.spent_seconds, 3),
             "elapsed": round(self.elapsed_seconds, 3),
             "put_off": self.put_off,
+            "parts": self.parts,
         }
 
     @property
@@ -70,7 +73,8 @@ class StageCosts:
 
     def summary(self) -> str:
         """Return the costs of checkpointing in one line."""
-        return f"{self._share()}, {self.put_off} checkpoints postponed"
+        parts = f", {self.parts} parts of steps written" if self.parts else ""
+        return f"{self._share()}, {self.put_off} checkpoints postponed{parts}"
 
     def report(self) -> None:
         """Log the summary if there were costs."""

@@ -28,6 +28,9 @@ _SERVER_LOST = re.compile(
     r"UNAVAILABLE|INVALID_HANDLE|SESSION_NOT_FOUND|SESSION_CHANGED|NO_ACTIVE_SESSION|Connection refused"
 )
 
+_LOCAL_MASTER = re.compile(r"local\[(\d+)(?:,\s*\d+)?\]")
+_ASSUMED_CORES = 8
+
 # Settings for the command line of the JVM; all others are sent over the gateway's socket.
 _NEEDED_AT_START = (
     "spark.master",
@@ -53,6 +56,31 @@ _NEEDED_AT_START = (
 def is_connect(session_or_frame: Any) -> bool:
     """Return whether a session or a DataFrame belongs to a Spark Connect server."""
     return type(session_or_frame).__module__.startswith(_CONNECT_MODULES)
+
+
+def tasks_at_once(spark: SparkSession) -> int:
+    """Return the default parallelism of a session."""
+    if is_connect(spark):
+        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return int(spark.sparkContext.defaultParallelism)
+
+
+def cores_of(spark: SparkSession) -> int:
+    """
+    Return the number of tasks that a session runs at once.
+
+    Over Spark Connect it follows from the settings of the server, and is assumed to be 8 if they do not tell.
+    """
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    local = _LOCAL_MASTER.fullmatch(str(spark.conf.get("spark.master", "")))
+    if local is not None:
+        return int(local.group(1))
+    instances, each = (spark.conf.get(name, "") for name in ("spark.executor.instances", "spark.executor.cores"))
+    in_all = spark.conf.get("spark.cores.max", "")
+    if in_all:
+        return int(in_all)
+    return int(instances) * int(each) if instances and each else _ASSUMED_CORES
 
 
 def runs_in_this_process(spark: Any) -> bool:

@@ -11,7 +11,8 @@ Line numbers, pickled functions and random seeds are normalised in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.spark.driver.session import is_connect
@@ -31,6 +32,8 @@ _LOCAL_SCHEME = re.compile(r"^file:/+")
 _EXPRESSION_ID = re.compile(r"(?<=\S)#(\d+)L?")
 _RELATION_ID = re.compile(r"(CTERelation(?:Def|Ref) )(\d+)")
 _SNAPSHOT_TASKS = re.compile(r"(MapInArrow snapshot:[^\s(]+\([^\n]*\n[^\n]*Range \(0, )\d+")
+_SNAPSHOT = "snapshot:"
+_PATHS_OF_PARTS = re.compile(r'(^ *paths: "snapshot:[^"\n]*"\n)\1+', re.MULTILINE)
 _DROPPED = (
     # PySpark appends a counter to the names of lambda variables.
     (re.compile(r"\blambda (\w+?)_\d+(?=#)"), r"lambda \1"),
@@ -56,8 +59,8 @@ def plan_text(df: DataFrame, snapshots: Mapping[str, str], code_digest: CodeDige
     """
     by_path = {form: snapshots[uri] for uri in sorted(snapshots, key=len, reverse=True) for form in _forms(uri)}
     text = connect_plan_text(df, code_digest) if is_connect(df) else _classic_text(df, by_path, code_digest)
-    # The number of tasks that read a snapshot depends on the sizes of its files.
-    return _SNAPSHOT_TASKS.sub(r"\1", _replace_snapshots(text, by_path))
+    # The number of tasks that read a snapshot depends on the sizes of its files, and that of its parts on time.
+    return _PATHS_OF_PARTS.sub(r"\1", _SNAPSHOT_TASKS.sub(r"\1", _replace_snapshots(text, by_path)))
 
 
 def stable_text(text: str) -> str:
@@ -116,17 +119,24 @@ def _sources(plan: Any, by_path: Mapping[str, str]) -> Iterator[str]:
         relation = leaf.relation()
         if relation.getClass().getSimpleName() == "HadoopFsRelation":
             roots = relation.location().rootPaths().mkString("\n").splitlines()
-            yield "source " + " ".join(_source(_comparable(root), by_path) for root in roots)
+            yield "source " + " ".join(_without_parts(_source(comparable(root), by_path) for root in roots))
+
+
+def _without_parts(sources: Iterable[str]) -> Iterator[str]:
+    # The parts of a step have one identity, and their number may change when a damaged one is computed again.
+    for source, repeated in groupby(sources):
+        yield from (source,) if source.startswith(_SNAPSHOT) else repeated
 
 
 def _source(path: str, by_path: Mapping[str, str]) -> str:
     for uri, fingerprint in by_path.items():
         if path == uri or path.startswith(f"{uri}/"):
-            return f"snapshot:{fingerprint}"
+            return f"{_SNAPSHOT}{fingerprint}"
     return path
 
 
-def _comparable(uri: str) -> str:
+def comparable(uri: str) -> str:
+    """Return a URI as plans of Hadoop and of Spark Connect are compared: without a trailing slash, local ones with three."""
     # Hadoop writes file:/x instead of file:///x.
     return _LOCAL_SCHEME.sub("file:///", uri).rstrip("/")
 
@@ -134,13 +144,15 @@ def _comparable(uri: str) -> str:
 def _forms(uri: str) -> Iterator[str]:
     # A plan contains the Hadoop form of a URI, or its redacted form.
     for form in dict.fromkeys([*same_place(uri), redact(uri)]):
-        yield _comparable(form)
+        yield comparable(form)
 
 
 def _replace_snapshots(text: str, by_path: Mapping[str, str]) -> str:
     for uri, fingerprint in by_path.items():
+        if uri not in text:
+            continue
         # Not if the URI is only the prefix of a longer name.
-        text = re.sub(rf"{re.escape(uri)}(?![\w.-])", f"snapshot:{fingerprint}", text)
+        text = re.sub(rf"{re.escape(uri)}(?![\w.-])", f"{_SNAPSHOT}{fingerprint}", text)
     return text
 
 
@@ -200,18 +212,26 @@ def connect_plan_text(df: Any, code_digest: CodeDigest) -> str:
     :param code_digest: Function that returns the digest of a Python function in the plan.
     """
     plan = df._plan.to_proto(df.sparkSession.client)
-    for message in list(_messages(plan)):
+    for message in list(messages(plan)):
         _normalise(message, code_digest)
     return _renumbered(str(plan))
 
 
-def _messages(message: Any) -> Iterator[Any]:
+def messages(message: Any, is_left_out: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """
+    Yield a message of a plan and all messages in it.
+
+    :param message: The message.
+    :param is_left_out: Function that returns ``True`` for a message that is left out with all messages in it.
+    """
+    if is_left_out is not None and is_left_out(message):
+        return
     yield message
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
         for child in _children(field, value):
-            yield from _messages(child)
+            yield from messages(child, is_left_out)
 
 
 def _children(field: Any, value: Any) -> list[Any]:

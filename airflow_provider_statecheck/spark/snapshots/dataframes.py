@@ -13,11 +13,15 @@ from __future__ import annotations
 import functools
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY
 from airflow_provider_statecheck.exceptions import EnvironmentNotReadyError, UnsupportedStateError
+from airflow_provider_statecheck.spark.driver.session import cores_of
 from airflow_provider_statecheck.spark.snapshots.columns import (
     arrow_schema,
     contains_timestamp,
@@ -56,7 +60,7 @@ from airflow_provider_statecheck.storage.uris import redact, scheme_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import StructField, StructType
 
 
 _TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
@@ -80,6 +84,36 @@ _READ_OPTIONS = {
     "ignoreMissingFiles": "false",
     "recursiveFileLookup": "false",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot on storage, or the part of it with the files of its manifest."""
+
+    uri: str
+    manifest: SnapshotManifest
+
+    @property
+    def data_uri(self) -> str:
+        """Return the URI of the directory of the Parquet files."""
+        return f"{self.uri}/{DATA_DIRECTORY}"
+
+    def uri_of(self, file: SnapshotFile) -> str:
+        """Return the URI of a file."""
+        return f"{self.data_uri}/{file.name}"
+
+    def file_in(self, text: str) -> SnapshotFile | None:
+        """Return the file that a text refers to, ``None`` if there is none."""
+        # The name of the directory is unique. The path before it may differ, because Hadoop has other URI schemes.
+        directory = f"{last_part(self.uri)}/{DATA_DIRECTORY}/"
+        if directory not in text:
+            return None
+        return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
+
+
+def last_part(uri: str) -> str:
+    """Return the last segment of a URI."""
+    return uri.rpartition("/")[2]
 
 
 class StoredDataFrames:
@@ -116,15 +150,49 @@ class StoredDataFrames:
         """
         self._storage.allowed.require(data_uri)
         if manifest.writer is SnapshotWriter.EXECUTORS:
-            return self._read_on_executors(spark, data_uri, manifest)
-        spark_uri = self._filesystems.spark_uri(spark, data_uri)
+            return self._read_on_executors(spark, self._files(data_uri), redact(data_uri), manifest)
+        return read_dataframe(spark, [self._spark_uri(spark, data_uri)], manifest.schema_json)
+
+    def read_all(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> DataFrame:
+        """
+        Return a DataFrame that reads several snapshots with the same columns, the parts of a step; raises as :meth:`read`.
+
+        :param snapshots: At least one.
+        """
+        return self._read_by_writer(spark, snapshots, lambda each: [each.data_uri])
+
+    def read_files(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> DataFrame:
+        """Return a DataFrame that reads only the files of the given manifests; raises as :meth:`read`."""
+        return self._read_by_writer(spark, snapshots, lambda each: [each.uri_of(file) for file in each.manifest.files])
+
+    def _read_by_writer(
+        self, spark: SparkSession, snapshots: Sequence[StoredSnapshot], uris_of: Callable[[StoredSnapshot], list[str]]
+    ) -> DataFrame:
+        for each in snapshots:
+            self._storage.allowed.require(each.data_uri)
+        by_spark = [each for each in snapshots if each.manifest.writer is SnapshotWriter.SPARK]
+        frames = []
+        if by_spark:
+            uris = [self._spark_uri(spark, uri) for each in by_spark for uri in uris_of(each)]
+            frames.append(read_dataframe(spark, uris, by_spark[0].manifest.schema_json))
+        others = [each for each in snapshots if each.manifest.writer is not SnapshotWriter.SPARK]
+        frames += self._read_each_root(spark, others)
+        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
+
+    def options_for(self, uri: str) -> dict[str, Any]:
+        """Return the options of the filesystem of a location; none for another storage, which must not get them."""
+        base, options = self._storage.base_uri, dict(self._storage.options)
+        return options if serves(open_filesystem(base, options), base, uri) else {}
+
+    def _spark_uri(self, spark: SparkSession, uri: str) -> str:
+        spark_uri = self._filesystems.spark_uri(spark, uri)
         if spark_uri is None:
             raise UnsupportedStateError(
-                f"Expected a Hadoop filesystem for the snapshot {redact(data_uri)}, which Spark has written, found none in "
+                f"Expected a Hadoop filesystem for the snapshot {redact(uri)}, which Spark has written, found none in "
                 "this session; add the connector that wrote it to spark.jars.packages.",
-                uri=redact(data_uri),
+                uri=redact(uri),
             )
-        return read_dataframe(spark, spark_uri, manifest.schema_json)
+        return spark_uri
 
     def _write_on_executors(self, df: DataFrame, data_uri: str) -> SnapshotManifest:
         refuse_unwritable(df)
@@ -141,21 +209,36 @@ class StoredDataFrames:
             writer=SnapshotWriter.EXECUTORS,
         )
 
-    def _read_on_executors(self, spark: SparkSession, data_uri: str, manifest: SnapshotManifest) -> DataFrame:
+    def _read_each_root(self, spark: SparkSession, snapshots: Sequence[StoredSnapshot]) -> Iterator[DataFrame]:
+        # Parts of a step are in one directory, except for those that were restored from another job or directory.
+        for root, group in groupby(sorted(snapshots, key=_root_of), key=_root_of):
+            parts = list(group)
+            files = [_below_root(each, file) for each in parts for file in each.manifest.files]
+            manifest = replace(parts[0].manifest, files=tuple(files))
+            yield self._read_on_executors(spark, self._files(root), redact(parts[0].data_uri), manifest)
+
+    def _read_on_executors(
+        self, spark: SparkSession, files: ExecutorFiles, name: str, manifest: SnapshotManifest
+    ) -> DataFrame:
         schema = parse_schema(manifest.schema_json)
         transferred = transfer_schema(schema)
-        tasks = plan_tasks(manifest.files)
-        reader = SnapshotReader(self._files(data_uri), arrow_schema(transferred), pack_tasks(tasks))
+        tasks = plan_tasks(manifest.files, cores_of(spark))
+        reader = SnapshotReader(files, arrow_schema(transferred), pack_tasks(tasks))
         # The name of the function identifies the snapshot in a plan.
-        task = _named(functools.partial(read_snapshot, reader), redact(data_uri))
+        task = _named(functools.partial(read_snapshot, reader), name)
         count = max(1, len(tasks))
         return from_transfer_columns(spark.range(0, count, 1, count).mapInArrow(task, transferred), schema)
 
     def _files(self, data_uri: str) -> ExecutorFiles:
-        base, options = self._storage.base_uri, dict(self._storage.options)
-        # The credentials of this storage must not be sent to another one that an old checkpoint references.
-        is_served = serves(open_filesystem(base, options), base, data_uri)
-        return ExecutorFiles(data_uri, HiddenOptions(options if is_served else {}))
+        return ExecutorFiles(data_uri, HiddenOptions(self.options_for(data_uri)))
+
+
+def _root_of(snapshot: StoredSnapshot) -> str:
+    return snapshot.uri.rpartition("/")[0]
+
+
+def _below_root(snapshot: StoredSnapshot, file: SnapshotFile) -> SnapshotFile:
+    return replace(file, name=f"{last_part(snapshot.uri)}/{DATA_DIRECTORY}/{file.name}")
 
 
 def _named(function: Any, name: str) -> Any:
@@ -194,17 +277,21 @@ def write_dataframe(df: DataFrame, data_uri: str) -> None:
     _to_file_columns(df).write.mode("error").options(**_WRITE_OPTIONS).parquet(data_uri)
 
 
-def read_dataframe(spark: SparkSession, data_uri: str, schema_json: str) -> DataFrame:
+def read_dataframe(spark: SparkSession, uris: Sequence[str], schema_json: str) -> DataFrame:
     """
     Return a DataFrame that was written by :func:`write_dataframe`, with its original names, types and metadata.
 
     :param spark: Session that reads the files.
-    :param data_uri: URI of the directory.
+    :param uris: URIs of its directories, or of some of its files.
     :param schema_json: Schema of the DataFrame in its manifest.
     :raises CorruptStateError: if the schema cannot be read.
     """
     schema = parse_schema(schema_json)
-    files = spark.read.schema(file_schema(schema)).options(**_READ_OPTIONS).parquet(data_uri)
+    return from_file_columns(spark.read.schema(file_schema(schema)).options(**_READ_OPTIONS).parquet(*uris), schema)
+
+
+def from_file_columns(files: DataFrame, schema: StructType) -> DataFrame:
+    """Return the columns of files with their original names, types and metadata."""
     return files.select([_restored(files[column_name(i)], field) for i, field in enumerate(schema.fields)])
 
 

@@ -144,15 +144,16 @@ Piece = tuple[str, int, int, int]
 """Name and size of a file, index of a part of it, and number of its parts."""
 
 
-def plan_tasks(files: Sequence[SnapshotFile]) -> list[list[Piece]]:
+def plan_tasks(files: Sequence[SnapshotFile], least: int = 1) -> list[list[Piece]]:
     """
     Distribute files to tasks of about equal size: large files in parts, small files together.
 
     :param files: Files of the snapshot.
+    :param least: Number of tasks that there are at least, if there are as many files.
     """
     total = sum(file.size_bytes for file in files)
     pieces = sorted((piece for file in files for piece in _pieces(file)), key=_piece_bytes, reverse=True)
-    tasks: list[list[Piece]] = [[] for _ in range(_count(total, _task_bytes(total)))]
+    tasks: list[list[Piece]] = [[] for _ in range(max(_count(total, _task_bytes(total)), min(least, len(pieces))))]
     lightest = [(0, number) for number in range(len(tasks))]
     for piece in pieces:
         load, number = heapq.heappop(lightest)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from airflow_provider_statecheck.checkpoint.layout import DATA_DIRECTORY, MANIFEST_FILE, epoch_name, shared_uri, slug
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
 from airflow_provider_statecheck.exceptions import StateCheckError, StorageError
 from airflow_provider_statecheck.spark.restore import RestoredStage
-from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredDataFrames, StoredSnapshot, last_part
 from airflow_provider_statecheck.state.loop_progress import Scope, StepKey, describe
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, SnapshotHandle
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotFile, SnapshotManifest, verify_footer
 from airflow_provider_statecheck.storage.snapshot_pages import read_pages
 from airflow_provider_statecheck.storage.uris import redact
@@ -40,6 +41,11 @@ _UNDECODABLE = re.compile(r"ParquetDecodingException|can not read class org\.apa
 Stopwatch = Callable[[], float]
 """Function that returns the seconds since its start."""
 
+_WHOLE = 0
+"""Number of a snapshot that is not a part."""
+_Place = tuple[Scope, str, int]
+"""Scope and name of a step, and the number of a part."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
@@ -49,9 +55,14 @@ class LiveSnapshot:
     manifest: SnapshotManifest
 
     @property
+    def stored(self) -> StoredSnapshot:
+        """Return the files of the snapshot."""
+        return StoredSnapshot(self.handle.uri, self.manifest)
+
+    @property
     def data_uri(self) -> str:
         """Return the URI of the directory of the Parquet files."""
-        return f"{self.handle.uri}/{DATA_DIRECTORY}"
+        return self.stored.data_uri
 
     @property
     def identity(self) -> str:
@@ -69,21 +80,22 @@ class StageSnapshots:
     """
 
     def __init__(self, storage: CheckpointStorage, attempt: AttemptRef, restored: RestoredStage | None) -> None:
-        self._storage = storage
-        self._frames = StoredDataFrames(storage)
+        self.storage = storage
+        self.frames = StoredDataFrames(storage)
         self._attempt = attempt
-        self._live: dict[StepKey, LiveSnapshot] = {}
+        self._live: dict[_Place, LiveSnapshot] = {}
         self._has_borrowed = restored is not None and restored.checkpoint.properties.unclaimed
         self.handed_out: set[str] = set()
         """URIs of snapshots that plans of this attempt may read; they are pinned until it ends."""
         self._damaged: set[StepKey] = set()
+        self._read_by_frames: WeakKeyDictionary[Any, dict[int, StoredSnapshot]] = WeakKeyDictionary()
         if restored is not None:
             self._adopt(restored)
 
     @property
     def handles(self) -> tuple[SnapshotHandle, ...]:
         """Return the handles of the live snapshots in a fixed order."""
-        return tuple(self._live[step].handle for step in sorted(self._live))
+        return tuple(self._live[place].handle for place in sorted(self._live))
 
     @property
     def pinned(self) -> frozenset[str]:
@@ -96,12 +108,20 @@ class StageSnapshots:
 
     def damage_behind(self, error: BaseException) -> dict[str, str]:
         """Return the problems of damaged live snapshots that an error refers to, by the URIs of the snapshots."""
-        live = (StoredSnapshot(live.handle.uri, live.manifest) for live in self._live.values())
-        return find_damage(error, self._storage, live)
+        return find_damage(error, self.storage, (live.stored for live in self._live.values()))
 
     def find(self, step: StepKey) -> LiveSnapshot | None:
-        """Return the live snapshot of a step."""
-        return self._live.get(step)
+        """Return the live snapshot of a step that is not computed in parts."""
+        return self._live.get((*step, _WHOLE))
+
+    def parts(self, step: StepKey) -> dict[int, LiveSnapshot]:
+        """Return the live parts of a step by their numbers; none for a step that is not computed in parts."""
+        found = {place[2]: live for place, live in self._live.items() if place[:2] == step and place[2] != _WHOLE}
+        return dict(sorted(found.items()))
+
+    def read_by(self, frame: DataFrame) -> Mapping[int, StoredSnapshot] | None:
+        """Return the snapshot that a DataFrame reads, or its parts by their numbers; ``None`` for any other DataFrame."""
+        return self._read_by_frames.get(frame)
 
     def write(self, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
         """
@@ -111,20 +131,64 @@ class StageSnapshots:
         :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
         :raises StorageError: if the manifest cannot be written.
         """
-        uri = self._new_uri(step)
-        try:
-            live = self._write(uri, step, frame, fingerprint, seconds_so_far)
-        except Exception:
-            self._delete_quietly(uri)
-            raise
-        self._live[step] = live
+        live = self._write((*step, _WHOLE), frame, fingerprint, seconds_so_far)
+        self.drop(step)
+        self._live[(*step, _WHOLE)] = live
         self._damaged.discard(step)
         return live
+
+    def write_part(self, step: StepKey, part: int, frame: DataFrame, fingerprint: str) -> LiveSnapshot:
+        """
+        Write a part of a step, which is not live before :meth:`add_part`; may be called from any thread.
+
+        :raises UnsupportedStateError: for a DataFrame that cannot be restored unchanged.
+        :raises StorageError: if the manifest cannot be written.
+        """
+        return self._write((*step, part), frame, fingerprint, lambda: 0.0)
+
+    def add_part(self, live: LiveSnapshot, seconds: float) -> LiveSnapshot:
+        """
+        Make a written part live.
+
+        :param seconds: Time of the step that the part took.
+        """
+        handle = replace(live.handle, seconds=round(seconds, 3))
+        self._live.pop((handle.scope, handle.name, _WHOLE), None)
+        added = self._live[(handle.scope, handle.name, handle.part)] = replace(live, handle=handle)
+        return added
+
+    def complete_parts(self, step: StepKey) -> None:
+        """Mark all live parts of a step as the whole step."""
+        parts = self.parts(step)
+        newest = max((live.handle for live in parts.values()), key=lambda handle: (handle.epoch, handle.part))
+        lineage = last_part(newest.uri) if step in self._damaged else newest.lineage
+        for part, live in parts.items():
+            handle = replace(live.handle, of_parts=len(parts), lineage=lineage)
+            self._live[(*step, part)] = replace(live, handle=handle)
+        self._damaged.discard(step)
+
+    def drop(self, step: StepKey) -> None:
+        """Drop the snapshot of a step and its parts; the next checkpoint does not reference them."""
+        self._keep(lambda place: place[:2] != step)
+
+    def keep_parts(self, step: StepKey, numbers: Collection[int]) -> None:
+        """Drop all parts of a step but the given ones."""
+        self._keep(lambda place: place[:2] != step or place[2] == _WHOLE or place[2] in numbers)
 
     def read(self, spark: SparkSession, live: LiveSnapshot) -> DataFrame:
         """Return a DataFrame that reads a snapshot."""
         self.handed_out.add(live.handle.uri)
-        return self._frames.read(spark, live.data_uri, live.manifest)
+        frame = self.frames.read(spark, live.data_uri, live.manifest)
+        self._read_by_frames[frame] = {_WHOLE: live.stored}
+        return frame
+
+    def read_parts(self, spark: SparkSession, step: StepKey) -> DataFrame:
+        """Return a DataFrame that reads all live parts of a step, at least one."""
+        parts = {number: live.stored for number, live in self.parts(step).items()}
+        self.handed_out.update(stored.uri for stored in parts.values())
+        frame = self.frames.read_all(spark, list(parts.values()))
+        self._read_by_frames[frame] = parts
+        return frame
 
     def copy_borrowed(self) -> int:
         """
@@ -135,58 +199,74 @@ class StageSnapshots:
         """
         if not self._has_borrowed:
             return 0
-        borrowed = [step for step, live in self._live.items() if not self._is_own(live.handle.uri)]
-        copied = sum(self._copy(step) for step in borrowed)
+        borrowed = [place for place, live in self._live.items() if not self._is_own(live.handle.uri)]
+        copied = sum(self._copy(place) for place in borrowed)
         self._has_borrowed = False
         return copied
 
     def drop_scope(self, scope: Scope) -> None:
         """Drop the snapshots inside a finished item; the next checkpoint does not reference them."""
-        self._keep(lambda step: step[0][: len(scope)] != scope)
+        self._keep(lambda place: place[0][: len(scope)] != scope)
 
     def drop_unless_used(self) -> None:
         """Drop restored snapshots that this attempt did not use."""
-        self._keep(lambda step: self._live[step].handle.uri in self.handed_out)
+        self._keep(lambda place: self._live[place].handle.uri in self.handed_out)
 
     def _adopt(self, restored: RestoredStage) -> None:
         for handle in restored.document.snapshots:
             manifest = restored.manifests.get(handle.uri)
             if manifest is not None:
-                self._live[(handle.scope, handle.name)] = LiveSnapshot(handle, manifest)
+                self._live[(handle.scope, handle.name, handle.part)] = LiveSnapshot(handle, manifest)
         self._damaged = {(handle.scope, handle.name) for handle in restored.damaged}
-        for step in sorted(self._damaged):
-            log.warning("The snapshot of step %s is damaged; the step is recomputed.", describe(step))
+        # An earlier attempt may have found the damage, and ended before it replaced all damaged parts.
+        self._damaged |= {place[:2] for place in self._live if self._has_lost_parts(place)}
+        for handle in sorted(restored.damaged, key=lambda handle: (handle.scope, handle.name, handle.part)):
+            what, name = f"part {handle.part}" if handle.part else "the step", describe((handle.scope, handle.name))
+            log.warning("The snapshot of step %s is damaged; %s is recomputed.", name, what)
         # Steps inside a loop depend on the loop's snapshot.
-        self._keep(lambda step: not any(_is_inside(step, loop) for loop in self._damaged))
+        self._keep(lambda place: not any(_is_inside(place[:2], loop) for loop in self._damaged))
+
+    def _has_lost_parts(self, place: _Place) -> bool:
+        if not self._live[place].handle.of_parts:
+            return False
+        parts = NamedSnapshot(tuple(live.handle for live in self.parts(place[:2]).values()))
+        return not parts.is_complete
 
     def _is_own(self, uri: str) -> bool:
         return f"/{self._attempt.job_id}/shared/{self._attempt.operator_id}/" in uri
 
-    def _copy(self, step: StepKey) -> int:
-        live, uri = self._live[step], self._new_uri(step)
-        self._storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
-        self._live[step] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
+    def _copy(self, place: _Place) -> int:
+        live, uri = self._live[place], self._new_uri(place[:2])
+        self.storage.copy_directory(live.handle.uri, uri, size_bytes=live.handle.size_bytes)
+        self._live[place] = replace(live, handle=replace(live.handle, uri=uri, epoch=self._attempt.epoch))
         return live.handle.size_bytes
 
-    def _keep(self, wanted: Callable[[StepKey], bool]) -> None:
-        self._live = {step: live for step, live in self._live.items() if wanted(step)}
+    def _keep(self, wanted: Callable[[_Place], bool]) -> None:
+        self._live = {place: live for place, live in self._live.items() if wanted(place)}
 
     def _new_uri(self, step: StepKey) -> str:
         scope, name = step
-        root = shared_uri(self._storage.base_uri, self._attempt.job_id, self._attempt.operator_id)
+        root = shared_uri(self.storage.base_uri, self._attempt.job_id, self._attempt.operator_id)
         return f"{root}/{slug(name, scope)}/{epoch_name(self._attempt.epoch)}"
 
-    def _write(
-        self, uri: str, step: StepKey, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
+    def _write(self, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch) -> LiveSnapshot:
+        uri = self._new_uri(place[:2])
+        try:
+            return self._write_to(uri, place, frame, fingerprint, seconds_so_far)
+        except Exception:
+            self._delete_quietly(uri)
+            raise
+
+    def _write_to(
+        self, uri: str, place: _Place, frame: DataFrame, fingerprint: str, seconds_so_far: Stopwatch
     ) -> LiveSnapshot:
-        data_uri = f"{uri}/{DATA_DIRECTORY}"
-        manifest = self._frames.write(frame, data_uri)
+        manifest = self.frames.write(frame, f"{uri}/{DATA_DIRECTORY}")
         data = manifest.encode()
-        before = self._live.get(step)
-        self._storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
+        before = self._live.get(place)
+        self.storage.write_bytes(f"{uri}/{MANIFEST_FILE}", data)
         handle = SnapshotHandle(
-            name=step[1],
-            scope=step[0],
+            name=place[1],
+            scope=place[0],
             uri=uri,
             manifest_size=len(data),
             manifest_sha256=hashlib.sha256(data).hexdigest(),
@@ -197,13 +277,14 @@ class StageSnapshots:
             epoch=self._attempt.epoch,
             seconds=round(seconds_so_far(), 3),
             created_at=datetime.now(UTC).isoformat(),
-            lineage=_last_part(uri) if step in self._damaged else before.handle.lineage if before else "",
+            lineage=last_part(uri) if place[:2] in self._damaged else before.handle.lineage if before else "",
+            part=place[2],
         )
         return LiveSnapshot(handle, manifest)
 
     def _delete_quietly(self, uri: str) -> None:
         try:
-            self._storage.delete_directory(uri)
+            self.storage.delete_directory(uri)
         except StateCheckError as error:
             # This error must not hide the one of the write.
             log.warning(
@@ -214,30 +295,6 @@ class StageSnapshots:
 def _is_inside(step: StepKey, loop: StepKey) -> bool:
     scope, name = loop
     return step[0][: len(scope)] == scope and [item[0] for item in step[0][len(scope) :][:1]] == [name]
-
-
-def _last_part(uri: str) -> str:
-    return uri.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSnapshot:
-    """A snapshot on storage."""
-
-    uri: str
-    manifest: SnapshotManifest
-
-    def uri_of(self, file: SnapshotFile) -> str:
-        """Return the URI of a file."""
-        return f"{self.uri}/{DATA_DIRECTORY}/{file.name}"
-
-    def file_in(self, text: str) -> SnapshotFile | None:
-        """Return the file that a text refers to, ``None`` if there is none."""
-        # The name of the directory is unique. The path before it may differ, because Hadoop has other URI schemes.
-        directory = f"{_last_part(self.uri)}/{DATA_DIRECTORY}/"
-        if directory not in text:
-            return None
-        return next((file for file in self.manifest.files if f"{directory}{file.name}" in text), None)
 
 
 def find_damage(

@@ -7,9 +7,9 @@ followed the finished ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.source import Increment, Split
@@ -45,10 +45,12 @@ class ItemEnumerator:
 
     def __init__(self, state: SourceState, limits: Limits, reader: ItemReader, row_groups: RowGroupSizes) -> None:
         self._ledger = state.ledger
+        self._total_bytes = state.ledger.total_bytes or None
         self._increments = state.increments
         self._target_bytes = state.target_bytes
         self._reader = reader
-        self._plan = plan(state.ledger, limits, row_groups)
+        self._configured = self._limits = limits
+        self._plan = plan(state.ledger, lambda: self._limits, row_groups)
         self._listing = pack_items(state.ledger.items)
         self._planned: dict[int, tuple[Piece, ...]] = {}
         self._next_number = state.increments + 1
@@ -56,7 +58,7 @@ class ItemEnumerator:
     @property
     def total_bytes(self) -> int | None:
         """Size of all items; ``None`` if unknown."""
-        return self._ledger.total_bytes or None
+        return self._total_bytes
 
     @property
     def finished_bytes(self) -> int | None:
@@ -72,6 +74,24 @@ class ItemEnumerator:
     def finished_splits(self) -> int:
         """Number of finished items."""
         return len(self._ledger.finished)
+
+    @property
+    def finished_share(self) -> float:
+        """Part of the input that is finished, from 0 to 1; of its items if their sizes are unknown."""
+        if self.total_bytes:
+            return self._ledger.finished_bytes / self.total_bytes
+        return self.finished_splits / self.total_splits if self.total_splits else 1.0
+
+    def size_increments(self, amount: int, least: int) -> None:
+        """
+        Set the size of the increments that are planned from now on, within the limits that the user has set.
+
+        :param amount: Bytes, or items if their sizes are unknown.
+        :param least: Number of items or row groups that an increment has even if they exceed the amount.
+        """
+        is_chosen = self._target_bytes is not None and self._configured.size_bytes == self._target_bytes
+        configured = replace(self._configured, size_bytes=None) if is_chosen else self._configured
+        self._limits = configured.within(amount, least, is_bytes=self.total_bytes is not None)
 
     def next_increment(self) -> Increment | None:
         """
@@ -120,6 +140,14 @@ class ItemEnumerator:
         self._increments = max(self._increments, increment.number)
         self._ledger = _finished(self._ledger, pieces)
 
+    def encode(self, increment: Increment) -> Pieces:
+        """Return the pieces of a planned increment as plain values, for :func:`state_after`."""
+        return _encoded(self._planned[increment.number])
+
+    def describe(self, increment: Increment) -> tuple[str, ...]:
+        """Return the names of the items of an increment, with the rows that it reads of each as far as they are known."""
+        return tuple(self._described(split) for split in _item_splits(increment))
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state for the next attempt; every snapshot shares the same listing object."""
         return {
@@ -130,6 +158,11 @@ class ItemEnumerator:
             "target_bytes": self._target_bytes,
             "reader": self._reader.snapshot(),
         }
+
+    def _described(self, split: ItemSplit) -> str:
+        rows = self._reader.rows_of(split) if isinstance(self._reader, CountsRows) else None
+        name = redact(split.item.name if split.item else split.split_id)
+        return name if rows is None else f"{name} (rows {rows.start} to {rows.stop - 1})"
 
     def _split(self, piece: Piece) -> ItemSplit:
         item = self._ledger.items[piece.position]
@@ -167,6 +200,15 @@ class ItemReader(Protocol):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state of the reader for the next attempt, such as an inferred schema."""
+        ...
+
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A reader that knows the rows of its items."""
+
+    def rows_of(self, split: ItemSplit) -> range | None:
+        """Return the numbers of the rows of a split within its item, from 0; ``None`` if they are unknown."""
         ...
 
 
@@ -212,6 +254,62 @@ def decode_source_state(restored: Mapping[str, Any]) -> SourceState:
         ) from error
 
 
+Pieces = Sequence[Sequence[int]]
+"""
+Pieces of an increment as plain values: the positions of consecutive items, first and one after the last; or the position
+of an item that is cut, its bytes, its row groups, first and one after the last, and the number of all its row groups.
+"""
+
+
+def state_after(listed: Mapping[str, Any], finished: Iterable[Pieces]) -> dict[str, Any]:
+    """
+    Return the state of a source after increments that were finished in any order.
+
+    :param listed: State from :meth:`ItemEnumerator.snapshot` before the increments.
+    :param finished: Pieces of the finished increments, as from :meth:`ItemEnumerator.encode`.
+    """
+    ledger = decode_ledger(unpack_items(listed["listing"]), listed["progress"])
+    for pieces in finished:
+        ledger = _finished(ledger, tuple(_decoded(pieces, ledger.items)))
+    return {**listed, "progress": ledger.progress_state()}
+
+
+def moved_pieces(pieces: Pieces, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[int]]:
+    """
+    Return pieces of an increment for another listing of the source; items that it does not have are left out.
+
+    :param before: State of the source with the listing of the pieces.
+    :param now: State of the source with the other listing.
+    """
+    items, positions = unpack_items(before["listing"]), {i.name: n for n, i in enumerate(unpack_items(now["listing"]))}
+    known = [piece for piece in _decoded(pieces, items) if items[piece.position].name in positions]
+    return _encoded([replace(piece, position=positions[items[piece.position].name]) for piece in known])
+
+
+def _encoded(pieces: Iterable[Piece]) -> list[list[int]]:
+    encoded: list[list[int]] = []
+    for piece in pieces:
+        if piece.groups is not None:
+            encoded.append([piece.position, piece.size_bytes, *piece.groups, piece.group_count])
+        elif encoded and len(encoded[-1]) == _RANGE and encoded[-1][1] == piece.position:
+            encoded[-1][1] += 1
+        else:
+            encoded.append([piece.position, piece.position + 1])
+    return encoded
+
+
+_RANGE = 2
+
+
+def _decoded(pieces: Pieces, items: Sequence[Item]) -> Iterator[Piece]:
+    for values in pieces:
+        if len(values) == _RANGE:
+            yield from (Piece(position, items[position].size_bytes) for position in range(*values))
+        else:
+            position, size, start, end, count = values
+            yield Piece(position, size, (start, end), count)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Limits of one increment; the first one that is reached ends the increment."""
@@ -219,6 +317,16 @@ class Limits:
     size_bytes: int | None = None
     items: int | None = None
     row_groups: int | None = None
+    least: int = 0
+    """Number of items or row groups up to which ``size_bytes`` is no limit."""
+
+    def within(self, amount: int, least: int, *, is_bytes: bool) -> Limits:
+        """Return the limits for an amount, in bytes or items, that does not exceed them."""
+        if not is_bytes:
+            return replace(self, items=min(max(amount, least), self.items or max(amount, least)))
+        if self.size_bytes is not None and self.size_bytes < amount:
+            return self
+        return replace(self, size_bytes=amount, least=least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +341,17 @@ class Piece:
     """Number of row groups of an item that is cut."""
 
 
-def plan(ledger: Ledger, limits: Limits, row_groups: RowGroupSizes) -> Iterator[tuple[Piece, ...]]:
-    """Yield the pieces of each increment, in the order of the ledger."""
-    increment = _Increment(limits)
+def plan(ledger: Ledger, limits: Callable[[], Limits], row_groups: RowGroupSizes) -> Iterator[tuple[Piece, ...]]:
+    """
+    Yield the pieces of each increment, in the order of the ledger.
+
+    :param limits: Returns the limits of the next increment.
+    """
+    increment = _Increment(limits())
     for piece in _pieces(ledger, limits, row_groups):
         if not increment.has_room_for(piece):
             yield increment.merged_pieces()
-            increment = _Increment(limits)
+            increment = _Increment(limits())
         increment.add(piece)
     if increment.pieces:
         yield increment.merged_pieces()
@@ -256,7 +368,7 @@ class _Increment:
 
     def has_room_for(self, piece: Piece) -> bool:
         return not self.pieces or not (
-            _exceeds(self._size_bytes + piece.size_bytes, self._limits.size_bytes)
+            self._exceeds_size(piece)
             or _exceeds(self._items + self._is_new_item(piece), self._limits.items)
             or _exceeds(len(self.pieces) + 1, self._limits.row_groups)
         )
@@ -275,14 +387,18 @@ class _Increment:
                 merged.append(piece)
         return tuple(_as_item_if_complete(piece) for piece in merged)
 
+    def _exceeds_size(self, piece: Piece) -> bool:
+        is_enough = len(self.pieces) >= self._limits.least
+        return is_enough and _exceeds(self._size_bytes + piece.size_bytes, self._limits.size_bytes)
+
     def _is_new_item(self, piece: Piece) -> bool:
         return not self.pieces or self.pieces[-1].position != piece.position
 
 
-def _pieces(ledger: Ledger, limits: Limits, row_groups: RowGroupSizes) -> Iterator[Piece]:
+def _pieces(ledger: Ledger, limits: Callable[[], Limits], row_groups: RowGroupSizes) -> Iterator[Piece]:
     for position in range(len(ledger.items)):
         if position not in ledger.finished:
-            yield from _pieces_of_item(ledger, position, limits, row_groups)
+            yield from _pieces_of_item(ledger, position, limits(), row_groups)
 
 
 def _pieces_of_item(ledger: Ledger, position: int, limits: Limits, row_groups: RowGroupSizes) -> Iterator[Piece]:

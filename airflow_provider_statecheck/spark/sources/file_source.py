@@ -326,7 +326,7 @@ class FileReader:
         )
         if schema is not None:
             reader = reader.schema(schema)
-        if all(uri != root for uri in uris):
+        if root and all(uri != root for uri in uris):
             reader = reader.option("basePath", self._required_spark_uri(root))
         return reader.load([_EXPANDED.sub(r"\\\1", self._required_spark_uri(uri)) for uri in uris])
 
@@ -340,8 +340,13 @@ class FileReader:
         return found
 
     def _uris_by_root(self, splits: Sequence[ItemSplit]) -> list[tuple[str, list[str]]]:
-        pairs = [(self.listing.root_of(split.item.name), split.item.name) for split in splits if split.item]
+        pairs = [(self._root_of(split.item.name), split.item.name) for split in splits if split.item]
         return [(root, [uri for _, uri in group]) for root, group in groupby(sorted(pairs), key=lambda pair: pair[0])]
+
+    def _root_of(self, uri: str) -> str:
+        root = self.listing.root_of(uri)
+        # Files that are paths of the source themselves have no directories with partition values: one scan reads them.
+        return "" if root == uri else root
 
     def _infer_schema(self) -> StructType:
         # One file of each partition, because Spark infers the type of a partition column from all its values.

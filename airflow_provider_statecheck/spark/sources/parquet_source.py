@@ -17,7 +17,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_statecheck.exceptions import SourceChangedError, StateCheckError, StorageError
-from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema
+from airflow_provider_statecheck.spark.driver.session import cores_of
+from airflow_provider_statecheck.spark.snapshots.columns import arrow_schema, readable_type
 from airflow_provider_statecheck.spark.snapshots.executor_io import HiddenOptions
 from airflow_provider_statecheck.spark.sources.enumerator import ItemSplit, SourceState
 from airflow_provider_statecheck.spark.sources.file_listing import FileListing, partition_values
@@ -74,6 +75,16 @@ class ParquetReader(FileReader):
         super().__init__(*args, **named)
         self._sizes: dict[str, list[int] | None] = {}
 
+    def rows_of(self, split: ItemSplit) -> range | None:
+        """Return the numbers of the rows of a split within its file, read from the footer; ``None`` if it is unreadable."""
+        item = split.item
+        if item is None:
+            return None
+        try:
+            return rows_of_groups(self._footer(item), split.groups)
+        except StateCheckError:
+            return None
+
     def row_groups(self, item: Item) -> list[int] | None:
         """
         Return the sizes of the row groups of a file; ``None`` if only Spark reads the file correctly.
@@ -88,23 +99,30 @@ class ParquetReader(FileReader):
         """Return the rows of splits."""
         whole = [split for split in splits if split.groups is None]
         frames: list[DataFrame] = [super().load(whole)] if whole else []
-        tasks = [
-            task for split in splits if split.item and split.groups for task in self._tasks(split.item, *split.groups)
-        ]
-        frames += [
+        cut = [(split.item, split.groups) for split in splits if split.item and split.groups]
+        return functools.reduce(lambda frame, other: frame.unionAll(other), [*frames, *self._load_cut(cut)])
+
+    def _load_cut(self, cut: Sequence[tuple[Item, tuple[int, int]]]) -> list[DataFrame]:
+        if not cut:
+            return []
+        size = task_bytes(self.spark, [self.row_groups(item) or [] for item, _ in cut], [groups for _, groups in cut])
+        tasks = [task for item, groups in cut for task in self._tasks(item, *groups, size)]
+        return [
             load_row_groups(self.spark, group, self.selected_schema, self.listing.options)
             for group in _by_partition_columns(tasks)
         ]
-        return functools.reduce(lambda frame, other: frame.unionAll(other), frames)
 
-    def _tasks(self, item: Item, start: int, end: int) -> list[RowGroups]:
+    def _tasks(self, item: Item, start: int, end: int, size: int) -> list[RowGroups]:
         root = self.listing.root_of(item.name)
         groups = RowGroups(root, item.name, item.size_bytes, start, end, partition_values(root, item.name))
-        return list(cut_into_tasks(groups, self.row_groups(item) or []))
+        return list(cut_into_tasks(groups, self.row_groups(item) or [], size))
+
+    def _footer(self, item: Item) -> Any:
+        return read_footer(item.name, self.listing.root_of(item.name), item.size_bytes, self.listing.options)
 
     def _row_group_sizes(self, item: Item) -> list[int] | None:
         root = self.listing.root_of(item.name)
-        footer = read_footer(item.name, root, item.size_bytes, self.listing.options)
+        footer = self._footer(item)
         if self.format.options or not reads_like_spark(footer, self._stored_columns(root, item)):
             log.warning("Reading %s as a whole, because its types or options require Spark's reader", redact(item.name))
             return None
@@ -130,13 +148,21 @@ def load_row_groups(
 
     partitions = set(tasks[0].partition)
     # Partition values are texts in the names of directories; Spark casts them.
-    raw = StructType([StructField(f.name, StringType() if f.name in partitions else f.dataType) for f in schema.fields])
+    raw = StructType(
+        [
+            StructField(f.name, StringType() if f.name in partitions else readable_type(f.dataType))
+            for f in schema.fields
+        ]
+    )
     reader = RowGroupReader(HiddenOptions(options), arrow_schema(raw), _pack(tasks))
     frame = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(functools.partial(read_row_groups, reader), raw)
     columns = {f.name: quoted_column(f.name) for f in schema.fields}
+    # Like the reader of whole files, with the metadata of columns.
     return frame.select(
         [
-            columns[f.name].cast(f.dataType).alias(f.name) if f.name in partitions else columns[f.name]
+            (columns[f.name].cast(f.dataType) if f.name in partitions else columns[f.name]).alias(
+                f.name, metadata=f.metadata
+            )
             for f in schema.fields
         ]
     )
@@ -154,15 +180,27 @@ class RowGroups:
     partition: Mapping[str, str | None]
 
 
-def cut_into_tasks(groups: RowGroups, sizes: Sequence[int]) -> Iterator[RowGroups]:
+def task_bytes(spark: SparkSession, sizes: Sequence[Sequence[int]], groups: Sequence[tuple[int, int]]) -> int:
+    """
+    Return the size of a task with which the row groups of a job occupy all cores.
+
+    :param sizes: Sizes of all row groups of each file.
+    :param groups: Row groups of each file that are read.
+    """
+    total = sum(sum(of_file[start:end]) for of_file, (start, end) in zip(sizes, groups, strict=True))
+    return max(1, min(_TASK_BYTES, total // cores_of(spark)))
+
+
+def cut_into_tasks(groups: RowGroups, sizes: Sequence[int], limit: int = _TASK_BYTES) -> Iterator[RowGroups]:
     """
     Divide row groups among tasks; each task gets one large row group or several small ones.
 
     :param sizes: Sizes of all row groups of the file.
+    :param limit: Size of a task in bytes.
     """
     start, size = groups.start, 0
     for group in range(groups.start, groups.end):
-        if group > start and size + sizes[group] > _TASK_BYTES:
+        if group > start and size + sizes[group] > limit:
             yield _with_bounds(groups, start, group)
             start, size = group, 0
         size += sizes[group]
@@ -296,6 +334,13 @@ def group_sizes(metadata: Any) -> list[int]:
     """Return the compressed size of each row group."""
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
     return [sum(group.column(i).total_compressed_size for i in range(group.num_columns)) for group in groups]
+
+
+def rows_of_groups(metadata: Any, groups: tuple[int, int] | None) -> range:
+    """Return the numbers of the rows in row groups of a file; of all rows without groups."""
+    start, end = groups or (0, metadata.num_row_groups)
+    counts = [metadata.row_group(i).num_rows for i in range(end)]
+    return range(sum(counts[:start]), sum(counts))
 
 
 def _rows_per_batch(group: Any) -> int:

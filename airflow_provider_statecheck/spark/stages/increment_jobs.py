@@ -8,14 +8,12 @@ vertex. It returns the reports of the tasks.
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_statecheck.checkpoint.messages import AttemptRef
-from airflow_provider_statecheck.spark.driver.session import is_connect
 from airflow_provider_statecheck.spark.key_groups import SUBTASK_COLUMN, with_key_groups
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL, EMPTY_MESSAGE, KEY_GROUP
 from airflow_provider_statecheck.spark.stages.executor.task_control import (
@@ -32,7 +30,7 @@ from airflow_provider_statecheck.state.schemas import OperatorSchemas
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from airflow_provider_statecheck.spark.sinks.sink import Sink
 
@@ -220,66 +218,6 @@ def _schema_of(task: VertexTask) -> Any:
 
     schema = StructType() if task.is_last else spark_of_arrow(task.output_schema)
     return StructType([*schema.fields]).add(CONTROL, BinaryType(), True)
-
-
-class IncrementJobs:
-    """
-    Runs Spark jobs one after the other, under a job tag.
-
-    :param spark: The session.
-    """
-
-    def __init__(self, spark: SparkSession) -> None:
-        tag = f"statecheck-{uuid.uuid4().hex}"
-        self._tags: _SessionTag | _ContextTag = (
-            _SessionTag(spark, tag) if is_connect(spark) else _ContextTag(spark, tag)
-        )
-
-    def collect(self, frame: DataFrame) -> list[Any]:
-        """Run a job and return its rows; only this job of the thread has the tag."""
-        self._tags.add()
-        try:
-            return frame.collect()
-        finally:
-            self._tags.remove()
-
-    def cancel(self) -> None:
-        """Cancel the running job, if there is one; may be called from any thread."""
-        self._tags.cancel()
-
-
-class _SessionTag:
-    """A job tag of a Spark Connect session."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._spark = spark
-        self._tag = tag
-
-    def add(self) -> None:
-        self._spark.addTag(self._tag)
-
-    def remove(self) -> None:
-        self._spark.removeTag(self._tag)
-
-    def cancel(self) -> None:
-        self._spark.interruptTag(self._tag)
-
-
-class _ContextTag:
-    """A job tag of the Spark context; tags of a classic session are visible only to the thread that added them."""
-
-    def __init__(self, spark: SparkSession, tag: str) -> None:
-        self._context = spark.sparkContext
-        self._tag = tag
-
-    def add(self) -> None:
-        self._context.addJobTag(self._tag)
-
-    def remove(self) -> None:
-        self._context.removeJobTag(self._tag)
-
-    def cancel(self) -> None:
-        self._context.cancelJobsWithTag(self._tag)
 
 
 class Combining:

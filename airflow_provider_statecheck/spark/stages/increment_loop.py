@@ -21,9 +21,10 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import CheckpointDeclinedError, CoordinatorError, StoppedWithSavepointError
 from airflow_provider_statecheck.spark.attempt import CheckpointContent, StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import Pace
+from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
 from airflow_provider_statecheck.spark.stages.executor.elements import CONTROL
 from airflow_provider_statecheck.spark.stages.executor.task_control import SnapshotMoment, TaskReport
-from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs, IncrementTasks, increment_frame
+from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementTasks, increment_frame
 from airflow_provider_statecheck.spark.stages.planning import PlannedVertex
 from airflow_provider_statecheck.spark.stages.stage_state import SINK, STATE_KEY, StageStates, driver_state
 from airflow_provider_statecheck.spark.status_log import StageProgress
@@ -69,7 +70,7 @@ class IncrementLoop:
         enumerator: SplitEnumerator,
         vertices: Sequence[PlannedVertex],
         tasks: IncrementTasks,
-        jobs: IncrementJobs,
+        jobs: TaggedJobs,
         states: StageStates,
         commits: SinkCommits,
         pace: Pace,

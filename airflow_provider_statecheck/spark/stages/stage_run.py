@@ -22,9 +22,11 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import SnapshotSumm
 from airflow_provider_statecheck.exceptions import SourceRestartRequiredError
 from airflow_provider_statecheck.spark.attempt import StageAttempt
 from airflow_provider_statecheck.spark.costs.pacing import AutoInterval, FailureHistory, Pace
+from airflow_provider_statecheck.spark.driver.session import tasks_at_once
+from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
 from airflow_provider_statecheck.spark.restore import RestoredStage
 from airflow_provider_statecheck.spark.script import open_attempt
-from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementJobs, IncrementTasks
+from airflow_provider_statecheck.spark.stages.increment_jobs import Combining, IncrementTasks
 from airflow_provider_statecheck.spark.stages.increment_loop import (
     IncrementLoop,
     SinkCommits,
@@ -218,7 +220,7 @@ class StageRun:
                 enumerator,
                 planned,
                 tasks,
-                IncrementJobs(self._spark),
+                TaggedJobs(self._spark),
                 states,
                 commits,
                 self._pace(restored),
@@ -311,7 +313,7 @@ class StageRun:
         self, restored: RestoredStageState, planned: Sequence[PlannedVertex]
     ) -> tuple[StageStates, dict[str, Any]]:
         operators = [operator for vertex in planned for operator in vertex.operators]
-        settings, subtasks = self._settings, self._stage.parallelism or _default_parallelism(self._spark)
+        settings, subtasks = self._settings, self._stage.parallelism or tasks_at_once(self._spark)
         functions = restore_functions(
             restored,
             operators,
@@ -395,14 +397,6 @@ class StageRun:
 
     def _run_key(self) -> str:
         return self._attempt.registration.owner.run_key
-
-
-def _default_parallelism(spark: SparkSession) -> int:
-    from airflow_provider_statecheck.spark.driver.session import is_connect
-
-    if is_connect(spark):
-        return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return int(spark.sparkContext.defaultParallelism)
 
 
 def _warn_about_max_parallelism(subtasks: int, max_parallelism: int) -> None:

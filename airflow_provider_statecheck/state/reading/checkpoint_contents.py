@@ -19,7 +19,7 @@ from airflow_provider_statecheck.state.reading.summaries import type_text
 from airflow_provider_statecheck.state.schemas import StateSchema
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
 from airflow_provider_statecheck.state.source_items import SOURCE, decode_ledger, unpack_items
-from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import UNREADABLE, NamedSnapshot, named_snapshots
 from airflow_provider_statecheck.storage.snapshot_manifest import read_manifest
 from airflow_provider_statecheck.storage.state_codec import decode_state
 from airflow_provider_statecheck.storage.views.state_files import read_state
@@ -43,9 +43,13 @@ class SnapshotContent:
     """``spark`` for Spark's own writer, ``executors`` for Python on the executors."""
     written_at: datetime
     attempt: int
-    """Epoch of the attempt that wrote the snapshot."""
+    """Epoch of the attempt that wrote the snapshot, or its last part."""
     seconds: float
     """Time to compute and write the snapshot."""
+    parts: int = 0
+    """Number of finished parts of a step that is computed in parts; 0 for other steps."""
+    is_complete: bool = True
+    """Whether all parts are finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ class CheckpointContents:
     @property
     def snapshot_names(self) -> tuple[str, ...]:
         """Return the names of the snapshots, each once."""
-        return tuple(dict.fromkeys(each.name for each in self.checkpoint.document.snapshots))
+        return tuple(dict.fromkeys(each.name for each in self._snapshots))
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -145,7 +149,7 @@ class CheckpointContents:
         :raises CheckpointNotFoundError: if a manifest is missing.
         :raises StorageError: if the storage fails.
         """
-        return tuple(map(self._snapshot, self.checkpoint.document.snapshots))
+        return tuple(map(self._snapshot, self._snapshots))
 
     def finished_items(self) -> tuple[FinishedItems, ...]:
         """
@@ -219,8 +223,7 @@ class CheckpointContents:
         """
         reads = _LenientReads()
         snapshots = [
-            reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each))
-            for each in self.checkpoint.document.snapshots
+            reads.read("snapshot", partial(self._snapshot, each), None, _full_name(each)) for each in self._snapshots
         ]
         return ContentsListing(
             snapshots=tuple(each for each in snapshots if each is not None),
@@ -253,19 +256,25 @@ class CheckpointContents:
             has_items = isinstance(value, Mapping) and {"format", "listing", "progress"} <= value.keys()
             return {SOURCE: _finished_names(value)} if has_items else {}
 
-    def _snapshot(self, handle: SnapshotHandle) -> SnapshotContent:
-        manifest = read_manifest(self.checkpoint.storage, handle)
+    @property
+    def _snapshots(self) -> tuple[NamedSnapshot, ...]:
+        return named_snapshots(self.checkpoint.document.snapshots)
+
+    def _snapshot(self, snapshot: NamedSnapshot) -> SnapshotContent:
+        manifests = [read_manifest(self.checkpoint.storage, each) for each in snapshot.handles]
         return SnapshotContent(
-            name=handle.name,
-            scope=describe_scope(handle.scope),
-            rows=manifest.rows,
-            size_bytes=handle.size_bytes,
-            files=handle.files,
-            columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifest.schema_json)),
-            written_by=manifest.writer.value,
-            written_at=datetime.fromisoformat(handle.created_at),
-            attempt=handle.epoch,
-            seconds=handle.seconds,
+            name=snapshot.name,
+            scope=describe_scope(snapshot.scope),
+            rows=sum(manifest.rows for manifest in manifests),
+            size_bytes=snapshot.size_bytes,
+            files=snapshot.files,
+            columns=tuple((each.name, each.type_name) for each in dataframe_columns(manifests[0].schema_json)),
+            written_by=manifests[0].writer.value,
+            written_at=datetime.fromisoformat(snapshot.newest.created_at),
+            attempt=snapshot.newest.epoch,
+            seconds=snapshot.seconds,
+            parts=snapshot.parts,
+            is_complete=snapshot.is_complete,
         )
 
 
@@ -284,7 +293,7 @@ class _LenientReads:
             return default
 
 
-def _full_name(snapshot: SnapshotHandle) -> str:
+def _full_name(snapshot: NamedSnapshot) -> str:
     return "/".join(filter(None, (describe_scope(snapshot.scope), snapshot.name)))
 
 

@@ -17,7 +17,12 @@ from airflow_provider_statecheck.state.reading.dataframe_columns import (
     only_spark_reads,
 )
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    NamedSnapshot,
+    SnapshotHandle,
+    named_snapshots,
+)
 from airflow_provider_statecheck.storage.snapshot_manifest import SnapshotManifest, read_verified_manifest
 from airflow_provider_statecheck.storage.snapshot_pages import read_batches
 
@@ -60,16 +65,16 @@ def read_snapshot(
     return SnapshotReader(states.storage, find_snapshot(states.document, name, scope), columns).record_batches()
 
 
-def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = None) -> SnapshotHandle:
+def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = None) -> NamedSnapshot:
     """
     Return a snapshot of a checkpoint.
 
     :param name: Name of the snapshot.
     :param scope: Items of the loops around it, or ``""`` for none; by default any.
-    :raises UnknownStateError: if there is none; the message lists the snapshots.
+    :raises UnknownStateError: if there is none; the message lists the snapshots. Also if parts of it are missing.
     :raises InvalidConfigurationError: if several scopes have the name; the message lists them.
     """
-    named = [each for each in document.snapshots if each.name == name]
+    named = [each for each in named_snapshots(document.snapshots) if each.name == name]
     found = [each for each in named if scope in (None, describe_scope(each.scope))]
     if not found:
         raise _unknown(document, name, scope)
@@ -77,6 +82,12 @@ def find_snapshot(document: CheckpointDocument, name: str, scope: str | None = N
         scopes = _listed([repr(describe_scope(each.scope)) for each in found])
         raise InvalidConfigurationError(
             f"Expected the snapshot {name!r} in one scope, found it in {scopes}; set one as the scope."
+        )
+    if not found[0].is_complete:
+        raise UnknownStateError(
+            f"Expected all parts of the snapshot {name!r} in checkpoint {document.checkpoint_id} of job "
+            f"{document.job_name!r}, found {found[0].parts} of them, because the step was not finished; read it from a later "
+            f"checkpoint."
         )
     return found[0]
 
@@ -86,15 +97,15 @@ class SnapshotReader:
     Reads the rows of a snapshot.
 
     :param storage: Storage of the files.
-    :param handle: The snapshot.
+    :param snapshot: The snapshot.
     :param columns: Names of the columns to read, by default all.
     """
 
     def __init__(
-        self, storage: CheckpointStorage, handle: SnapshotHandle, columns: Sequence[str] | None = None
+        self, storage: CheckpointStorage, snapshot: NamedSnapshot, columns: Sequence[str] | None = None
     ) -> None:
         self._storage = storage
-        self._handle = handle
+        self._snapshot = snapshot
         self._names = columns
 
     @cached_property
@@ -106,14 +117,14 @@ class SnapshotReader:
         :raises CorruptStateError: if the snapshot was changed.
         :raises CheckpointNotFoundError: if its manifest is missing.
         """
-        known = dataframe_columns(self._manifest.schema_json)
+        known = dataframe_columns(next(iter(self._manifests.values())).schema_json)
         if self._names is None:
             return known
         names = [each.name for each in known]
         for name in self._names:
             if name not in names:
                 raise InvalidConfigurationError(
-                    f"Expected columns of the snapshot {self._handle.name!r}, found {name!r}; give some of "
+                    f"Expected columns of the snapshot {self._snapshot.name!r}, found {name!r}; give some of "
                     f"{', '.join(map(repr, names))}."
                 )
         return tuple(each for name in dict.fromkeys(self._names) for each in known if each.name == name)
@@ -140,11 +151,12 @@ class SnapshotReader:
         :raises StorageError: if the storage fails.
         """
         schema, stored = self.schema, [each.name_in_file for each in self.columns]
-        for file in self._manifest.files:
-            uri = f"{self._handle.uri}/{DATA_DIRECTORY}/{file.name}"
-            batches = read_batches(self._storage, uri, file, stored, wanted)
-            for batch in _only_arrow(batches, self._handle.name):
-                yield self._shown(batch, schema)
+        for handle, manifest in self._manifests.items():
+            for file in manifest.files:
+                uri = f"{handle.uri}/{DATA_DIRECTORY}/{file.name}"
+                batches = read_batches(self._storage, uri, file, stored, wanted)
+                for batch in _only_arrow(batches, self._snapshot.name):
+                    yield self._shown(batch, schema)
 
     def record_batches(self) -> Any:
         """Return the rows as a ``pyarrow.RecordBatchReader``; raises as :meth:`batches`, also while reading."""
@@ -166,8 +178,8 @@ class SnapshotReader:
                 raise only_spark_reads(column)
 
     @cached_property
-    def _manifest(self) -> SnapshotManifest:
-        return read_verified_manifest(self._storage, self._handle)
+    def _manifests(self) -> dict[SnapshotHandle, SnapshotManifest]:
+        return {handle: read_verified_manifest(self._storage, handle) for handle in self._snapshot.handles}
 
 
 def _only_arrow(batches: Iterator[Any], name: str) -> Iterator[Any]:
@@ -182,7 +194,9 @@ def _only_arrow(batches: Iterator[Any], name: str) -> Iterator[Any]:
 
 def _unknown(document: CheckpointDocument, name: str, scope: str | None) -> UnknownStateError:
     inside = f" in the scope {scope!r}" if scope is not None else ""
-    found = _listed([describe((each.scope, each.name)) for each in document.snapshots]) or "no snapshot"
+    found = (
+        _listed([describe((each.scope, each.name)) for each in named_snapshots(document.snapshots)]) or "no snapshot"
+    )
     return UnknownStateError(
         f"Expected a snapshot {name!r}{inside} in checkpoint {document.checkpoint_id} of job {document.job_name!r}, found "
         f"{found}."

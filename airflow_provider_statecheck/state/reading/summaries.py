@@ -22,9 +22,15 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import (
 from airflow_provider_statecheck.checkpoint.states.handles import ByteStreamStateHandle, OperatorState
 from airflow_provider_statecheck.exceptions import StateCheckError
 from airflow_provider_statecheck.state.loop_progress import Iterations, LoopProgress, describe
+from airflow_provider_statecheck.state.part_progress import PartedStep, PartProgress
 from airflow_provider_statecheck.state.schemas import OperatorSchemas, StateSchema, decode_schemas
 from airflow_provider_statecheck.state.serializers.serializer import describe as describe_type
-from airflow_provider_statecheck.storage.metadata_file import CheckpointDocument, InlineStateHandle, SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import (
+    CheckpointDocument,
+    InlineStateHandle,
+    NamedSnapshot,
+    named_snapshots,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +39,12 @@ def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
     """Return the figures of a checkpoint, from its metadata alone; ``None`` if they cannot be read."""
     try:
         values = document.state.value if isinstance(document.state, InlineStateHandle) else {}
+        parts = PartProgress(values.get("parts", ()))
         return SnapshotSummary(
-            steps=tuple(step_summary(handle, StepOutcome.HELD) for handle in document.snapshots),
+            steps=tuple(
+                step_summary(each, StepOutcome.HELD, parts.find((each.scope, each.name)))
+                for each in named_snapshots(document.snapshots)
+            ),
             loops=tuple(
                 loop_summaries(LoopProgress(values.get("loops", ())), Iterations(values.get("iterations", ())))
             ),
@@ -45,14 +55,21 @@ def summary_of(document: CheckpointDocument) -> SnapshotSummary | None:
         return None
 
 
-def step_summary(handle: SnapshotHandle, outcome: StepOutcome) -> StepSummary:
-    """Return the figures of a step with a snapshot."""
+def step_summary(snapshot: NamedSnapshot, outcome: StepOutcome, progress: PartedStep | None = None) -> StepSummary:
+    """
+    Return the figures of a step with a snapshot.
+
+    :param progress: Progress of a step that is computed in parts; ``None`` if it is unknown.
+    """
     return StepSummary(
-        name=describe((handle.scope, handle.name)),
+        name=describe((snapshot.scope, snapshot.name)),
         outcome=outcome.value,
-        seconds=handle.seconds,
-        size_bytes=handle.size_bytes,
-        rows=handle.rows,
+        seconds=snapshot.seconds,
+        size_bytes=snapshot.size_bytes,
+        rows=snapshot.rows,
+        parts=snapshot.parts,
+        share=1.0 if snapshot.is_complete else None if progress is None else progress.share,
+        bad_parts=0 if progress is None else len(progress.bad),
     )
 
 

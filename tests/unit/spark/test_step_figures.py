@@ -11,7 +11,7 @@ from airflow_provider_statecheck.checkpoint.snapshot_summary import LoopSummary,
 from airflow_provider_statecheck.spark.step_figures import StepFigures, figures_or_none
 from airflow_provider_statecheck.state.loop_progress import Iteration, Iterations, LoopProgress, Scope, StepKey
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
-from airflow_provider_statecheck.storage.metadata_file import SnapshotHandle
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot, SnapshotHandle
 from tests.unit.written_stage import WrittenStage
 
 DAYS: StepKey = ((), "days")
@@ -53,9 +53,9 @@ def outcomes(summary: SnapshotSummary | None) -> dict[str, str]:
 
 def test_each_step_is_shown_with_what_the_attempt_did_with_it() -> None:
     found = figures()
-    found.restored(handle("clicks", 400.0))
+    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
     found.skipped(((), "cheap"), 0.5)
-    found.computed(handle("sessions", 30.0))
+    found.computed(NamedSnapshot((handle("sessions", 30.0),)))
     live = [handle("clicks"), handle("sessions"), handle("later")]
     summary = found.of_checkpoint(live, 2.5)
     assert outcomes(summary) == {"later": "held", "clicks": "restored", "cheap": "skipped", "sessions": "computed"}
@@ -65,8 +65,8 @@ def test_each_step_is_shown_with_what_the_attempt_did_with_it() -> None:
 
 def test_a_restored_iteration_that_goes_on_is_computed_but_has_saved_its_time() -> None:
     found = figures()
-    found.restored(handle("ranks", 100.0))
-    found.computed(handle("ranks", 150.0))
+    found.restored(NamedSnapshot((handle("ranks", 100.0),)))
+    found.computed(NamedSnapshot((handle("ranks", 150.0),)))
     summary = found.of_checkpoint([handle("ranks")], 0.0)
     assert summary.steps == (StepSummary(name="ranks", outcome="computed", seconds=150.0, size_bytes=9, rows=3),)
     assert summary.seconds_saved == 100.0
@@ -78,7 +78,7 @@ def test_a_restored_iteration_that_goes_on_is_computed_but_has_saved_its_time() 
 def test_ten_thousand_steps_cost_no_more_than_some_hundred_and_none_is_lost_in_the_sums() -> None:
     found = figures()
     for i in range(10_000):
-        found.restored(handle("rows", 1.0, scope=(("days", str(i)),)))
+        found.restored(NamedSnapshot((handle("rows", 1.0, scope=(("days", str(i)),)),)))
     for summary in (found.of_checkpoint([], 0.0), found.of_restore()):
         assert summary is not None
         assert summary.steps[-1].name == "days[9999]/rows"
@@ -111,7 +111,7 @@ def test_the_time_of_restored_items_is_saved_and_that_of_new_items_is_not() -> N
     earlier.finish(DAYS, "2", 60.5)
     progress = LoopProgress(earlier.encode())
     found = figures(progress)
-    found.restored(handle("clicks", 400.0))
+    found.restored(NamedSnapshot((handle("clicks", 400.0),)))
     progress.finish(DAYS, "3", 30.0)
     summary, restored = found.of_checkpoint([], 0.0), found.of_restore()
     assert restored is not None
@@ -134,10 +134,10 @@ def test_restored_steps_are_reported_once_and_not_at_every_step() -> None:
     clock = Seconds()
     found = figures(clock=clock)
     assert not found.is_due(), "nothing was restored"
-    found.restored(handle("a"))
+    found.restored(NamedSnapshot((handle("a"),)))
     assert found.is_due()
     assert not found.is_due()
-    found.restored(handle("b"))
+    found.restored(NamedSnapshot((handle("b"),)))
     clock.now = 1.0
     assert not found.is_due(), "the next report follows after some seconds"
     clock.now = 6.0
@@ -150,7 +150,7 @@ def test_restored_loops_are_reported_even_without_a_restored_step() -> None:
 
 def test_an_attempt_that_restored_nothing_reports_nothing() -> None:
     found = figures()
-    found.computed(handle("a"))
+    found.computed(NamedSnapshot((handle("a"),)))
     assert found.of_restore() is None
 
 

@@ -86,7 +86,8 @@ class SqlReader:
             **self._position.encode(),
             "columns": self._columns.encode(),
             "finished": encode_observations(self._watch.finished),
-            "current": encode_observations(self._watch.current.values()),
+            # A copy: other threads observe the ranges that they read.
+            "current": encode_observations(list(self._watch.current.values())),
         }
 
 

@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_statecheck.exceptions import StorageError
-from airflow_provider_statecheck.spark.snapshots.live_snapshots import StoredSnapshot, find_damage
+from airflow_provider_statecheck.spark.snapshots.dataframes import StoredSnapshot
+from airflow_provider_statecheck.spark.snapshots.live_snapshots import find_damage
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.unit.written_stage import local_path, parquet

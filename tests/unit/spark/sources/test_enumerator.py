@@ -15,6 +15,8 @@ from airflow_provider_statecheck.spark.sources.enumerator import (
     Limits,
     SourceState,
     decode_source_state,
+    moved_pieces,
+    state_after,
 )
 from airflow_provider_statecheck.state.source_items import Item, Ledger
 from airflow_provider_statecheck.storage.state_codec import decode_state, encode_state
@@ -206,3 +208,87 @@ def test_a_damaged_state_is_refused(damage):
 
     with pytest.raises(CorruptStateError):
         decode_source_state({**state, **damage})
+
+
+@given(FILES, st.lists(st.tuples(st.integers(1, 60), st.integers(1, 4)), max_size=30), st.randoms())
+def test_state_after_increments_of_any_size_in_any_order_leaves_exactly_the_rest(files, sizes, random):
+    enumerator = enumerator_of(files, Limits())
+    listed = enumerator.snapshot()
+    planned = []
+    for amount, least in sizes:
+        enumerator.size_increments(amount, least)
+        increment = enumerator.next_increment()
+        if increment is None:
+            break
+        planned.append((enumerator.encode(increment), enumerator.load(increment)))
+    finished = random.sample(planned, random.randint(0, len(planned)))
+
+    state = decode_state(encode_state(state_after(listed, [pieces for pieces, _ in finished])))
+    rest = enumerator_of(files, Limits(), state)
+    left = [row for increment in iter(rest.next_increment, None) for row in rest.load(increment)]
+    assert sorted([*left, *(row for _, rows in finished for row in rows)]) == rows_of(files)
+
+
+@given(FILES, LIMITS, st.integers(1, 100), st.integers(1, 4))
+def test_a_size_that_is_set_later_stays_within_the_limits_of_the_user(files, limits, amount, least):
+    enumerator = enumerator_of(files, limits)
+    enumerator.size_increments(amount, least)
+    for increment in iter(enumerator.next_increment, None):
+        rows = enumerator.load(increment)
+        assert len({position for position, _ in rows}) <= (limits.items or 10**9)
+        if len(rows) > 1 and limits.size_bytes is not None:
+            pieces = {position for position, _ in rows}
+            assert len(pieces) == 1 or sum(files[i][g] for i, g in rows) <= max(limits.size_bytes, 30 * least)
+
+
+def test_an_increment_has_the_least_number_of_items_even_beyond_its_size():
+    enumerator = enumerator_of([[9], [9], [9], [9], [9]], Limits())
+    enumerator.size_increments(1, 2)
+    assert [len(each.splits) for each in iter(enumerator.next_increment, None)] == [2, 2, 1]
+
+
+def test_the_size_may_change_between_increments():
+    enumerator = enumerator_of([[1]] * 9, Limits())
+    enumerator.size_increments(2, 1)
+    first = enumerator.next_increment()
+    enumerator.size_increments(5, 1)
+    second = enumerator.next_increment()
+    assert (len(first.splits), len(second.splits)) == (2, 5)
+
+
+def test_items_without_sizes_are_counted_instead_of_bytes():
+    enumerator = enumerator_of([[0]] * 7, Limits(items=4))
+    enumerator.size_increments(3, 1)
+    first = enumerator.next_increment()
+    enumerator.size_increments(9, 1)
+    second = enumerator.next_increment()
+    assert (len(first.splits), len(second.splits)) == (3, 4)
+
+
+def test_the_finished_share_is_in_bytes_or_items():
+    enumerator = enumerator_of([[30], [10]], Limits(items=1))
+    enumerator.finish(enumerator.next_increment())
+    assert enumerator.finished_share == 0.75
+    unsized = enumerator_of([[0], [0]], Limits(items=1))
+    unsized.finish(unsized.next_increment())
+    assert unsized.finished_share == 0.5
+
+
+def test_pieces_follow_their_items_into_a_listing_that_lacks_some():
+    """A source may leave out items by its rules, and then counts the others from another number."""
+
+    def listed(*names):
+        items = tuple(Item.of(name, 4, "") for name in names)
+        return ItemEnumerator(SourceState(Ledger(items)), Limits(), RowGroupsRead([]), lambda _: [2, 2]).snapshot()
+
+    before, now = listed("a", "b", "c", "d"), listed("b", "d", "c")
+    whole, cut = [[1, 3]], [[3, 2, 0, 1, 2], [0, 1]]
+    assert moved_pieces(whole, before, now) == [[0, 1], [2, 3]]
+    assert moved_pieces(cut, before, now) == [[1, 2, 0, 1, 2]]
+    left = state_after(now, [moved_pieces(whole, before, now)])["progress"]
+    assert left["finished"] == [[0, 1], [2, 3]]
+
+
+def test_consecutive_items_are_encoded_as_a_range():
+    enumerator = enumerator_of([[1]] * 5, Limits())
+    assert enumerator.encode(enumerator.next_increment()) == [[0, 5]]

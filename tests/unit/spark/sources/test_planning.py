@@ -23,7 +23,7 @@ def ledger_of(files):
 
 
 def planned(files, limits, ledger=None):
-    return list(plan(ledger or ledger_of(files), limits, lambda i: files[i]))
+    return list(plan(ledger or ledger_of(files), lambda: limits, lambda i: files[i]))
 
 
 def read(files, pieces):
@@ -78,7 +78,7 @@ def test_row_groups_that_are_the_whole_file_are_a_whole_file():
 def test_a_file_that_cannot_be_cut_is_an_increment_of_its_own():
     ledger = ledger_of([[1], [50, 50], [1]])
 
-    found = list(plan(ledger, Limits(size_bytes=10), lambda _: None))
+    found = list(plan(ledger, lambda: Limits(size_bytes=10), lambda _: None))
 
     assert found == [(Piece(0, 1),), (Piece(1, 100),), (Piece(2, 1),)]
 
@@ -87,14 +87,14 @@ def test_footers_of_small_files_are_not_read():
     def refuse(position):
         raise AssertionError(position)
 
-    assert len(list(plan(ledger_of([[5], [5], [5]]), Limits(size_bytes=10), refuse))) == 2
+    assert len(list(plan(ledger_of([[5], [5], [5]]), lambda: Limits(size_bytes=10), refuse))) == 2
 
 
 def test_the_rest_of_a_file_that_cannot_be_cut_any_more_is_refused():
     ledger = Ledger(ledger_of([[1, 1]]).items, partial={0: Partial(Intervals.of([0]), 1)})
 
     with pytest.raises(InvalidConfigurationError, match="rest of f0"):
-        list(plan(ledger, Limits(), lambda _: None))
+        list(plan(ledger, Limits, lambda _: None))
 
 
 def test_ten_thousand_small_files_are_planned_without_looking_at_each_many_times():

@@ -22,6 +22,7 @@ from airflow_provider_statecheck.exceptions import (
 )
 from airflow_provider_statecheck.state.reading.snapshot_reader import SnapshotReader, read_snapshot
 from airflow_provider_statecheck.storage.filesystem import CheckpointStorage
+from airflow_provider_statecheck.storage.metadata_file import NamedSnapshot
 from airflow_provider_statecheck.storage.snapshot_manifest import build_manifest
 from tests.written_snapshots import SnapshotJob, data_files, flip, sales, spark_schema
 
@@ -198,12 +199,13 @@ def test_few_wanted_rows_are_read_without_the_rest_of_their_file(
         return original(uri, start, end)
 
     monkeypatch.setattr(job.storage, "read_range", counted)
-    assert next(SnapshotReader(job.storage, handle).batches(21)).column(0).to_pylist() == texts[:21]
+    assert next(SnapshotReader(job.storage, NamedSnapshot((handle,))).batches(21)).column(0).to_pylist() == texts[:21]
     assert sum(lengths) < handle.size_bytes / 3
 
 
 def test_wanted_rows_may_be_in_several_batches(job: SnapshotJob) -> None:
-    batches = SnapshotReader(job.storage, job.snapshot("sales", sales(50), files=2)).batches(21)
+    sold = NamedSnapshot((job.snapshot("sales", sales(50), files=2),))
+    batches = SnapshotReader(job.storage, sold).batches(21)
     assert [batch.num_rows for batch in batches] == [21, 21, 8] * 2
 
 

@@ -1,4 +1,4 @@
-"""A job of an increment that another thread cancels."""
+"""A job that another thread cancels."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_statecheck.spark.stages.increment_jobs import IncrementJobs
+from airflow_provider_statecheck.spark.driver.tagged_jobs import TaggedJobs
 
 LIMIT_SECONDS = 60.0
 
 
 @pytest.mark.spark
 def test_cancelled_job_ends_and_later_ones_run(spark: Any) -> None:
-    jobs, failures = IncrementJobs(spark), list[Exception]()
+    jobs, failures = TaggedJobs(spark), list[Exception]()
     endless = spark.range(10**15).selectExpr("sum(hash(id)) as sum")
 
     def run() -> None:

@@ -1,0 +1,1 @@
+"""Steps that are computed in parts: inputs, plans and their execution."""
