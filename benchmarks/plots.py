@@ -26,6 +26,7 @@ LIMITS = {
     "Q2": "FastAPI without any work",
     "R1": "the undisturbed job, and a start of Spark",
     "R2": "one Spark job, and the files that its first rows need",
+    "R3": "the undisturbed step, and a start of Spark",
     "S1": "Spark's own writer, the disk, and the object store",
     "U1": "FastAPI and the templates of the pages",
     "W1": "Arrow from Python to the JVM",

@@ -1,4 +1,4 @@
-"""Airflow installation for the Dags of R1, with the kill of a driver."""
+"""Airflow installation for the Dags of R1 and R3, with the kill of a driver."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
-from benchmarks.r1_marks import END, TRY, Mark, Moment, marks_in
+from benchmarks.r1_job import FILES, MARKS, OUTPUT
+from benchmarks.r1_marks import END, TRY, Mark, marks_in
 
 HERE = Path(__file__).parent
 FIRST_DAY = date(2026, 1, 1)
 SPARK_FILES = "spark"
 _PAUSE_SECONDS = 0.05
+
+
+class KillMoment(Protocol):
+    """Moment in a run at which its driver is killed."""
+
+    def is_over(self, file: Path) -> bool:
+        """Return whether a running program with this file of marks has passed the moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +64,18 @@ class PrivateAirflow:
     Airflow with a separate database.
 
     :param work: Folder for the database, the checkpoints and the output.
+    :param dags: Folder with the Dags.
     """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, dags: Path = HERE / "r1_dags") -> None:
         self._work = work
+        self._dags = dags
         self._runs = 0
         self._log = work / "airflow.log"
         work.mkdir(parents=True, exist_ok=True)
         self._finish(self._start("db", "migrate"))
 
-    def run(self, dag: str, files: Path, kill_at: Moment | None = None) -> Run:
+    def run(self, dag: str, files: Path, kill_at: KillMoment | None = None) -> Run:
         """
         Run a Dag until it ends.
 
@@ -78,7 +89,8 @@ class PrivateAirflow:
         folder.mkdir()
         marks, output = folder / "marks", folder / "output"
         day = FIRST_DAY + timedelta(days=self._runs)
-        process = self._start("dags", "test", dag, day.isoformat(), files=files, output=output, marks=marks)
+        places = {FILES: files, OUTPUT: output, MARKS: marks}
+        process = self._start("dags", "test", dag, day.isoformat(), places=places)
         try:
             if kill_at is not None:
                 self._kill_driver(process, kill_at, marks)
@@ -89,8 +101,8 @@ class PrivateAirflow:
             shutil.rmtree(self._work / folder_name, ignore_errors=True)
         return Run(marks_in(marks), output)
 
-    def _kill_driver(self, process: subprocess.Popen[bytes], moment: Moment, marks: Path) -> None:
-        while not moment.is_over(marks_in(marks)):
+    def _kill_driver(self, process: subprocess.Popen[bytes], moment: KillMoment, marks: Path) -> None:
+        while not moment.is_over(marks):
             if process.poll() is not None:
                 return
             time.sleep(_PAUSE_SECONDS)
@@ -101,7 +113,7 @@ class PrivateAirflow:
             raise RuntimeError(f"Expected one running driver at {moment}, found {found}; see {self._log}.")
         os.kill(found[0].pid, signal.SIGKILL)
 
-    def _start(self, *arguments: str, **places: Path) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: str, places: dict[str, Path] | None = None) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "airflow", *arguments],
@@ -109,7 +121,7 @@ class PrivateAirflow:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=self._environment() | {f"R1_{name.upper()}": str(place) for name, place in places.items()},
+                env=self._environment() | {name: str(place) for name, place in (places or {}).items()},
             )
 
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
@@ -126,7 +138,7 @@ class PrivateAirflow:
             "PYTHONPATH": str(HERE.parent),
             "PYSPARK_PYTHON": sys.executable,
             "AIRFLOW_HOME": str(self._work / "airflow"),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "r1_dags"),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__STATECHECK__CHECKPOINT_DIR": (self._work / "checkpoints").as_uri(),
             # A killed driver does not delete its shuffle files.

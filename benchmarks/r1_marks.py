@@ -27,10 +27,23 @@ def mark(file: str, name: str) -> None:
 
 def marks_in(file: Path) -> list[Mark]:
     """Return the marks recorded so far."""
+    return marks_after(file, 0)[0]
+
+
+def marks_after(file: Path, position: int) -> tuple[list[Mark], int]:
+    """
+    Return the marks after a position in the file, and the position after them.
+
+    :param file: File of marks.
+    :param position: Number of bytes, zero or what an earlier call returned.
+    """
     if not file.exists():
-        return []
-    # A line without a newline is incomplete.
-    return [Mark(**json.loads(line)) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [], position
+    with file.open("rb") as marks:
+        marks.seek(position)
+        # A line without a newline is incomplete.
+        lines = [line for line in marks.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    return [Mark(**json.loads(line)) for line in lines], position + sum(map(len, lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,6 @@ class Moment:
         last = [each for each in steps if each.at <= moment][-1]
         return cls(last.name, moment - last.at)
 
-    def is_over(self, marks: list[Mark]) -> bool:
+    def is_over(self, file: Path) -> bool:
         """Return whether a running program has passed this moment."""
-        return any(each.name == self.after and time.time() >= each.at + self.seconds for each in marks)
+        return any(each.name == self.after and time.time() >= each.at + self.seconds for each in marks_in(file))

@@ -28,6 +28,7 @@ from benchmarks import (
     q2_state_over_http,
     r1_retry,
     r2_restore,
+    r3_step,
     s1_snapshot,
     u1_job_list,
     w1_state_reader,
@@ -56,10 +57,11 @@ WORKLOADS: dict[str, Callable[..., list[Result]]] = {
     "Q2": q2_state_over_http.run,
     "R1": r1_retry.run,
     "R2": r2_restore.run,
+    "R3": r3_step.run,
     "U1": u1_job_list.run,
     "W1": w1_state_reader.run,
 }
-LONG_IF_SMALL = ("R1",)
+LONG_IF_SMALL = ("R1", "R3")
 """Workloads dominated by start times, which the quick run skips unless they are named."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -69,16 +71,22 @@ def test_everything_lies_within_the_scale() -> None:
     assert scale.x(1000.0) == plots.WIDTH - plots.RIGHT
 
 
-def test_the_moment_of_a_kill_is_told_from_the_mark_before_it() -> None:
+def test_the_moment_of_a_kill_is_told_from_the_mark_before_it(tmp_path: Path) -> None:
     undisturbed = [Mark("try", 0.0), Mark("begin", 10.0), Mark("one", 50.0), Mark("two", 90.0), Mark("end", 110.0)]
 
     moment = Moment.at(0.9, undisturbed)
 
     assert moment.after == "two"
     assert moment.seconds == pytest.approx(10.0)
-    assert moment.is_over([Mark("begin", 0.0), Mark("two", time.time() - 11.0)])
-    assert not moment.is_over([Mark("begin", 0.0), Mark("two", time.time())])
-    assert not moment.is_over([Mark("begin", 0.0)])
+    begun = Mark("begin", 0.0)
+    assert moment.is_over(_file_of(tmp_path / "over", begun, Mark("two", time.time() - 11.0)))
+    assert not moment.is_over(_file_of(tmp_path / "early", begun, Mark("two", time.time())))
+    assert not moment.is_over(_file_of(tmp_path / "earlier", begun))
+
+
+def _file_of(file: Path, *marks: Mark) -> Path:
+    file.write_text("".join(f"{json.dumps(asdict(each))}\n" for each in marks))
+    return file
 
 
 def test_a_mark_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
