@@ -103,7 +103,6 @@ class _Part:
     increment: Increment
     pieces: Pieces
     amount: int
-    begin: float
 
 
 class PartJobs:
@@ -182,7 +181,7 @@ class PartJobs:
 
     def write_empty(self, frame: DataFrame) -> None:
         """Write the result for an input without rows as one part."""
-        part = _Part(Increment(1, ()), [], 0, self._clock())
+        part = _Part(Increment(1, ()), [], 0)
         self._finished(part, self._write(part, self._builder.frame(frame)))
 
     def save(self, *, is_end: bool = False) -> None:
@@ -210,7 +209,7 @@ class PartJobs:
             if increment is None:
                 return
             pieces = self._enumerator.encode(increment)
-            part = _Part(increment, pieces, self._unit.amount_of(increment), self._clock())
+            part = _Part(increment, pieces, self._unit.amount_of(increment))
             start(part, self._builder.frame(self._enumerator.load(increment)))
 
     @contextmanager
@@ -265,7 +264,7 @@ class PartJobs:
         parted = self.parted.with_part(part.increment.number, part.pieces, self._enumerator.finished_share)
         self._record(replace(parted, listed=listed))
         self.write_seconds += self._steps.count_part(self._step, added, wall)
-        self._sizes.observe(part.amount, now - part.begin, wall)
+        self._sizes.observe(part.amount, wall)
         self._is_unsaved = True
         self.progress.advance(part.amount, live.handle.rows or 0, details=self._details())
 

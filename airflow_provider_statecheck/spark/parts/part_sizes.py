@@ -19,8 +19,9 @@ class PartSizes:
     """
     Chooses the amount of input of each part.
 
-    The time of a part is the checkpoint interval, a twentieth of the estimated time of the step, or a minute, whichever
-    is the least, but at least three seconds.
+    The time of the step that a part takes is the checkpoint interval, a twentieth of the estimated time of the step, or a
+    minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs beside
+    it.
 
     :param total: Amount of all input that is left: bytes, or items if their sizes are unknown.
     :param is_bytes: Whether amounts are in bytes.
@@ -34,18 +35,15 @@ class PartSizes:
         self.amount = max(1, min(first, _FIRST_BYTES) if is_bytes else first)
         """Amount of the next part."""
         self._rate = SmoothedRate(_WINDOW_SECONDS)
-        self._wall_rate = SmoothedRate(_WINDOW_SECONDS)
 
-    def observe(self, amount: int, seconds: float, wall_seconds: float) -> None:
+    def observe(self, amount: int, seconds: float) -> None:
         """
         Adapt the size to a finished part.
 
         :param amount: Amount of the part.
-        :param seconds: Duration of its Spark job, during which another part ran too.
-        :param wall_seconds: Time since the part before it had finished.
+        :param seconds: Time since the part before it had finished.
         """
         self._rate.observe(amount, seconds)
-        self._wall_rate.observe(amount, wall_seconds)
         if self._rate.per_second > 0:
             wanted = self._rate.per_second * self.wanted_seconds
             # A part may be larger than its amount, because it has a file or row group for each core.
@@ -53,8 +51,8 @@ class PartSizes:
 
     @property
     def wanted_seconds(self) -> float:
-        """Return the wanted duration of a part."""
-        if not self._wall_rate.per_second:
+        """Return the wanted time of a part."""
+        if not self._rate.per_second:
             return SHORTEST_SECONDS
-        estimate = self._total / self._wall_rate.per_second
+        estimate = self._total / self._rate.per_second
         return max(SHORTEST_SECONDS, min(self._longest, estimate / _PARTS_OF_A_STEP))

@@ -13,15 +13,15 @@ MIB = 1024 * 1024
 
 
 def sizes_after(total: int, rate: float, parts: int, interval: float | None = None) -> tuple[PartSizes, list[float]]:
-    """Run parts of which two share the cores, and return the sizes with the duration of each part."""
+    """Run parts at a constant rate, and return the sizes with the time of each part."""
     sizes, durations, left = PartSizes(total, is_bytes=True, interval_seconds=interval), list[float](), total
     for _ in range(parts):
         amount = min(sizes.amount, left)
         if not amount:
             break
         left -= amount
-        durations.append(2 * amount / rate)
-        sizes.observe(amount, 2 * amount / rate, amount / rate)
+        durations.append(amount / rate)
+        sizes.observe(amount, amount / rate)
     return sizes, durations
 
 
@@ -54,6 +54,6 @@ def test_the_first_parts_are_small_and_grow_at_most_fourfold():
 def test_a_part_is_never_empty_whatever_was_measured(total, is_bytes, measured):
     sizes = PartSizes(total, is_bytes=is_bytes, interval_seconds=None)
     for amount, seconds in measured:
-        sizes.observe(amount, seconds, seconds / 2)
+        sizes.observe(amount, seconds)
         assert sizes.amount >= 1
         assert SHORTEST_SECONDS <= sizes.wanted_seconds <= LONGEST_SECONDS
