@@ -67,20 +67,25 @@ def tasks_at_once(spark: SparkSession) -> int:
 
 def cores_of(spark: SparkSession) -> int:
     """
-    Return the number of tasks that a session runs at once.
+    Return the number of tasks that a session runs at once, as far as its settings tell.
 
-    Over Spark Connect it follows from the settings of the server, and is assumed to be 8 if they do not tell.
+    Otherwise it is the default parallelism, and over Spark Connect, where a client does not know that, 8.
     """
-    if not is_connect(spark):
-        return int(spark.sparkContext.defaultParallelism)
+    found = _configured_cores(spark)
+    if found is not None:
+        return found
+    return _ASSUMED_CORES if is_connect(spark) else int(spark.sparkContext.defaultParallelism)
+
+
+def _configured_cores(spark: SparkSession) -> int | None:
     local = _LOCAL_MASTER.fullmatch(str(spark.conf.get("spark.master", "")))
     if local is not None:
         return int(local.group(1))
-    instances, each = (spark.conf.get(name, "") for name in ("spark.executor.instances", "spark.executor.cores"))
-    in_all = spark.conf.get("spark.cores.max", "")
+    in_all = spark.conf.get("spark.cores.max", None)
     if in_all:
         return int(in_all)
-    return int(instances) * int(each) if instances and each else _ASSUMED_CORES
+    instances, each = (spark.conf.get(name, None) for name in ("spark.executor.instances", "spark.executor.cores"))
+    return int(instances) * int(each) if instances and each else None
 
 
 def runs_in_this_process(spark: Any) -> bool:

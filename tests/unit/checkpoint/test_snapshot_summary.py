@@ -124,3 +124,18 @@ def test_what_an_older_version_did_not_write_has_its_default() -> None:
     assert SnapshotSummary.of({}) == SnapshotSummary()
     step = {each.name: "a" for each in fields(StepSummary)[:2]}
     assert SnapshotSummary.of({"steps": [step]}) == SnapshotSummary(steps=(StepSummary(name="a", outcome="a"),))
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (StepSummary(name="raw", outcome="computed"), ""),
+        (StepSummary(name="raw", outcome="computed", parts=1, share=0.029), "1 part, 2 %"),
+        (StepSummary(name="raw", outcome="held", parts=7, share=None), "7 parts"),
+        (StepSummary(name="raw", outcome="computed", parts=7, share=0.999), "7 parts, 99 %"),
+        (StepSummary(name="raw", outcome="restored", parts=7), "7 parts"),
+        (StepSummary(name="raw", outcome="computed", parts=6, share=0.9, bad_parts=2), "6 parts, 90 %, 2 failed"),
+    ],
+)
+def test_the_progress_of_a_step_in_parts_is_never_rounded_up(step: StepSummary, text: str) -> None:
+    assert step.parts_text == text

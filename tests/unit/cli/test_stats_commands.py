@@ -137,6 +137,7 @@ def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: W
         steps=(
             StepSummary(name="raw", outcome="restored", seconds=60.0, size_bytes=2048, rows=10),
             StepSummary(name="sessions", outcome="computed", seconds=2.5),
+            StepSummary(name="scored", outcome="computed", parts=12, share=0.61),
         ),
         loops=(
             LoopSummary(name="days", finished=3, total=5, seconds=7.5),
@@ -152,6 +153,7 @@ def test_one_checkpoint_is_told_with_its_steps_loops_sources_and_states(stage: W
     assert [tuple(row.values()) for row in rows(outcome)] == [
         ("step", "raw", "restored", 60.0, 60.0, 10, 2048),
         ("step", "sessions", "computed", 2.5, 0.0, None, 0),
+        ("step", "scored", "computed, 12 parts, 61 %", 0.0, 0.0, None, 0),
         ("loop", "days", "3 of 5 items finished", 7.5, None, None, None),
         ("loop", "ranks", "4 iterations finished", 0.0, None, None, None),
         ("source", "orders", "1 of 2 splits read", None, None, None, None),

@@ -75,6 +75,14 @@ def test_a_checkpoint_is_shown_with_what_it_holds(site: Site, job: MadeJob, plac
     }
 
 
+def test_a_step_in_parts_is_shown_with_its_progress(site: Site) -> None:
+    job = site.job().begin()
+    parted = StepSummary(name="scored", outcome="computed", parts=12, share=0.617, bad_parts=1)
+    job.checkpoint(summary=SnapshotSummary(steps=(parted,)))
+    page = site.read(f"/jobs/{job.attempt.job_id}/checkpoints/1")
+    assert tables(page, "checkpoint")["Steps"][0]["Outcome"] == "+ computed 12 parts, 61 %, 1 failed"
+
+
 def test_what_an_attempt_restored_is_shown_with_the_time_saved(site: Site, job: MadeJob) -> None:
     job.end()
     job.begin().restore(SUMMARY)
