@@ -20,8 +20,8 @@ class PartSizes:
     Chooses the amount of input of each part.
 
     The time of the step that a part takes is the checkpoint interval, a twentieth of the estimated time of the step, or a
-    minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs beside
-    it.
+    minute, whichever is the least, but at least three seconds. Its Spark job takes longer, because another one runs at the
+    same time.
 
     :param total: Amount of all input that is left: bytes, or items if their sizes are unknown.
     :param is_bytes: Whether amounts are in bytes.
