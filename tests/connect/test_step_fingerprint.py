@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_statecheck.spark.fingerprints.step import step_fingerprint
-from tests.connect.conftest import connect
 from tests.connect_server import ConnectServer
 
 STEPS = """
@@ -105,8 +104,7 @@ def test_computing_it_does_not_change_the_plan(spark) -> None:
     assert str(frame._plan.to_proto(spark.client)) == before
 
 
-def test_the_number_of_parts_of_a_parent_does_not_matter(server: ConnectServer, tmp_path: Path) -> None:
-    spark = connect(server.url)
+def test_the_number_of_parts_of_a_parent_does_not_matter(spark: Any, tmp_path: Path) -> None:
     paths = [f"file://{tmp_path}/{part}" for part in range(3)]
 
     def child(count: int, identity: str = "p1") -> str:

@@ -181,6 +181,7 @@ def test_the_stage_leaves_what_these_tests_damage(stage):
         "values",
         "loops",
         "iterations",
+        "parts",
         "auto",
         "writes",
         "run",

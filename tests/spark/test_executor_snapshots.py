@@ -216,7 +216,7 @@ class TestFingerprints:
         whole = frames.read(spark, uri_of(storage), manifest)
         monkeypatch.setattr(executor_io, "_MIN_TASK_BYTES", 1)
         shared = frames.read(spark, uri_of(storage), manifest)
-        assert (whole.rdd.getNumPartitions(), shared.rdd.getNumPartitions()) == (1, 8)
+        assert (whole.rdd.getNumPartitions(), shared.rdd.getNumPartitions()) == (2, 8)
         assert fingerprint(whole, known) == fingerprint(shared, known)
 
     def test_how_this_package_reads_does_not_count(self, spark, frames, storage, fingerprint, monkeypatch):
