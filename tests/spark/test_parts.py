@@ -406,7 +406,10 @@ def test_step_that_is_resumed_with_other_code_keeps_its_parts_in_the_tries_after
     def changed(checkpoint: StageContext) -> DataFrame:
         score = scoring.__call__
         return checkpoint.snapshot(
-            "scored", lambda rows: rows.where("number >= 0").mapInPandas(score, SCHEMA), over=over
+            "scored",
+            lambda rows: rows.where("number >= 0").mapInPandas(score, SCHEMA),
+            over=over,
+            on_bad_part="quarantine",
         )
 
     scoring.bad.write_text("27")

@@ -317,16 +317,20 @@ class Limits:
     size_bytes: int | None = None
     items: int | None = None
     row_groups: int | None = None
+    target_bytes: int | None = None
+    """Size that ends the increment once it has ``least`` items or row groups."""
     least: int = 0
-    """Number of items or row groups up to which ``size_bytes`` is no limit."""
+
+    @property
+    def sought_bytes(self) -> int | None:
+        """The smaller one of the limit and the target."""
+        return min((size for size in (self.size_bytes, self.target_bytes) if size is not None), default=None)
 
     def within(self, amount: int, least: int, *, is_bytes: bool) -> Limits:
         """Return the limits for an amount, in bytes or items, that does not exceed them."""
         if not is_bytes:
             return replace(self, items=min(max(amount, least), self.items or max(amount, least)))
-        if self.size_bytes is not None and self.size_bytes < amount:
-            return self
-        return replace(self, size_bytes=amount, least=least)
+        return replace(self, target_bytes=amount, least=least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +392,8 @@ class _Increment:
         return tuple(_as_item_if_complete(piece) for piece in merged)
 
     def _exceeds_size(self, piece: Piece) -> bool:
-        is_enough = len(self.pieces) >= self._limits.least
-        return is_enough and _exceeds(self._size_bytes + piece.size_bytes, self._limits.size_bytes)
+        size, is_enough = self._size_bytes + piece.size_bytes, len(self.pieces) >= self._limits.least
+        return _exceeds(size, self._limits.size_bytes) or (is_enough and _exceeds(size, self._limits.target_bytes))
 
     def _is_new_item(self, piece: Piece) -> bool:
         return not self.pieces or self.pieces[-1].position != piece.position
@@ -425,7 +429,8 @@ def _require_no_progress(ledger: Ledger, position: int) -> None:
 
 def _is_large(size_bytes: int, limits: Limits) -> bool:
     # Spark reads whole files much faster than PyArrow reads row groups.
-    return limits.size_bytes is not None and size_bytes > 2 * limits.size_bytes
+    sought = limits.sought_bytes
+    return sought is not None and size_bytes > 2 * sought
 
 
 def _exceeds(found: int, limit: int | None) -> bool:

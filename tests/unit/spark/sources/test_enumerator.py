@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from airflow_provider_statecheck.exceptions import CorruptStateError, InvalidConfigurationError
 from airflow_provider_statecheck.spark.sources.enumerator import (
@@ -230,6 +230,7 @@ def test_state_after_increments_of_any_size_in_any_order_leaves_exactly_the_rest
 
 
 @given(FILES, LIMITS, st.integers(1, 100), st.integers(1, 4))
+@example(files=[[7], [1, 23, 30]], limits=Limits(size_bytes=27), amount=27, least=2)
 def test_a_size_that_is_set_later_stays_within_the_limits_of_the_user(files, limits, amount, least):
     enumerator = enumerator_of(files, limits)
     enumerator.size_increments(amount, least)
@@ -238,7 +239,7 @@ def test_a_size_that_is_set_later_stays_within_the_limits_of_the_user(files, lim
         assert len({position for position, _ in rows}) <= (limits.items or 10**9)
         if len(rows) > 1 and limits.size_bytes is not None:
             pieces = {position for position, _ in rows}
-            assert len(pieces) == 1 or sum(files[i][g] for i, g in rows) <= max(limits.size_bytes, 30 * least)
+            assert len(pieces) == 1 or sum(files[i][g] for i, g in rows) <= limits.size_bytes
 
 
 def test_an_increment_has_the_least_number_of_items_even_beyond_its_size():
